@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from fedpriv.errors import InputError
@@ -33,16 +42,40 @@ __all__ = [
     "load_experiment",
 ]
 
-# The upper bounds are far beyond use; they keep numbers inside float32 and loops finite.
-Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
 
-# The settings of one mechanism exclude each other: one of these says how much noise there is.
+def _not_bool(value: Any) -> Any:
+    """Python takes true for 1; a person who writes true where a number belongs does not mean that."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuse a list that names something twice."""
+    twice = [value for number, value in enumerate(values) if value in values[:number]]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice")
+    return values
+
+
+Integer = Annotated[int, BeforeValidator(_not_bool)]
+Real = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
+# The bounds are far beyond use; they keep numbers inside float32 and loops finite.
+Positive = Annotated[Real, Field(gt=0, le=1e9)]
+NonNegative = Annotated[Real, Field(ge=0)]
+Momentum = Annotated[Real, Field(ge=0, lt=1)]
+Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
+Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
+
+MOST_KAPPA = 1e7
+
+# The noise of each mechanism, in its own term.
+NOISE_PARAMETER = {"none": None, "gaussian": "sigma", "laplace": "scale", "vmf": "kappa", "hgm": "sigma"}
+
+# These exclude each other: one of them says how much noise a mechanism makes.
 NOISE_KEYS = {
-    "none": (),
-    "gaussian": ("epsilon", "sigma"),
-    "vmf": ("epsilon", "kappa"),
+    name: () if parameter is None else ("epsilon", parameter, "target_epsilon")
+    for name, parameter in NOISE_PARAMETER.items()
 }
 
 
@@ -105,7 +138,7 @@ class FederationConfig(_Section):
     server_learning_rate: Positive | None = Field(
         None, description="unset: training.learning_rate for fedsgd, 1 for fedavg"
     )
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of the server's SGD")
+    server_momentum: Momentum = Field(0.0, description="of the server's SGD")
     round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
 
     @model_validator(mode="after")
@@ -124,7 +157,7 @@ class TrainingConfig(_Section):
     batch_size: Count = Field(32, description="examples in a batch (expected number, for poisson)")
     learning_rate: Positive = Field(0.1, description="of the local optimiser (fedavg) or of the server's step (fedsgd)")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, for fedavg")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of the local SGD, for fedavg")
+    momentum: Momentum = Field(0.0, description="of the local SGD, for fedavg")
     local_epochs: Count = Field(1, description="passes over the client's data a round, for fedavg")
     sampling: Literal["shuffled", "fixed", "poisson"] = Field(
         "shuffled",
@@ -135,30 +168,104 @@ class TrainingConfig(_Section):
 class MechanismConfig(_Section):
     """What protects the uploads. Keys that the named mechanism does not read are ignored."""
 
-    name: Literal["none", "gaussian", "vmf"] = Field("none", description="privacy mechanism")
+    name: Literal["none", "gaussian", "laplace", "vmf", "hgm"] = Field("none", description="privacy mechanism")
     unit: Literal["example", "update"] = Field(
         "example", description="example: noise per example's gradient; update: once on the client's whole update"
     )
-    epsilon: Positive | None = Field(
+    epsilon: Epsilon | None = Field(
         None,
-        description="vmf: the paper's nominal epsilon, 2 kappa; gaussian: the whole run's target at delta",
+        description="nominal: vmf: the paper's, 2 kappa; laplace: of one participation, 1 / scale; gaussian, hgm: the "
+        "whole run's at delta, on updates each upload's own, by calibration",
     )
-    kappa: NonNegative | None = Field(None, le=1e7, description="vmf: concentration; small: more noise")
-    sigma: Positive | None = Field(None, description="gaussian: noise standard deviation over clip_norm")
-    clip_norm: Positive = Field(
-        1.0, description="gaussian: bound of a gradient's norm; vmf on updates: their public length"
+    target_epsilon: Epsilon | None = Field(
+        None, description="proven for each client's whole run at delta; the noise is calibrated"
     )
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of every (epsilon, delta) statement")
-    blocks: Literal["whole", "layer"] = Field("whole", description="vmf: one draw for the gradient or one a tensor")
+    kappa: Annotated[NonNegative, Field(le=MOST_KAPPA)] | None = Field(
+        None, description="vmf: concentration; small: more noise"
+    )
+    sigma: Annotated[Real, Field(ge=1e-9, le=1e12)] | None = Field(
+        None, description="gaussian, hgm: noise standard deviation over clip_norm"
+    )
+    scale: Annotated[Real, Field(ge=1e-9, le=1e12)] | None = Field(
+        None, description="laplace: noise scale over clip_norm"
+    )
+    calibration: Literal["analytic", "extended", "classic"] = Field(
+        "analytic", description="gaussian, hgm on updates: from epsilon to sigma; classic: epsilon <= 1 only"
+    )
+    clip_norm: Annotated[Real, Field(ge=1e-9, le=1e9)] = Field(
+        1.0,
+        description="bound of a gradient's norm: gaussian L2, laplace L1, hgm |x / sqrt(K r)|; vmf on updates: their "
+        "public length",
+    )
+    clipping: Literal["flat", "layer"] = Field(
+        "flat", description="gaussian: the whole gradient, or each of m tensors to clip_norm / sqrt(m)"
+    )
+    delta: Annotated[Real, Field(gt=0, lt=1)] = Field(1e-5, description="delta of every (epsilon, delta) statement")
+    blocks: str = Field(
+        "whole", description="vmf: one draw for the gradient, one a tensor (layer), or one each D numbers (size:D)"
+    )
+    redistribution: Literal["uniform", "layer", "public"] = Field(
+        "uniform", description="hgm: r, the shares of the noise power: even, even over tensors, or from public images"
+    )
+    inflation: Annotated[Real, Field(gt=0, le=100)] = Field(
+        1.0, description="hgm, public: power of the sensitivities that the shares follow; large: more uneven"
+    )
+    public_examples: Count = Field(64, description="hgm, public: test images that the shares are computed from")
+
+    @field_validator("blocks")
+    @classmethod
+    def _block_size(cls, blocks: str) -> str:
+        if blocks not in ("whole", "layer") and not re.fullmatch(r"size:[1-9][0-9]{0,11}", blocks):
+            raise ValueError("allowed: whole, layer, or size:D with a whole number D of 1 or more, such as size:256")
+        return blocks
 
     @model_validator(mode="after")
     def _one_noise_parameter(self) -> Self:
         keys = NOISE_KEYS[self.name]
         given = [key for key in keys if getattr(self, key) is not None]
-        if keys and len(given) != 1:
-            what = f"both {' and '.join(given)} are set" if given else "none is set"
-            raise ValueError(f"{self.name} needs exactly one of {' or '.join(keys)}; {what}")
+        if not keys or len(given) == 1:
+            return self
+        what = "none is set"
+        if given:
+            what = f"{'both ' if len(given) == 2 else ''}{_enumerated(given, 'and')} are set"
+        if len(given) > 1 and "target_epsilon" in given:
+            what += "; to stop clients when they reach a target, set federation.target_epsilon"
+        raise ValueError(f"{self.name} needs exactly one of {_enumerated(keys, 'or')}; {what}")
+
+    @model_validator(mode="after")
+    def _epsilon_fits(self) -> Self:
+        if self.epsilon is None:
+            return self
+        if self.name == "vmf" and self.epsilon > 2 * MOST_KAPPA:
+            raise ValueError(
+                f"epsilon = {self.epsilon:g}: vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa"
+            )
+        calibrated = self.name in ("gaussian", "hgm") and self.unit == "update"
+        if calibrated and self.calibration == "classic" and self.epsilon > 1:
+            raise ValueError(
+                f"calibration = 'classic' is proven for epsilon <= 1, not for epsilon = {self.epsilon:g}; "
+                "use analytic or extended"
+            )
         return self
+
+    @property
+    def noise(self) -> float | None:
+        """The noise in the mechanism's own term (sigma, scale or kappa); ``None``: unset, or no mechanism."""
+        parameter = NOISE_PARAMETER[self.name]
+        noise: float | None = None if parameter is None else getattr(self, parameter)
+        return noise
+
+    def with_noise(self, noise: float) -> "MechanismConfig":
+        """Return these settings with the noise itself (sigma, scale or kappa) in place of any target.
+
+        Raises:
+            ValueError: the mechanism makes no noise, or the number is out of range.
+        """
+        parameter = NOISE_PARAMETER[self.name]
+        if parameter is None:
+            raise ValueError(f"mechanism.name = {self.name!r} makes no noise")
+        every = {key: None for keys in NOISE_KEYS.values() for key in keys}
+        return MechanismConfig.model_validate({**self.model_dump(), **every, parameter: noise})
 
 
 class DlgConfig(_Section):
@@ -183,13 +290,15 @@ class AdversaryConfig(_Section):
     threat_model: Literal["honest-but-curious-server"] = Field(
         "honest-but-curious-server", description="what the adversary sees"
     )
-    attacks: tuple[Literal["dlg", "iga"], ...] = Field(
+    attacks: Annotated[tuple[Literal["dlg", "iga"], ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
-    rounds: tuple[Count, ...] = Field((1,), description="rounds whose uploads are attacked, counted from 1")
+    rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
+        (1,), description="rounds whose uploads are attacked, counted from 1"
+    )
     victims: Count = Field(4, description="uploads attacked in each of these rounds, lowest client first")
     counterfactual: bool = Field(True, description="also attack what the client would have sent without the mechanism")
-    success_ssim: Annotated[float, Field(gt=0, le=1)] = Field(
+    success_ssim: Annotated[Real, Field(gt=0, le=1)] = Field(
         0.6, description="an image counts as recovered from this SSIM on, if it also beats the guess"
     )
     dlg: DlgConfig = Field(default_factory=lambda: DlgConfig())
@@ -203,8 +312,15 @@ class EngineConfig(_Section):
         "auto", description="auto: ray with a GPU or an address, else inline"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: cuda, else cpu")
-    threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+    threads: Annotated[Integer, Field(ge=1, le=1024)] = Field(
         1, description="CPU threads of client, server and attack; part of what makes runs repeat"
+    )
+    precision: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32",
+        description="of model and gradients; bfloat16: forward and backward only, parameters and uploads stay float32",
+    )
+    gradient_memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        256, description="MiB that computing per-example gradients may take beside their result"
     )
     cpus_per_client: Positive = Field(1.0, description="Ray's share of CPUs for one client")
     gpus_per_client: NonNegative = Field(0.0, description="Ray's share of a GPU for one client")
@@ -224,7 +340,7 @@ class Experiment(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         "experiment", description="names the run"
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="every random choice derives from it")
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = Field(0, description="every random choice derives from it")
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     federation: FederationConfig = Field(default_factory=lambda: FederationConfig())
@@ -318,11 +434,14 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
     if not separator or not all(keys):
         raise InputError(f"--set {text}: expected key=value, such as mechanism.epsilon=50")
     try:
-        return keys, tomllib.loads(f"value = {value}")["value"]
+        tree = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return keys, value.strip()
     except (ValueError, RecursionError):
         raise InputError(f"--set {key}: the value is too long or too deep") from None
+    if len(tree) > 1:
+        raise InputError(f"--set {key}: one value is wanted; set {list(tree)[1]} on its own")
+    return keys, tree["value"]
 
 
 def _validate(tree: dict[str, Any], source: str) -> Experiment:
@@ -373,6 +492,11 @@ def _keys_at(location: list[str]) -> list[str]:
         annotation = model.model_fields[part].annotation
         model = next(kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
     return list(model.model_fields)
+
+
+def _enumerated(words: Sequence[str], last: str) -> str:
+    """Words as a person lists them: a, b or c."""
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def _suggest(word: str, known: Sequence[str], *, else_known: bool = True) -> str:
