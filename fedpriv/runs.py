@@ -6,10 +6,11 @@ the last checkpoint on resume. A kill at any moment leaves a folder that can be 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -17,7 +18,12 @@ from torch import Tensor
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
 
-__all__ = ["Checkpoint", "Failure", "RoundRecord", "RunFolder"]
+__all__ = ["FINITE", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
+
+T = TypeVar("T")
+
+FINITE = ConfigDict(allow_inf_nan=False)
+"""Of records read from JSON: numbers that are not finite are no JSON, and whoever wrote one by mistake is told."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,11 @@ class RoundRecord:
         seconds: wall time of the round, evaluation included.
         bytes_up: bytes of the uploads.
         bytes_down: bytes of the parameters sent out.
+        epsilon: proven for the worst client after this round, by the cheap accounting of a run that goes on; ``None``
+            where nothing is proven, and in folders of versions that did not write it.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
 
     round: int
     loss: float
@@ -53,14 +63,37 @@ class RoundRecord:
     seconds: float
     bytes_up: int
     bytes_down: int
+    epsilon: float | None = None
 
-    @staticmethod
-    def from_json(line: Mapping[str, Any]) -> "RoundRecord":
-        """Read what :meth:`RunFolder.append_round` wrote."""
-        fields = dict(line)
-        fields["clients"], fields["used"] = tuple(line["clients"]), tuple(line["used"])
-        fields["failures"] = tuple(Failure(**failure) for failure in line["failures"])
-        return RoundRecord(**fields)
+
+@dataclass(frozen=True)
+class _Asked:
+    """One line of asked.jsonl."""
+
+    round: int
+    clients: tuple[int, ...]
+
+
+_ROUND, _ASKED = TypeAdapter(RoundRecord), TypeAdapter(_Asked)
+
+
+def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
+    """Read one JSON value as a record.
+
+    Args:
+        text: the JSON.
+        kind: of what type it has to be; keys that the type does not know are left out.
+        where: file and line, for people.
+
+    Raises:
+        InputError: it is not such a record.
+    """
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{first['msg']}") from None
 
 
 @dataclass(frozen=True)
@@ -160,7 +193,7 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return {line["round"]: tuple(line["clients"]) for line in self._lines("asked.jsonl", {"round", "clients"})}
+        return {line.round: line.clients for line in self._lines("asked.jsonl", _ASKED)}
 
     def append_round(self, record: RoundRecord) -> None:
         """Add a line to metrics.jsonl."""
@@ -168,24 +201,24 @@ class RunFolder:
             file.write(json.dumps(asdict(record), allow_nan=False) + "\n")
 
     def rounds(self) -> list[RoundRecord]:
-        """The complete lines of metrics.jsonl."""
-        keys = {field.name for field in fields(RoundRecord)}
-        return [RoundRecord.from_json(line) for line in self._lines("metrics.jsonl", keys)]
+        """The complete lines of metrics.jsonl.
 
-    def _lines(self, name: str, keys: set[str]) -> list[dict[str, Any]]:
+        Raises:
+            InputError: the file is damaged.
+        """
+        return self._lines("metrics.jsonl", _ROUND)
+
+    def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""
         path = self.path / name
         if not path.exists():
             return []
         try:
-            text = path.read_text(encoding="utf-8")
-            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        except (ValueError, OSError) as error:
-            raise InputError(f"{path} is damaged: {error}") from None
-        for line in lines:
-            if not isinstance(line, dict) or set(line) != keys or not isinstance(line["round"], int):
-                raise InputError(f"{path} is damaged: {line!r} is not one of its lines")
-        return lines
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        whole = content[: content.rfind(b"\n") + 1].splitlines()
+        return [parse_json(line, kind, f"{path}, line {number}") for number, line in enumerate(whole, 1)]
 
     def keep_rounds(self, last: int) -> None:
         """Cut metrics.jsonl back to the rounds up to ``last``."""

@@ -1,5 +1,7 @@
 """The run folder: written whole, read back, and refused when it is not one."""
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,29 @@ def test_rounds_come_back_and_a_torn_last_line_is_dropped(folder: RunFolder) -> 
     assert folder.rounds() == [record(number) for number in range(3)]
 
 
-@pytest.mark.parametrize("line", ["not json\n", "[1]\n", '{"round": 1}\n'])
-def test_damaged_metrics_are_refused(folder: RunFolder, line: str) -> None:
-    (folder.path / "metrics.jsonl").write_text(line)
-    with pytest.raises(InputError, match=r"metrics\.jsonl is damaged"):
-        folder.rounds()
+@pytest.mark.parametrize(
+    "line", [b"not json\n", b"[1]\n", b'{"round": 1}\n', b'{"round": 1.5, "clients": []}\n', b"\xff\xfe\n", b"\n"]
+)
+def test_damaged_lines_are_refused(folder: RunFolder, line: bytes) -> None:
+    folder.append_round(record(0))
+    folder.append_asked(1, (0, 1))
+    for name, read in (("metrics", folder.rounds), ("asked", folder.asked)):
+        with (folder.path / f"{name}.jsonl").open("ab") as file:
+            file.write(line)
+        with pytest.raises(InputError, match=rf"{name}\.jsonl, line 2 is damaged"):
+            read()
+
+
+def test_metrics_of_an_older_version_are_read(folder: RunFolder) -> None:
+    """Before the running epsilon was written; and keys of a later version do not matter."""
+    line = {key: value for key, value in asdict(record(0)).items() if key != "epsilon"}
+    (folder.path / "metrics.jsonl").write_text(json.dumps({**line, "later": 1}) + "\n")
+    assert folder.rounds() == [record(0)]
+
+
+def test_the_running_epsilon_comes_back(folder: RunFolder) -> None:
+    folder.append_round(replace(record(0), epsilon=1.25))
+    assert folder.rounds()[0].epsilon == 1.25
 
 
 def test_a_checkpoint_comes_back(folder: RunFolder) -> None:

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from fedpriv.report.numbers import count, figure, percent
-from fedpriv.report.view import Partition, Round
+from fedpriv.report.view import Partition
+from fedpriv.runs import RoundRecord
 
 __all__ = ["Plot", "accuracy_plot", "loss_plot", "partition_plot"]
 
@@ -64,9 +65,9 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def accuracy_plot(rounds: Sequence[Round], classes: int | None) -> Plot | None:
-    """Draw test accuracy over rounds, with the level of blind guessing among ``classes``; ``None`` without a figure."""
-    points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
+def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | None:
+    """Draw test accuracy over rounds, with the level of blind guessing among ``classes``; ``None`` without a round."""
+    points = [(record.round, record.accuracy) for record in rounds]
     if not points:
         return None
 
@@ -85,9 +86,9 @@ def accuracy_plot(rounds: Sequence[Round], classes: int | None) -> Plot | None:
     return _plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
 
 
-def loss_plot(rounds: Sequence[Round]) -> Plot | None:
+def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
     """Draw test loss over rounds, on a logarithmic scale if it spans more than a factor of 20."""
-    points = [(record.round, record.loss) for record in rounds if record.loss is not None]
+    points = [(record.round, record.loss) for record in rounds]
     if not points:
         return None
     values = [value for _, value in points]
@@ -171,7 +172,7 @@ def _write_counts(axes: Axes, counts: np.ndarray, theme: _Theme) -> None:
 def _curve(
     title: str,
     points: Sequence[tuple[int, float]],
-    rounds: Sequence[Round],
+    rounds: Sequence[RoundRecord],
     theme: _Theme,
     text: Callable[[float], str],
 ) -> tuple[Figure, Axes]:
@@ -213,7 +214,7 @@ def _course(points: Sequence[tuple[int, float]], text: Callable[[float], str]) -
     return f"{text(start)} at round {first}, {text(end)} at round {last}"
 
 
-def _faults(rounds: Sequence[Round]) -> str:
+def _faults(rounds: Sequence[RoundRecord]) -> str:
     number = sum(bool(record.failures) for record in rounds)
     return f"; crosses mark {number} round{'s' if number != 1 else ''} in which clients failed" if number else ""
 

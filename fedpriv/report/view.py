@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from PIL import Image, UnidentifiedImageError
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
+from fedpriv.runs import FINITE, RoundRecord, RunFolder, parse_json
 
 __all__ = [
     "AttackResult",
     "Candidate",
-    "Failure",
     "Ledger",
     "LedgerLine",
     "Partition",
     "Picture",
-    "Round",
     "Score",
     "Summary",
     "ThreatModel",
@@ -37,34 +36,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Numbers that are not finite are no JSON; whoever wrote one by mistake is told.
-_FINITE = ConfigDict(allow_inf_nan=False)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One client left out of one round, and why."""
-
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Round:
-    """One line of metrics.jsonl; round 0 is the model before training. Accuracy is a share from 0 to 1."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _FINITE
-
-    round: int
-    loss: float | None
-    accuracy: float | None
-    clients: tuple[int, ...] = ()
-    used: tuple[int, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
 
 @dataclass(frozen=True)
 class LedgerLine:
@@ -73,7 +44,7 @@ class LedgerLine:
     ``theorem`` maps the name of a figure (nominal_epsilon, pure_epsilon, epsilon) to the theorem it rests on.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _FINITE
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
 
     adjacency: str
     sampling: str
@@ -120,7 +91,7 @@ class Score:
         note: what the attack said about its result; may be empty.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _FINITE
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
 
     round: int
     client: int
@@ -176,7 +147,7 @@ class Victim:
 class AttackResult:
     """One attack (or guess) on one kind of upload over all its victims: counts and medians."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _FINITE
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
 
     attack: str
     upload: str
@@ -208,7 +179,7 @@ class ThreatModel:
 class Summary:
     """summary.json."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _FINITE
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
 
     status: str
     name: str = ""
@@ -248,7 +219,7 @@ class View:
 
     experiment: Experiment
     summary: Summary | None
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundRecord, ...]
     ledger: Ledger | None
     partition: Partition | None
     scores: tuple[Score, ...]
@@ -258,7 +229,7 @@ class View:
 
 
 _LEDGER, _PARTITION, _SUMMARY = TypeAdapter(Ledger), TypeAdapter(Partition), TypeAdapter(Summary)
-_ROUND, _SCORE = TypeAdapter(Round), TypeAdapter(Score)
+_SCORE = TypeAdapter(Score)
 
 
 def load_view(folder: Path) -> View:
@@ -281,7 +252,7 @@ def load_view(folder: Path) -> View:
     return View(
         experiment=experiment,
         summary=summary,
-        rounds=_read_lines(folder / "metrics.jsonl", _ROUND, drop_unfinished=True),
+        rounds=tuple(RunFolder(folder).rounds()),
         ledger=_read(folder / "ledger.json", _LEDGER),
         partition=_checked(folder / "partition.json"),
         scores=scores,
@@ -304,23 +275,13 @@ def _read_text(path: Path) -> str:
 def _read(path: Path, kind: TypeAdapter[T]) -> T | None:
     if not path.exists():
         return None
-    return _parse(_read_text(path), kind, str(path))
+    return parse_json(_read_text(path), kind, str(path))
 
 
-def _read_lines(path: Path, kind: TypeAdapter[T], drop_unfinished: bool = False) -> tuple[T, ...]:
-    """Read one object a line; a last line that a kill cut off can be left out."""
-    text = _read_text(path)
-    whole = text[: text.rfind("\n") + 1] if drop_unfinished else text
-    return tuple(_parse(line, kind, f"{path}, line {number}") for number, line in enumerate(whole.splitlines(), 1))
-
-
-def _parse(text: str, kind: TypeAdapter[T], where: str) -> T:
-    try:
-        return kind.validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{first['msg']}") from None
+def _read_lines(path: Path, kind: TypeAdapter[T]) -> tuple[T, ...]:
+    """Read one object a line."""
+    lines = enumerate(_read_text(path).splitlines(), 1)
+    return tuple(parse_json(line, kind, f"{path}, line {number}") for number, line in lines)
 
 
 def _checked(path: Path) -> Partition | None:
