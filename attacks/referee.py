@@ -311,9 +311,7 @@ def _figures(originals: Tensor, images: Tensor, std: Sequence[float]) -> _Figure
 
 def _lpips(originals: Tensor, images: Tensor) -> tuple[list[float | None], str | None]:
     if originals.shape[1] not in (1, 3):
-        return [None] * len(
-            images
-        ), f"LPIPS not computed: it is for 1 or 3 channels, the images have {len(originals[0])}"
+        return [None] * len(images), f"it is for 1 or 3 channels, the images have {len(originals[0])}"
     result = metrics.lpips_scores(originals, images)
     if result.values is None:
         return [None] * len(images), result.reason

@@ -7,6 +7,7 @@ on the CPU and returns there; mse, psnr and ssim compute in float64. A score of 
 
 import http.client
 import pickle
+import urllib.error
 import urllib.request
 import warnings
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class LpipsResult:
 
     Attributes:
         values: float32 (N,), 0 for identical images, larger for less alike ones; None if it cannot be computed.
-        reason: one line that says why not; None if there are values.
+        reason: why not, to follow on "LPIPS is not available: "; None if there are values.
     """
 
     values: Tensor | None
@@ -183,7 +184,7 @@ def _lpips_network(hub: str, download: bool) -> tuple[nn.Module | None, str | No
             with torch.random.fork_rng(devices=[]):  # weights are drawn at random before they are read
                 network: nn.Module = lpips.LPIPS(net="squeeze", verbose=False)
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            return None, f"LPIPS not computed: {weights.name} in torch's hub folder cannot be read: {_one_line(error)}"
+            return None, f"its weights, {weights.name} in torch's hub folder, cannot be read: {_one_line(error)}"
     return network.requires_grad_(False).eval(), None
 
 
@@ -191,18 +192,30 @@ def _provide(url: str, weights: Path, download: bool) -> str | None:
     """Make sure that the weights are there, or return the reason why they are not."""
     if weights.is_file():
         return None
-    absent = f"LPIPS not computed: {weights.name} is not in torch's hub folder ($TORCH_HOME/hub/checkpoints)"
+    absent = f"its weights, {weights.name}, are not in torch's hub folder ($TORCH_HOME/hub/checkpoints)"
     if not download:
         return absent
     try:
         # torch's own download knows no time-out: see first whether the server answers.
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_SECONDS).close()
+    except (OSError, http.client.HTTPException) as error:
+        return f"{absent}, and {_refusal(error)}"
+    try:
         weights.parent.mkdir(parents=True, exist_ok=True)
         digits = weights.stem.rpartition("-")[2]
         torch.hub.download_url_to_file(url, str(weights), hash_prefix=digits, progress=False)
-    except (OSError, RuntimeError, http.client.HTTPException) as error:
-        return f"{absent} and could not be fetched: {_one_line(error)}"
+    except RuntimeError:
+        return f"{absent}, and what was fetched is damaged"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{absent}, and could not be fetched: {_one_line(error)}"
     return None
+
+
+def _refusal(error: Exception) -> str:
+    """Say what a server that offers weights did, without the words of urllib."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server that offers them answers with error {error.code}"
+    return "the server that offers them cannot be reached"
 
 
 def _one_line(error: Exception) -> str:

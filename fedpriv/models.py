@@ -180,7 +180,7 @@ def _own_model(name: str, shape: Shape, classes: int) -> nn.Module:
     build = _find_function(name, module, function)
     try:
         model = build(shape=shape, classes=classes)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refused(name, f"{function}(shape={shape}, classes={classes}) raises {_described(error)}") from error
     if not isinstance(model, nn.Module):
         raise _refused(name, f"{function} returns {type(model).__name__}; a torch.nn.Module is wanted")
@@ -200,7 +200,7 @@ def _find_function(name: str, module: str, function: str) -> Callable[..., objec
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise _refused(name, f"no module {error.name} in {folder} or among what is installed") from None
         raise _refused(name, f"module {module} cannot be imported: {_described(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refused(name, f"module {module} cannot be imported: {_described(error)}") from error
     build: Callable[..., object] | None = getattr(found, function, None)
     if build is None or not callable(build):
@@ -214,7 +214,7 @@ def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> No
     try:
         with torch.no_grad():
             output = model.eval()(torch.zeros(2, *shape))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refused(name, f"cannot take images of shape {(2, *shape)}: {_described(error)}") from error
     finally:
         for layer, mode in training.items():
@@ -228,7 +228,7 @@ def _refused(name: str, why: str) -> InputError:
     return InputError(f"model.name = {name!r}: {why}")
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

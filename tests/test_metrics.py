@@ -1,10 +1,12 @@
 """Metrics against formulas written out in numpy, and LPIPS with and without its weights."""
 
+import io
 import os
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -139,12 +141,42 @@ def test_lpips_without_weights_says_why(
     x = pictures((3, 32, 32))
     first, second = (lpips_scores(x, x, download) for _ in range(2))
     assert first.values is None and second.values is None
-    assert first.reason is not None and "squeezenet1_1-b8a52dc0.pth is not in torch's hub folder" in first.reason
-    assert "\n" not in first.reason
-    assert ("no network" in first.reason) == download
+    assert first.reason is not None and "squeezenet1_1-b8a52dc0.pth, are not in torch's hub folder" in first.reason
+    assert "\n" not in first.reason and "no network" not in first.reason
+    assert first.reason.endswith("the server that offers them cannot be reached") == download
     assert len(no_network) == int(download), "the network is tried once, and only if a download is wanted"
     assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "hub").exists()
+
+
+def test_lpips_names_the_error_that_a_server_answers_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(request: urllib.request.Request, timeout: float) -> None:
+        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", gone)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    x = pictures((3, 32, 32))
+    assert str(lpips_scores(x, x).reason).endswith("and the server that offers them answers with error 404")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("invalid hash value"), "what was fetched is damaged"),
+        (OSError(28, "No space left on device"), "could not be fetched: [Errno 28] No space left on device"),
+    ],
+)
+def test_lpips_says_what_became_of_a_download(
+    error: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: io.BytesIO())
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    x = pictures((3, 32, 32))
+    assert str(lpips_scores(x, x).reason).endswith(words)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
@@ -262,7 +294,7 @@ def test_lpips_without_weights_or_network_in_a_fresh_process(tmp_path: Path) -> 
     program = (
         "import torch; from fedpriv.metrics import lpips_scores\n"
         "x = torch.zeros(1, 3, 32, 32); result = lpips_scores(x, x)\n"
-        "print(result.values, 'could not be fetched' in result.reason)"
+        "print(result.values, result.reason.endswith('the server that offers them cannot be reached'))"
     )
     environment = os.environ | {"TORCH_HOME": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

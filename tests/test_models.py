@@ -146,6 +146,16 @@ def lazy(shape, classes):
 def raising(shape, classes):
     raise KeyError("a\\nkey")
 
+def leaving(shape, classes):
+    raise SystemExit(3)
+
+class Leaving(nn.Linear):
+    def forward(self, x):
+        raise SystemExit("no licence")
+
+def leaving_later(shape, classes):
+    return Leaving(2, 2)
+
 def no_network(shape, classes):
     return [1]
 
@@ -183,6 +193,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / package / "needy.py").write_text("import a_package_that_is_not_there")
     (tmp_path / package / "broken.py").write_text("def f(:\n")
     (tmp_path / package / "falling.py").write_text("1 / 0")
+    (tmp_path / package / "script.py").write_text("import sys\nsys.exit(0)")
     yield package
 
 
@@ -217,6 +228,9 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.broken:f", "cannot be imported: SyntaxError"),
         ("{own}.falling:f", "cannot be imported: ZeroDivisionError"),
         ("{own}.nets:raising", r"raising(shape=(3, 8, 8), classes=5) raises KeyError"),
+        ("{own}.nets:leaving", "raises SystemExit: 3"),
+        ("{own}.nets:leaving_later", "cannot take images of shape (2, 3, 8, 8): SystemExit: no licence"),
+        ("{own}.script:f", "cannot be imported: SystemExit: 0"),
         ("{own}.nets:no_network", "no_network returns list; a torch.nn.Module is wanted"),
         ("{own}.nets:no_parameters", "no parameters to train"),
         ("{own}.nets:frozen", "no parameters to train"),

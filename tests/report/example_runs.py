@@ -18,7 +18,7 @@ from fedpriv.accounting import Ledger, LedgerEntry, Release, guarantee
 from fedpriv.config import Experiment
 from fedpriv.metrics import mse, psnr, ssim
 
-LPIPS_REASON = "LPIPS not computed: the weights of squeezenet are not in torch's hub folder"
+LPIPS_REASON = "the weights of squeezenet are not in torch's hub folder"
 NOISE = {"none": None, "gaussian": "sigma", "vmf": "kappa"}
 
 
