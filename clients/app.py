@@ -27,14 +27,21 @@ def train(message: Message, context: Context) -> Message:
     """Train for one round from the parameters in the message and reply with the upload.
 
     The reply carries no training loss: measured on private data and sent without noise it would leak.
+
+    Raises:
+        RuntimeError: the model's code wants to end the process; this client fails, and no other.
     """
     task = message.content.config_records["task"]
     client = _partition(context)
     arrays = message.content.array_records
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
-    world = _world(str(task["experiment"]))
-    with cpu_threads(world.experiment.engine.threads):
-        upload = local_upload(world, client, before, int(str(task["round"])))
+    try:
+        world = _world(str(task["experiment"]))
+        with cpu_threads(world.experiment.engine.threads):
+            upload = local_upload(world, client, before, int(str(task["round"])))
+    except SystemExit as error:
+        # A model's own code must not end the process: on Ray it serves other clients, too.
+        raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
     reply = RecordDict(
         {
             "upload": pack(upload.parameters),

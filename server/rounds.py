@@ -1,11 +1,13 @@
 """The rounds of a federation: ask, listen in, aggregate, evaluate, write down."""
 
 import math
+import statistics
 import time
 
 from flwr.serverapp import Grid
 
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.gradients import Vector
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
 from fedpriv.runs import Checkpoint, RoundRecord, RunFolder
@@ -19,6 +21,8 @@ __all__ = ["run_rounds"]
 
 _CONNECT_SECONDS = 60.0
 _CHECKPOINT_SECONDS = 1.0
+# An upload is named as what made the training diverge from so many times the median norm on.
+_OUTLIER = 10
 
 
 def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) -> None:
@@ -107,9 +111,7 @@ def _round(
     optimizer.step(mean_upload(replies.uploads, federation.weighting))
     loss, accuracy = evaluate(world, optimizer.state)
     if not math.isfinite(loss):
-        raise RunFailedError(
-            f"round {number}: the test loss is {loss}; the training diverged, try a smaller learning rate"
-        )
+        raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(replies)}")
     return RoundRecord(
         round=number,
         loss=loss,
@@ -121,6 +123,22 @@ def _round(
         bytes_up=replies.bytes_up,
         bytes_down=replies.bytes_down,
     )
+
+
+def _largest(replies: Replies) -> str:
+    """Say whose upload was the largest of a round after which the model is of no use."""
+    norms = {upload.client: _norm(upload.state.parameters) for upload in replies.uploads}
+    client = max(norms, key=lambda key: norms[key])
+    norm, median = norms[client], statistics.median(norms.values())
+    if norm > _OUTLIER * median:
+        compared = f"{norm / median:.2g} times the median of the round" if median else "all others being zero"
+        return f"the upload of client {client} has the norm {norm:.2g}, {compared}"
+    return f"no upload stands out (the largest norm is {norm:.2g}, of client {client}); try a smaller learning rate"
+
+
+def _norm(vector: Vector) -> float:
+    """The Euclidean norm, in float64: the square of a huge finite number does not fit in float32."""
+    return math.sqrt(sum(float(value.double().square().sum()) for value in vector.values()))
 
 
 def _require(replies: Replies, needed: int, number: int) -> None:

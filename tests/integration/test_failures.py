@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from flwr.app import ArrayRecord, Message
+from torch import nn
 
 from fedpriv.errors import RunFailedError
 from fedpriv.lab import resume_run, start_run
@@ -79,3 +82,56 @@ def test_what_was_written_before_a_failure_stays_and_can_be_finished(
     assert resume_run(broken, Silent()).status == "completed"
     for name in ("checkpoint/server.safetensors", "ledger.json"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
+
+
+class Leaver(nn.Module):
+    """Ends the process on some batches: those of two clients in the first round, of one in the second, then none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        if self.training and float(flat.sum()) > -90:
+            raise SystemExit("licence expired")
+        out: torch.Tensor = self.layer(flat)
+        return out
+
+
+def leaver(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Leaver()
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_model_that_ends_the_process_costs_its_client_that_round(engine: str, tmp_path: Path) -> None:
+    settings = experiment(model={"name": "tests.integration.test_failures:leaver"}, engine={"name": engine})
+    assert start_run(settings, tmp_path / "run", "", Silent()).status == "completed"
+    records = RunFolder.open(tmp_path / "run").rounds()[1:]
+    assert [record.used for record in records] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    reasons = {failure.reason for record in records for failure in record.failures}
+    assert reasons == {"raised an error: RuntimeError: the model's code raises SystemExit: licence expired"}
+
+
+def _huge(reply: Message) -> Message:
+    arrays = {name: torch.full_like(value, 3e38) for name, value in _upload(reply).items()}
+    reply.content["upload"] = ArrayRecord(torch_state_dict=arrays)
+    return reply
+
+
+def _upload(reply: Message) -> dict[str, torch.Tensor]:
+    return dict(reply.content.array_records["upload"].to_torch_state_dict())
+
+
+def test_one_huge_upload_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "client_app", misbehaving(_huge, {2}))
+    with pytest.raises(
+        RunFailedError, match=r"diverged: the upload of client 2 has the norm .*e\+39, .*e\+\d+ times the"
+    ):
+        start_run(experiment(), tmp_path / "run", "", Silent())
+
+
+def test_where_no_upload_stands_out_the_learning_rate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "client_app", misbehaving(_huge, {0, 1, 2, 3}))
+    with pytest.raises(RunFailedError, match=r"no upload stands out .* try a smaller learning rate"):
+        start_run(experiment(), tmp_path / "run", "", Silent())
