@@ -287,9 +287,18 @@ class IgaConfig(_Section):
 class AdversaryConfig(_Section):
     """Who listens and what they try."""
 
-    threat_model: Literal["honest-but-curious-server"] = Field(
-        "honest-but-curious-server", description="what the adversary sees"
-    )
+    threat_model: Literal[
+        "honest-but-curious-server",
+        "malicious-server",
+        "secure-aggregation",
+        "malicious-secure-aggregation",
+        "network-plaintext",
+        "network-tls",
+    ] = Field("honest-but-curious-server", description="who listens, and so what they see and whether they interfere")
+    knows_mechanism: bool = Field(True, description="whether they know the mechanism and its parameters (Kerckhoffs)")
+    knows_batch_size: bool = Field(True, description="whether they know the batch size")
+    knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
+    knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
     attacks: Annotated[tuple[Literal["dlg", "iga"], ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
