@@ -133,6 +133,9 @@ class FederationConfig(_Section):
     )
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
+    target_epsilon: Epsilon | None = Field(
+        None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
+    )
     weighting: Literal["examples", "uniform"] = Field("examples", description="weight of a client in the mean")
     server_optimizer: Literal["sgd", "adam"] = Field("sgd", description="applied to the mean upload")
     server_learning_rate: Positive | None = Field(
@@ -277,6 +280,13 @@ class DlgConfig(_Section):
 
 class IgaConfig(_Section):
     """Inverting Gradients (Geiping et al. 2020)."""
+    @property
+    def calibrated_epsilon(self) -> float | None:
+        """What the noise of a client's whole run is calibrated to prove; ``None`` where it is not."""
+        if self.target_epsilon is None and self.name in ("gaussian", "hgm") and self.unit == "example":
+            return self.epsilon
+        return self.target_epsilon
+
 
     iterations: Count = Field(2400, description="signed Adam steps")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
@@ -389,6 +399,21 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     Args:
         path: the TOML file.
         overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string.
+
+    @model_validator(mode="after")
+    def _target_can_be_kept(self) -> Self:
+        stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
+        if stop is None:
+            return self
+        if self.mechanism.name == "none":
+            raise ValueError(f"federation.target_epsilon = {stop:g}, but mechanism.name = 'none' proves no epsilon")
+        if calibrated is not None and calibrated < stop:
+            key = "epsilon" if self.mechanism.target_epsilon is None else "target_epsilon"
+            raise ValueError(
+                f"federation.target_epsilon = {stop:g} is above mechanism.{key} = {calibrated:g}, for which the noise "
+                "of the whole run is calibrated: no client would reach it"
+            )
+        return self
 
     Raises:
         InputError: the file cannot be read or parsed, or a key or value is not allowed.
