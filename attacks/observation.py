@@ -17,10 +17,11 @@ from safetensors.torch import load, save
 from fedpriv.config import MechanismConfig, ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms import Redistribution
 
 __all__ = ["Observation", "PublicSettings", "list_observations", "read_observation", "write_observation"]
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -42,7 +43,8 @@ class PublicSettings:
         optimizer: the local optimiser, for fedavg.
         momentum: of the local SGD, for fedavg.
         client_examples: the number of the client's examples.
-        mechanism: name, unit, kappa or sigma, clip_norm, blocks: a :class:`~fedpriv.config.MechanismConfig`, dumped.
+        mechanism: a :class:`~fedpriv.config.MechanismConfig`, dumped; with the noise itself (sigma, scale or kappa),
+            never a target.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -84,6 +86,7 @@ class Observation:
         parameters: the parameters that the client started the round from.
         upload: as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before.
         settings: what is public.
+        redistribution: the public shares r of the noise, for the mechanism hgm.
     """
 
     round: int
@@ -91,15 +94,23 @@ class Observation:
     parameters: Vector
     upload: Vector
     settings: PublicSettings
+    redistribution: Redistribution | None = None
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(value.shape) for name, value in self.parameters.items()}
-        uploaded = {name: tuple(value.shape) for name, value in self.upload.items()}
-        if not shapes:
+        if not self.parameters:
             raise ValueError("an observation needs at least one parameter")
-        if shapes != uploaded:
-            wrong = sorted(set(shapes.items()) ^ set(uploaded.items()))[0][0]
-            raise ValueError(f"upload and parameters differ in the name or shape of {wrong!r}")
+        self._check_like_parameters("upload", self.upload)
+        if self.redistribution is not None:
+            self._check_like_parameters("redistribution", self.redistribution.shares)
+        elif self.settings.mechanism.get("name") == "hgm":
+            raise ValueError("an upload through hgm needs the redistribution")
+
+    def _check_like_parameters(self, what: str, given: Vector) -> None:
+        wanted = {name: tuple(value.shape) for name, value in self.parameters.items()}
+        found = {name: tuple(value.shape) for name, value in given.items()}
+        if wanted != found:
+            wrong = sorted(set(wanted.items()) ^ set(found.items()))[0][0]
+            raise ValueError(f"{what} and parameters differ in the name or shape of {wrong!r}")
 
     @property
     def stem(self) -> str:
@@ -119,6 +130,8 @@ def write_observation(folder: Path, observation: Observation) -> Path:
     text = json.dumps(about, indent=2, allow_nan=False) + "\n"
     tensors = {f"parameters/{name}": value for name, value in observation.parameters.items()}
     tensors |= {f"upload/{name}": value for name, value in observation.upload.items()}
+    if observation.redistribution is not None:
+        tensors |= {f"redistribution/{name}": value for name, value in observation.redistribution.shares.items()}
     copies = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
     path = folder / f"{observation.stem}.safetensors"
     _write(path.with_suffix(".json"), text.encode())
@@ -141,14 +154,17 @@ def read_observation(path: Path) -> Observation:
         InputError: a file is missing, truncated or altered, or the two do not belong together.
     """
     about = _read_about(path.with_suffix(".json"))
-    parts: dict[str, Vector] = {"parameters": {}, "upload": {}}
+    parts: dict[str, Vector] = {"parameters": {}, "upload": {}, "redistribution": {}}
     for key, value in _read_tensors(path).items():
         kind, _, name = key.partition("/")
         if kind not in parts:
-            raise InputError(f"{path} is damaged: {key!r} is neither a parameter nor of the upload")
+            raise InputError(f"{path} is damaged: {key!r} is not one of {', '.join(parts)}")
         parts[kind][name] = value
     try:
-        return Observation(about["round"], about["client"], parts["parameters"], parts["upload"], about["settings"])
+        shares = Redistribution(parts["redistribution"]) if parts["redistribution"] else None
+        return Observation(
+            about["round"], about["client"], parts["parameters"], parts["upload"], about["settings"], shares
+        )
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}") from None
 
@@ -174,11 +190,13 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
     try:
         public = _SETTINGS.validate_python(settings)
         ModelConfig.model_validate(public.model)
-        MechanismConfig.model_validate(public.mechanism)
+        config = MechanismConfig.model_validate(public.mechanism)
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"]) or "settings"
         raise InputError(f"{path} is damaged: {where}: {detail['msg']}") from None
+    if config.name != "none" and config.noise is None:
+        raise InputError(f"{path} is damaged: mechanism {config.name} without the noise itself")
     return public
 
 

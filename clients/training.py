@@ -5,10 +5,9 @@ FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.config import TrainingConfig
@@ -18,8 +17,6 @@ from fedpriv.randomness import torch_stream
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["local_upload"]
-
-_loss = partial(functional.cross_entropy, reduction="none")
 
 
 def local_upload(world: World, client: int, before: State, round_number: int) -> State:
@@ -71,13 +68,26 @@ def _optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimi
 def _gradient(world: World, plan: Plan, step: int) -> Vector:
     """The mean gradient of one step's batch, privatised where the unit is the example."""
     images, labels = world.examples(plan.client, plan.batch(step))
-    with _model_randomness(plan, step, world.device):
+    with _model_randomness(plan, step, world.device), _precision(world):
         if plan.config.name == "none" or plan.config.unit == "update":
             return _mean_gradient(world.model, images, labels, plan.sampling.batch_size)
-        return plan.release_gradient(per_example_gradients(world.model, _loss, images, labels), step)
+        gradients = per_example_gradients(world.model, _loss, images, labels)
+    # Outside: noise and norms are never computed in bfloat16.
+    return plan.release_gradient(gradients, step)
 
 
-def _mean_gradient(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, batch_size: int) -> Vector:
+def _precision(world: World) -> torch.autocast:
+    """Forward and backward passes in bfloat16 where the settings ask for that."""
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=world.experiment.engine.precision == "bfloat16")
+
+
+def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each example, (B,), in float32 at least."""
+    precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return functional.cross_entropy(precise, labels, reduction="none")
+
+
+def _mean_gradient(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> Vector:
     """The sum of the gradients divided by the public batch size (a Poisson batch has another, private size)."""
     names, tensors = zip(*trained_parameters(model).items(), strict=True)
     total = _loss(model(images), labels).sum() / batch_size

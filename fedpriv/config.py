@@ -243,8 +243,7 @@ class MechanismConfig(_Section):
             raise ValueError(
                 f"epsilon = {self.epsilon:g}: vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa"
             )
-        calibrated = self.name in ("gaussian", "hgm") and self.unit == "update"
-        if calibrated and self.calibration == "classic" and self.epsilon > 1:
+        if self._calibrates_each_upload and self.calibration == "classic" and self.epsilon > 1:
             raise ValueError(
                 f"calibration = 'classic' is proven for epsilon <= 1, not for epsilon = {self.epsilon:g}; "
                 "use analytic or extended"
@@ -252,11 +251,41 @@ class MechanismConfig(_Section):
         return self
 
     @property
+    def read_keys(self) -> tuple[str, ...]:
+        """The keys that have an effect with these settings, beside name and unit."""
+        own: dict[str, tuple[str, ...]] = {
+            "none": (),
+            "gaussian": ("clip_norm", "clipping"),
+            "laplace": ("clip_norm",),
+            "vmf": ("blocks", "clip_norm") if self.unit == "update" else ("blocks",),
+            "hgm": ("clip_norm", "redistribution"),
+        }
+        keys = (*NOISE_KEYS[self.name], *own[self.name])
+        if self.name != "none":
+            keys = (*keys, "delta")
+        if self.name == "hgm" and self.redistribution == "public":
+            keys = (*keys, "inflation", "public_examples")
+        if self._calibrates_each_upload:
+            keys = (*keys, "calibration")
+        return keys
+
+    @property
+    def _calibrates_each_upload(self) -> bool:
+        return self.name in ("gaussian", "hgm") and self.unit == "update" and self.epsilon is not None
+
+    @property
     def noise(self) -> float | None:
         """The noise in the mechanism's own term (sigma, scale or kappa); ``None``: unset, or no mechanism."""
         parameter = NOISE_PARAMETER[self.name]
         noise: float | None = None if parameter is None else getattr(self, parameter)
         return noise
+
+    @property
+    def calibrated_epsilon(self) -> float | None:
+        """What the noise of a client's whole run is calibrated to prove; ``None`` where it is not."""
+        if self.target_epsilon is None and self.name in ("gaussian", "hgm") and self.unit == "example":
+            return self.epsilon
+        return self.target_epsilon
 
     def with_noise(self, noise: float) -> "MechanismConfig":
         """Return these settings with the noise itself (sigma, scale or kappa) in place of any target.
@@ -280,13 +309,6 @@ class DlgConfig(_Section):
 
 class IgaConfig(_Section):
     """Inverting Gradients (Geiping et al. 2020)."""
-    @property
-    def calibrated_epsilon(self) -> float | None:
-        """What the noise of a client's whole run is calibrated to prove; ``None`` where it is not."""
-        if self.target_epsilon is None and self.name in ("gaussian", "hgm") and self.unit == "example":
-            return self.epsilon
-        return self.target_epsilon
-
 
     iterations: Count = Field(2400, description="signed Adam steps")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
@@ -378,6 +400,21 @@ class Experiment(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _target_can_be_kept(self) -> Self:
+        stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
+        if stop is None:
+            return self
+        if self.mechanism.name == "none":
+            raise ValueError(f"federation.target_epsilon = {stop:g}, but mechanism.name = 'none' proves no epsilon")
+        if calibrated is not None and calibrated < stop:
+            key = "epsilon" if self.mechanism.target_epsilon is None else "target_epsilon"
+            raise ValueError(
+                f"federation.target_epsilon = {stop:g} is above mechanism.{key} = {calibrated:g}, for which the noise "
+                "of the whole run is calibrated: no client would reach it"
+            )
+        return self
+
     @property
     def server_learning_rate(self) -> float:
         """The step size of the server, with its default resolved."""
@@ -399,21 +436,6 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     Args:
         path: the TOML file.
         overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string.
-
-    @model_validator(mode="after")
-    def _target_can_be_kept(self) -> Self:
-        stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
-        if stop is None:
-            return self
-        if self.mechanism.name == "none":
-            raise ValueError(f"federation.target_epsilon = {stop:g}, but mechanism.name = 'none' proves no epsilon")
-        if calibrated is not None and calibrated < stop:
-            key = "epsilon" if self.mechanism.target_epsilon is None else "target_epsilon"
-            raise ValueError(
-                f"federation.target_epsilon = {stop:g} is above mechanism.{key} = {calibrated:g}, for which the noise "
-                "of the whole run is calibrated: no client would reach it"
-            )
-        return self
 
     Raises:
         InputError: the file cannot be read or parsed, or a key or value is not allowed.

@@ -9,15 +9,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-import torch
 
-from fedpriv.accounting import Guarantee, Release, calibrate_sigma, guarantee
-from fedpriv.accounting.release import SamplingName, UnitName
+from fedpriv.accounting import (
+    Guarantee,
+    Release,
+    SamplingName,
+    analytic_sigma,
+    calibrate_kappa,
+    calibrate_sigma,
+    classic_sigma,
+    extended_sigma,
+    guarantee,
+)
 from fedpriv.config import Experiment, MechanismConfig
 from fedpriv.data import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
-from fedpriv.mechanisms import Mechanism, build_mechanism
+from fedpriv.mechanisms import Mechanism, Redistribution, build_mechanism
 from fedpriv.randomness import numpy_stream, torch_stream
 
 __all__ = ["Plan", "participants", "plan_client"]
@@ -31,18 +39,28 @@ class Plan:
         client: the partition's number, from 0.
         sampling: how batches are drawn from the client's examples.
         steps_per_round: gradient steps in a round; 1 for FedSGD.
-        config: the mechanism's settings with the noise itself (kappa, sigma) in place of a nominal or target epsilon;
-            this is how the adversary knows it, too.
-        blocks: numbers of coordinates of the mechanism's blocks.
+        config: the mechanism's settings with the noise itself (sigma, scale or kappa) in place of any target. Mechanism
+            and ledger both read it here and nowhere else; this is how the adversary knows it, too.
+        tensors: the number of coordinates of each parameter tensor, in the model's order.
         seed: the experiment's seed.
+        redistribution: r, for hgm.
+
+    Raises:
+        ValueError: the settings name a target instead of the noise, or the mechanism cannot be built from them.
     """
 
     client: int
     sampling: Sampling
     steps_per_round: int
     config: MechanismConfig
-    blocks: tuple[int, ...]
+    tensors: tuple[int, ...]
     seed: int
+    redistribution: Redistribution | None = None
+
+    def __post_init__(self) -> None:
+        if self.config.noise is not None and self.config != self.config.with_noise(self.config.noise):
+            raise ValueError(f"the plan of client {self.client} has a target beside the noise itself")
+        build_mechanism(self.config, self.redistribution)
 
     def steps(self, round_number: int) -> range:
         """The numbers, from 0 over the whole run, of the gradient steps of a round (counted from 1)."""
@@ -54,13 +72,17 @@ class Plan:
         return self.sampling.batch(self.seed, self.client, step)
 
     def release_gradient(self, gradients: GradientOperator, step: int) -> Vector:
-        """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size."""
-        return self._mechanism.release(gradients, self.sampling.batch_size, self._noise(step, gradients))
+        """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size.
+
+        Raises:
+            ValueError: the gradients are not of the model that was planned for, or not finite.
+        """
+        return self._release(gradients, self.sampling.batch_size, step)
 
     def release_update(self, update: Vector, round_number: int) -> Vector:
         """Privatise a whole update (unit = update): the mechanism sees it as the gradient of one example."""
         column = DenseGradients({name: value.unsqueeze(0) for name, value in update.items()})
-        return self._mechanism.release(column, 1, self._noise(round_number, column))
+        return self._release(column, 1, round_number)
 
     def participations(self, rounds: Sequence[int]) -> int:
         """The most often one unit can have been used after the client was asked in ``rounds`` (counted from 1)."""
@@ -68,48 +90,95 @@ class Plan:
             return len(rounds)
         return self.sampling.participations([step for number in rounds for step in self.steps(number)])
 
+    def further_participations(self, last_round: int, round_number: int) -> int:
+        """What one more round adds to :meth:`participations`.
+
+        Args:
+            last_round: the last round in which the client was asked; 0 if it never was.
+            round_number: the round in question, after ``last_round``.
+        """
+        if self.config.unit == "update":
+            return 1
+        steps = self.steps(round_number)
+        if self.sampling.kind != "shuffled":
+            return len(steps)
+        # The batches of one pass are disjoint: only passes that this round begins count.
+        per_pass = self.sampling.steps_per_epoch
+        begun = self.steps(last_round)[-1] // per_pass if last_round else -1
+        return steps[-1] // per_pass - max(begun, steps[0] // per_pass - 1)
+
     def guarantee(self, rounds: Sequence[int]) -> Guarantee:
         """What is proven about this client after it was asked in ``rounds`` (counted from 1)."""
+        return guarantee(self.accounted(rounds))
+
+    def accounted(self, rounds: Sequence[int]) -> Release:
+        """What the ledger has to know of this client's releases in ``rounds`` (counted from 1)."""
         config = self.config
-        return guarantee(
-            Release(
-                mechanism=config.name,
-                unit=config.unit,
-                sampling=self.sampling_name,
-                rate=self.sampling.rate,
-                participations=self.participations(rounds),
-                dimensions=self.blocks,
-                kappa=config.kappa,
-                sigma=config.sigma,
-                clip_norm=config.clip_norm,
-                delta=config.delta,
-            )
+        return Release(
+            mechanism=config.name,
+            unit=config.unit,
+            sampling=self.sampling_name,
+            rate=self.sampling.rate,
+            participations=self.participations(rounds),
+            dimensions=self.dimensions,
+            kappa=config.kappa,
+            sigma=config.sigma,
+            clip_norm=config.clip_norm,
+            delta=config.delta,
         )
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The numbers of coordinates of the parts of a gradient that get a draw of their own."""
+        dimension = sum(self.tensors)
+        if self.config.name != "vmf" or self.config.blocks == "whole":
+            return (dimension,)
+        if self.config.blocks == "layer":
+            return self.tensors
+        size = int(self.config.blocks.removeprefix("size:"))
+        full, rest = divmod(dimension, size)
+        return (size,) * full + ((rest,) if rest else ())
 
     @property
     def sampling_name(self) -> SamplingName:
         """How the unit is sampled: a whole update is not."""
         return "full" if self.config.unit == "update" else self.sampling.kind
 
+    def _release(self, gradients: GradientOperator, divisor: int, index: int) -> Vector:
+        sizes = tuple(shape.numel() for shape in gradients.shapes.values())
+        if sizes != self.tensors:
+            raise ValueError(f"gradients of tensors of {sizes} numbers; planned and accounted for: {self.tensors}")
+        generator = torch_stream(self.seed, "noise", self.client, index, device=gradients.device)
+        return self._mechanism.release(gradients, divisor, generator)
+
     @cached_property
     def _mechanism(self) -> Mechanism:
-        return build_mechanism(self.config, self.config.sigma)
-
-    def _noise(self, index: int, gradients: GradientOperator) -> torch.Generator:
-        return torch_stream(self.seed, "noise", self.client, index, device=gradients.device)
+        return build_mechanism(self.config, self.redistribution)
 
 
-def participants(experiment: Experiment, round_number: int) -> tuple[int, ...]:
-    """The clients asked in a round (counted from 1), in ascending order; a public function of the seed."""
-    clients = experiment.federation.clients
-    asked = experiment.federation.clients_per_round or clients
-    if asked == clients:
-        return tuple(range(clients))
-    chosen = numpy_stream(experiment.seed, "participants", round_number).choice(clients, size=asked, replace=False)
-    return tuple(sorted(int(client) for client in chosen))
+def participants(experiment: Experiment, round_number: int, left: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The clients asked in a round, in ascending order; a public function of the seed and of ``left``.
+
+    Args:
+        experiment: the experiment.
+        round_number: the round, from 1.
+        left: the clients that may still be asked, ascending; ``None``: all.
+    """
+    among = range(experiment.federation.clients) if left is None else left
+    asked = experiment.federation.clients_per_round
+    if asked is None or asked >= len(among):
+        return tuple(among)
+    chosen = numpy_stream(experiment.seed, "participants", round_number).choice(len(among), size=asked, replace=False)
+    return tuple(among[position] for position in sorted(chosen.tolist()))
 
 
-def plan_client(experiment: Experiment, client: int, examples: int, tensors: Sequence[int]) -> Plan:
+def plan_client(
+    experiment: Experiment,
+    client: int,
+    examples: int,
+    tensors: Sequence[int],
+    redistribution: Redistribution | None = None,
+) -> Plan:
     """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
 
     Args:
@@ -117,6 +186,7 @@ def plan_client(experiment: Experiment, client: int, examples: int, tensors: Seq
         client: the partition's number, from 0.
         examples: the size of the client's partition.
         tensors: the number of coordinates of each parameter tensor, in the model's order.
+        redistribution: r, for hgm.
 
     Raises:
         InputError: the batch is larger than the client's data, or no noise reaches the target.
@@ -130,34 +200,55 @@ def plan_client(experiment: Experiment, client: int, examples: int, tensors: Seq
     sampling = Sampling(training.sampling, training.batch_size, examples)
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
-    blocks = tuple(tensors) if config.name == "vmf" and config.blocks == "layer" else (sum(tensors),)
-    plan = Plan(client, sampling, steps, _resolve(config), blocks, experiment.seed)
-    if config.name != "gaussian" or config.sigma is not None:
-        return plan
-    rounds = [
-        number for number in range(1, experiment.federation.rounds + 1) if client in participants(experiment, number)
-    ]
-    return replace(plan, config=config.model_copy(update={"epsilon": None, "sigma": _calibrate(config, plan, rounds)}))
+    # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
+    some = config if config.name == "none" else config.with_noise(1.0)
+    draft = Plan(client, sampling, steps, some, tuple(tensors), experiment.seed, redistribution)
+    if config.name == "none":
+        return draft
+    rounds = range(1, experiment.federation.rounds + 1)
+    asked = [number for number in rounds if client in participants(experiment, number)]
+    return replace(draft, config=config.with_noise(_noise(config, draft, asked)))
 
 
-def _resolve(config: MechanismConfig) -> MechanismConfig:
-    """Put the concentration in place of the paper's nominal epsilon, which is 2 kappa (its Corollary 2)."""
-    if config.name == "vmf" and config.epsilon is not None:
-        return config.model_copy(update={"epsilon": None, "kappa": config.epsilon / 2})
-    return config
+def _noise(config: MechanismConfig, draft: Plan, rounds: Sequence[int]) -> float:
+    """Return sigma, scale or kappa: as given, from the nominal epsilon, or calibrated for ``rounds``."""
+    if config.noise is not None:
+        return config.noise
+    if config.epsilon is None or (config.name in ("gaussian", "hgm") and config.unit == "example"):
+        return _calibrated(config, draft, rounds)
+    match config.name:
+        case "vmf":
+            # The paper's nominal epsilon (Faustini et al., Corollary 2).
+            return config.epsilon / 2
+        case "laplace":
+            return 1 / config.epsilon
+        case _:
+            # Replacing an update moves the clipped one by up to 2 clip_norm, and sigma is in units of clip_norm.
+            return 2 * _SINGLE_RELEASE[config.calibration](config.epsilon, config.delta)
 
 
-def _calibrate(config: MechanismConfig, plan: Plan, rounds: Sequence[int]) -> float:
-    if config.epsilon is None:
-        raise ValueError("a gaussian mechanism with neither sigma nor a target epsilon")
-    # A client that is never asked releases nothing; any sigma will do, and that of one participation is at hand.
-    count = max(1, plan.participations(rounds))
-    return _sigma_for(config.epsilon, config.delta, plan.sampling_name, plan.sampling.rate, count, config.unit)
+_SINGLE_RELEASE = {"classic": classic_sigma, "extended": extended_sigma, "analytic": analytic_sigma}
+
+
+def _calibrated(config: MechanismConfig, draft: Plan, rounds: Sequence[int]) -> float:
+    """The least noise with which the ledger's figure for ``rounds`` is at most the target."""
+    target = config.epsilon if config.target_epsilon is None else config.target_epsilon
+    if target is None:
+        raise ValueError(f"{config.name} has neither noise nor target")
+    # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
+    count = max(1, draft.participations(rounds))
+    release = draft.accounted(rounds)
+    try:
+        return _least_noise(target, replace(release, participations=count))
+    except InputError as error:
+        key = "epsilon" if config.target_epsilon is None else "target_epsilon"
+        raise InputError(f"mechanism.{key} = {target:g} for client {draft.client}: {error}") from None
 
 
 @lru_cache(maxsize=1024)
-def _sigma_for(
-    epsilon: float, delta: float, sampling: SamplingName, rate: float, participations: int, unit: UnitName
-) -> float:
+def _least_noise(target: float, release: Release) -> float:
     """Calibration takes up to seconds, and most clients of a run share one answer."""
-    return calibrate_sigma(epsilon, delta, sampling=sampling, rate=rate, participations=participations, unit=unit)
+    options = {"sampling": release.sampling, "rate": release.rate, "participations": release.participations}
+    if release.mechanism == "vmf":
+        return calibrate_kappa(target, release.delta, dimensions=release.dimensions, unit=release.unit, **options)
+    return calibrate_sigma(target, release.delta, unit=release.unit, **options)

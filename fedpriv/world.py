@@ -17,9 +17,11 @@ from fedpriv.config import Experiment
 from fedpriv.data import Dataset, load_dataset, partition_indices
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms import Redistribution, layer_shares, public_shares, uniform_shares
 from fedpriv.models import build_model, coupled_layers
 from fedpriv.plan import Plan, plan_client
-from fedpriv.randomness import torch_stream
+from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.threads import cpu_threads
 
 __all__ = ["State", "World", "build_world", "choose_device", "tracked_buffers", "trained_parameters"]
 
@@ -66,7 +68,8 @@ class World:
         experiment: the settings that it was built from.
         dataset: training and test data.
         partitions: for each client the indices of its training examples, ascending.
-        model: a working copy of the network on the device; whoever uses it loads a :class:`State` first.
+        model: a working copy of the network on the device, in the numbers of ``engine.precision`` (float32 for
+            bfloat16); whoever uses it loads a :class:`State` first.
         initial: the numbers that training starts from.
         device: where models and data are computed.
         plans: one for each client.
@@ -83,8 +86,11 @@ class World:
     def examples(self, client: int, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return normalised images (B, C, H, W) and labels (B,) of a client, on the device."""
         rows = torch.from_numpy(self.partitions[client][positions])
-        images = self.dataset.normalise(self.dataset.x_train[rows])
-        return images.to(self.device), self.dataset.y_train[rows].to(self.device)
+        return self.network_input(self.dataset.x_train[rows]), self.dataset.y_train[rows].to(self.device)
+
+    def network_input(self, images: Tensor) -> Tensor:
+        """Normalise images (B, C, H, W), uint8, in the network's numbers and on its device."""
+        return self.dataset.normalise(images, _precision(self.experiment)).to(self.device)
 
     def class_counts(self) -> list[list[int]]:
         """For each client the number of its examples of each class."""
@@ -119,6 +125,8 @@ def build_world(experiment: Experiment) -> World:
         InputError: data, model, device, batch size or mechanism do not fit.
     """
     device = choose_device(experiment.engine.device)
+    if device.type == "mps" and experiment.engine.precision == "float64":
+        raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
     dataset = load_dataset(experiment.data, experiment.seed)
     partitions = partition_indices(
         dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
@@ -129,10 +137,43 @@ def build_world(experiment: Experiment) -> World:
     if experiment.mechanism.name != "none":
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset.shape)
+    model.to(device, _precision(experiment))
     initial = State.of(model)
     tensors = [value.numel() for value in initial.parameters.values()]
-    plans = tuple(plan_client(experiment, client, len(rows), tensors) for client, rows in enumerate(partitions))
-    return World(experiment, dataset, partitions, model.to(device), initial, device, plans)
+    shares = _redistribution(experiment, dataset, model)
+    plans = tuple(plan_client(experiment, client, len(rows), tensors, shares) for client, rows in enumerate(partitions))
+    return World(experiment, dataset, partitions, model, initial, device, plans)
+
+
+def _precision(experiment: Experiment) -> torch.dtype:
+    return torch.float64 if experiment.engine.precision == "float64" else torch.float32
+
+
+def _redistribution(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Redistribution | None:
+    """The public vector r of hgm, the same for all clients and the whole run; from the initial parameters."""
+    config = experiment.mechanism
+    if config.name != "hgm":
+        return None
+    match config.redistribution:
+        case "uniform":
+            return uniform_shares(trained_parameters(model))
+        case "layer":
+            return layer_shares(trained_parameters(model))
+        case "public":
+            model.eval()
+            images = dataset.normalise(_public_images(experiment, dataset), _precision(experiment))
+            device = next(model.parameters()).device
+            with cpu_threads(experiment.engine.threads):
+                return public_shares(model, images.to(device), config.inflation)
+
+
+def _public_images(experiment: Experiment, dataset: Dataset) -> Tensor:
+    """Test images, which are public in this laboratory and no client's."""
+    wanted, there = experiment.mechanism.public_examples, len(dataset.x_test)
+    if wanted > there:
+        raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
+    chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
+    return dataset.x_test[torch.from_numpy(np.sort(chosen))]
 
 
 def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:

@@ -18,7 +18,7 @@ def evaluate(world: World, state: State) -> tuple[float, float]:
     loss, right = 0.0, 0
     with torch.inference_mode():
         for images, labels in zip(dataset.x_test.split(_BATCH), dataset.y_test.split(_BATCH), strict=True):
-            logits = model(dataset.normalise(images).to(world.device))
+            logits = model(world.network_input(images))
             target = labels.to(world.device)
             loss += functional.cross_entropy(logits, target, reduction="sum").item()
             right += int((logits.argmax(1) == target).sum())

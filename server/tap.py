@@ -24,8 +24,15 @@ class Tap:
         if not adversary.attacks or round_number not in adversary.rounds:
             return
         for upload in uploads[: adversary.victims]:
-            settings = public_settings(self._world, self._world.plans[upload.client])
-            observation = Observation(round_number, upload.client, before.parameters, upload.state.parameters, settings)
+            plan = self._world.plans[upload.client]
+            observation = Observation(
+                round_number,
+                upload.client,
+                before.parameters,
+                upload.state.parameters,
+                public_settings(self._world, plan),
+                plan.redistribution,
+            )
             write_observation(self._folder.observations, observation)
 
 

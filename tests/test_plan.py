@@ -52,12 +52,12 @@ def test_the_claimed_participations_bound_what_the_batches_use(sampling: str, fe
 def test_a_target_epsilon_is_met_and_not_by_far(sampling: str, unit: str) -> None:
     settings = experiment(
         training={"batch_size": 10, "sampling": sampling},
-        mechanism={"name": "gaussian", "epsilon": 3.0, "unit": unit},
+        mechanism={"name": "gaussian", "target_epsilon": 3.0, "unit": unit},
         federation={"rounds": 12, "clients_per_round": 4},
     )
     plan = plan_client(settings, 1, 50, TENSORS)
     rounds = [r for r in range(1, 13) if 1 in participants(settings, r)]
-    assert plan.config.epsilon is None
+    assert (plan.config.epsilon, plan.config.target_epsilon) == (None, None)
     reached = plan.guarantee(rounds).epsilon
     assert reached is not None
     assert 3.0 * (1 - 2e-3) <= reached <= 3.0

@@ -101,7 +101,8 @@ class Matcher:
         self._parameters = first if self._shared else _stack([victim.parameters for victim in rows])
         self._each = any(victim.model.needs_examples for victim in rows)
         self._groups = [
-            (model, index, _stack([rows[i].gradient for i in index.tolist()])) for model, index in _groups(rows)
+            (model, index, model.standardise(_stack([rows[i].gradient for i in index.tolist()])))
+            for model, index in _groups(rows)
         ]
         self._order = torch.cat([index for _, index, _ in self._groups]).argsort()
 
@@ -123,8 +124,8 @@ class Matcher:
             expected = model.expected_of_examples(gradients)
         else:
             mean = batch_mean(gradients) if self._each else gradients
-            expected = mean if self._directional else model.expected(mean)
-        return self._distance(expected, heard, model.blocks(self._network.names))
+            expected = mean if self._directional and model.keeps_directions else model.expected(mean)
+        return self._distance(model.standardise(expected), heard, model.blocks(self._network.names))
 
 
 def chunks(network: Network, rows: Sequence[Victim], pixels: int) -> Iterator[range]:

@@ -6,8 +6,9 @@ gradients; ``-upload / (lr * s)`` is taken for the mean gradient at the paramete
 one step, an approximation for more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction.errors import AttackRefused
 from fedpriv.config import MechanismConfig
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import Mechanism, NoMechanism, build_mechanism
+from fedpriv.mechanisms import Mechanism, NoMechanism, Redistribution, build_mechanism
 
 __all__ = ["UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class UploadModel:
         signed: -1 for fedavg (the upload points downhill), 1 for fedsgd.
         examples: the number B of examples behind the upload.
         blocks_are_layers: whether each tensor of the upload has a direction of its own.
+        keeps_directions: whether the mechanism does no more to the expected upload of one example than to scale each of
+            these blocks.
     """
 
     mechanism: Mechanism
@@ -42,27 +47,29 @@ class UploadModel:
     signed: int
     examples: int
     blocks_are_layers: bool
+    keeps_directions: bool
 
     @staticmethod
-    def of(settings: PublicSettings) -> "UploadModel":
-        """Read the public settings."""
+    def of(settings: PublicSettings, redistribution: Redistribution | None = None) -> "UploadModel":
+        """Read the public settings; ``redistribution`` is r, for hgm."""
         config = MechanismConfig.model_validate(settings.mechanism)
         fedavg = settings.algorithm == "fedavg"
+        pieces = config.name == "vmf" and config.blocks.startswith("size:")
         return UploadModel(
-            # Only the expected upload is used, in which sigma has no part: it may be missing from the settings.
-            mechanism=build_mechanism(config, config.sigma or 0.0),
+            mechanism=build_mechanism(config, redistribution),
             unit=config.unit,
             step=settings.learning_rate * settings.local_steps if fedavg else 1.0,
             signed=-1 if fedavg else 1,
             examples=settings.examples,
             blocks_are_layers=config.name == "vmf" and config.blocks == "layer",
+            keeps_directions=not pieces and not (config.name == "gaussian" and config.clipping == "layer"),
         )
 
     @property
     def needs_examples(self) -> bool:
         """Whether the expected upload depends on each example's gradient.
 
-        Otherwise it is, block by block, a multiple of their mean.
+        Otherwise it depends on their mean only.
         """
         return not isinstance(self.mechanism, NoMechanism) and self.unit == "example" and self.examples > 1
 
@@ -89,6 +96,10 @@ class UploadModel:
         factor = self.signed * self.step if self.unit == "update" else 1.0
         sent = vmap(self.mechanism.expected)({name: value * factor for name, value in gradients.items()})
         return {name: value / factor for name, value in sent.items()}
+
+    def standardise(self, vectors: Vector) -> Vector:
+        """Scale uploads (N, *shape), in gradient space, such that the noise is as large in all coordinates."""
+        return self.mechanism.standardise(vectors)
 
     def expected_of_examples(self, gradients: Vector) -> Vector:
         """Map gradients (N, B, *shape) of the examples of dummy batches to expected uploads (N, *shape)."""
@@ -152,6 +163,7 @@ def prepare_victims(observations: Sequence[Observation], names: Sequence[str], d
         AttackRefused: an upload's settings are outside what gradient matching can model, or do not fit the network.
     """
     shared: list[tuple[Vector, Vector]] = []
+    shares: list[tuple[Vector, Redistribution]] = []
     victims = []
     for observation in observations:
         reason = refusal(observation.settings)
@@ -163,22 +175,30 @@ def prepare_victims(observations: Sequence[Observation], names: Sequence[str], d
                 f"client {observation.client}, round {observation.round}: the observed parameters are not those of the "
                 f"network; {odd!r} is in one of them only"
             )
-        model = UploadModel.of(observation.settings)
+        redistribution = None
+        if observation.redistribution is not None:
+            redistribution = _shared(observation.redistribution.shares, names, device, shares, Redistribution)
+        model = UploadModel.of(observation.settings, redistribution)
         upload = {name: observation.upload[name].to(device) for name in names}
-        parameters = _shared(observation.parameters, names, device, shared)
+        parameters = _shared(observation.parameters, names, device, shared, dict)
         note = _note(observation.settings, upload)
         victims.append(Victim(observation.round, observation.client, parameters, model.gradient(upload), model, note))
     return victims
 
 
 def _shared(
-    parameters: Vector, names: Sequence[str], device: torch.device, known: list[tuple[Vector, Vector]]
-) -> Vector:
+    vector: Vector,
+    names: Sequence[str],
+    device: torch.device,
+    known: list[tuple[Vector, Made]],
+    make: Callable[[Vector], Made],
+) -> Made:
+    """Return one object, made of the numbers on the device, for all vectors that hold the same ones."""
     for source, ready in known:
-        if source is parameters or all(_same(source[name], parameters[name]) for name in names):
+        if source is vector or all(_same(source[name], vector[name]) for name in names):
             return ready
-    ready = {name: parameters[name].to(device) for name in names}
-    known.append((parameters, ready))
+    ready = make({name: vector[name].to(device) for name in names})
+    known.append((vector, ready))
     return ready
 
 

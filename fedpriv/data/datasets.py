@@ -66,16 +66,17 @@ class Dataset:
         """The number of classes, those without an example included."""
         return len(self.class_names)
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Scale images to what the network is fed.
 
         Args:
             images: (..., C, H, W), uint8 from 0 to 255 or floating point on [0, 1].
+            dtype: in which it is computed.
 
         Returns:
-            float32 (image - mean) / std, of the same shape and on the same device.
+            (image - mean) / std, of the same shape and on the same device.
         """
-        values = images.to(torch.float32)
+        values = images.to(dtype)
         if not images.is_floating_point():
             values = values / 255
         return (values - _channels(self.mean, values)) / _channels(self.std, values)

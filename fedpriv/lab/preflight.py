@@ -2,7 +2,8 @@
 
 from attacks.reconstruction import AttackRefused
 from attacks.reconstruction import preflight as attack_preflight
-from fedpriv.config import NOISE_KEYS, Experiment
+from fedpriv.budget import last_round
+from fedpriv.config import Experiment, MechanismConfig
 from fedpriv.world import World
 from server.tap import public_settings
 
@@ -10,9 +11,13 @@ __all__ = ["warnings_for"]
 
 
 def warnings_for(world: World) -> tuple[str, ...]:
-    """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
+    """Return one line for each setting that has no effect or makes a result mean less than it seems to.
+
+    Raises:
+        InputError: federation.target_epsilon allows not even one round.
+    """
     experiment = world.experiment
-    lines = [*_ignored_noise(experiment), *_few_clients(experiment)]
+    lines = [*_ignored_settings(experiment.mechanism), *_few_clients(experiment), *_unreached_rounds(world)]
     if experiment.adversary.attacks:
         settings = public_settings(world, world.plans[0])
         try:
@@ -29,10 +34,28 @@ def _few_clients(experiment: Experiment) -> list[str]:
     return [f"adversary.victims = {experiment.adversary.victims}, but a round has {asked} uploads: those are attacked"]
 
 
-def _ignored_noise(experiment: Experiment) -> list[str]:
-    config = experiment.mechanism
-    every = sorted({key for keys in NOISE_KEYS.values() for key in keys})
-    unread = [key for key in every if getattr(config, key) is not None and key not in NOISE_KEYS[config.name]]
-    if not unread or config.name == "none":
+def _unreached_rounds(world: World) -> list[str]:
+    """Attacked rounds that never happen, because the privacy budget is used up before."""
+    experiment = world.experiment
+    if experiment.federation.target_epsilon is None:
         return []
-    return [f"mechanism.{key} is set, but {config.name} does not read it" for key in unread]
+    attacked = sorted(set(experiment.adversary.rounds)) if experiment.adversary.attacks else []
+    end = last_round(experiment, world.plans, max(attacked, default=1))
+    never = [str(number) for number in attacked if number > end]
+    if not never:
+        return []
+    which = f"round {never[0]}" if len(never) == 1 else f"rounds {', '.join(never)}"
+    return [
+        f"federation.target_epsilon = {experiment.federation.target_epsilon:g} ends the run after round {end}: "
+        f"{which} of adversary.rounds will not happen"
+    ]
+
+
+def _ignored_settings(config: MechanismConfig) -> list[str]:
+    """Settings that somebody made and that have no effect; without a mechanism they only wait for one."""
+    if config.name == "none":
+        return []
+    usual = MechanismConfig()
+    unread = [key for key in MechanismConfig.model_fields if key not in ("name", "unit", *config.read_keys)]
+    made = [key for key in unread if getattr(config, key) != getattr(usual, key)]
+    return [f"mechanism.{key} is set, but {config.name} with these settings does not read it" for key in made]

@@ -2,18 +2,20 @@
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from attacks.threat import threat_model
 from clients.app import app as client_app
 from fedpriv.accounting import Ledger, LedgerEntry
+from fedpriv.budget import Budget, Stop
 from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.lab.adversary import Leakage, attack_observations
 from fedpriv.lab.preflight import warnings_for
-from fedpriv.lab.summary import Summary, attack_results, verdict, versions
+from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
@@ -21,9 +23,6 @@ from fedpriv.world import World, build_world
 from server.app import server_app
 
 __all__ = ["resume_run", "start_run"]
-
-# The parameters that a mechanism reads, as the ledger names them.
-_READ = {"none": set(), "gaussian": {"sigma", "clip_norm", "delta"}, "vmf": {"kappa", "blocks", "delta"}}
 
 
 def start_run(experiment: Experiment, path: Path, command: str, progress: Progress) -> Summary:
@@ -121,17 +120,19 @@ def _close(
     records = folder.rounds()
     last = records[-1] if records else None
     worst = ledger.worst.guarantee
+    stops = _stops(world, folder)
     summary = Summary(
         name=experiment.name,
         status=status,
-        reason=reason,
+        reason=reason or early_end(experiment, last, stops),
         rounds=last.round if last else 0,
         test_accuracy=last.accuracy if last else None,
         test_loss=last.loss if last else None,
         ledger=worst,
+        stops=stops,
         attacks=attack_results(leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason),
         seconds=time.monotonic() - began,
-        verdict=verdict(experiment, status, last, worst, leakage.scores),
+        verdict=verdict(experiment, status, last, worst, leakage.scores, stops),
         warnings=(*warnings, *leakage.refusals),
         versions=versions(),
         data={"name": world.dataset.name, "source": world.dataset.source},
@@ -146,6 +147,17 @@ def _close(
     return summary
 
 
+def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
+    """The clients that are not asked any more after the rounds so far."""
+    asked = folder.asked()
+    budget = Budget(world.experiment, world.plans)
+    budget.replay(asked)
+    following = max(asked, default=0) + 1
+    if following <= world.experiment.federation.rounds:
+        budget.left(following)
+    return budget.stops
+
+
 def _ledger(world: World, folder: RunFolder) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
     asked = sorted(folder.asked().items())
@@ -155,9 +167,11 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
         )
         for plan in world.plans
     ]
-    config = world.plans[0].config
-    parameters = config.model_dump(mode="json", include=_READ[config.name], exclude_none=True)
-    return Ledger.of(config.unit, config.name, parameters, entries)
+    mechanism = world.experiment.mechanism
+    ledger = Ledger.of(mechanism.unit, mechanism.name, {}, entries)
+    # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
+    config = world.plans[ledger.worst.client].config
+    return replace(ledger, parameters=config.model_dump(mode="json", include=set(config.read_keys), exclude_none=True))
 
 
 def _partition(world: World) -> dict[str, object]:

@@ -2,8 +2,23 @@
 
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
+from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.none import NoMechanism
+from fedpriv.mechanisms.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
 from fedpriv.mechanisms.registry import build_mechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
 
-__all__ = ["GaussianMechanism", "Mechanism", "NoMechanism", "VmfMechanism", "build_mechanism"]
+__all__ = [
+    "GaussianMechanism",
+    "HeterogeneousGaussianMechanism",
+    "LaplaceMechanism",
+    "Mechanism",
+    "NoMechanism",
+    "Redistribution",
+    "VmfMechanism",
+    "build_mechanism",
+    "layer_shares",
+    "public_shares",
+    "uniform_shares",
+]

@@ -1,5 +1,6 @@
 """What a mechanism is: it turns the gradients of a batch into one vector that may leave the client."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -8,7 +9,16 @@ from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
 
-__all__ = ["Mechanism", "check_batch_size", "checked_norms"]
+__all__ = [
+    "Mechanism",
+    "check_batch_size",
+    "check_clip_norm",
+    "check_noise",
+    "checked_norms",
+    "clip_factor",
+    "clip_factors",
+    "refuse_not_finite",
+]
 
 
 class Mechanism(ABC):
@@ -37,6 +47,26 @@ class Mechanism(ABC):
     def expected(self, gradient: Vector) -> Vector:
         """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable."""
 
+    def standardise(self, released: Vector) -> Vector:
+        """Divide each coordinate by a public number such that the noise is as large in all of them.
+
+        Args:
+            released: a release, an expected one, or many of them: tensors (*shape) or (N, *shape).
+        """
+        return released
+
+
+def check_noise(name: str, value: float) -> None:
+    """Raise ValueError unless a noise parameter (zero: no noise) is a finite number, at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} = {value} is not allowed: it is a finite number, at least 0")
+
+
+def check_clip_norm(clip_norm: float) -> None:
+    """Raise ValueError unless the bound of a gradient's norm is a finite number above 0."""
+    if not (math.isfinite(clip_norm) and clip_norm > 0):
+        raise ValueError(f"clip_norm = {clip_norm} is not allowed: it is a finite number above 0")
+
 
 def check_batch_size(batch_size: int) -> None:
     """Raise ValueError for a public batch size below 1."""
@@ -53,6 +83,18 @@ def checked_norms(gradients: GradientOperator, block: Block | None = None) -> Te
     norms = gradients.norms(block)
     refuse_not_finite(norms, gradients)
     return norms
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / norm) for norms (B,); a norm of zero keeps the factor 1, so zero stays zero."""
+    return (clip_norm / norms).clamp(max=1)
+
+
+def clip_factor(squared: Tensor, clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / norm) from one squared norm; differentiable, also at zero."""
+    clipped = squared > clip_norm**2
+    # The branch that is not taken is kept away from the derivative of the root at 0.
+    return torch.where(clipped, clip_norm * torch.where(clipped, squared, 1.0).rsqrt(), 1.0)
 
 
 def refuse_not_finite(norms: Tensor, gradients: GradientOperator) -> None:

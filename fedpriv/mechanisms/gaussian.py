@@ -2,12 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from fedpriv.gradients import GradientOperator, Vector
-from fedpriv.mechanisms.base import Mechanism, check_batch_size, checked_norms
+from fedpriv.gradients import Block, GradientOperator, Vector
+from fedpriv.mechanisms.base import (
+    Mechanism,
+    check_batch_size,
+    check_clip_norm,
+    check_noise,
+    checked_norms,
+    clip_factor,
+    clip_factors,
+)
 
 __all__ = ["GaussianMechanism"]
 
@@ -20,32 +28,46 @@ class GaussianMechanism(Mechanism):
         sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each
             coordinate.
         clip_norm: bound of the Euclidean norm of one example's gradient, above 0.
+        clipping: flat: the whole gradient is clipped to clip_norm; layer: each of its m parameter tensors to
+            clip_norm / sqrt(m), so that the whole has norm clip_norm at most (McMahan et al. 2018, Section 3).
     """
 
     name: ClassVar[str] = "gaussian"
 
     sigma: float
     clip_norm: float
+    clipping: Literal["flat", "layer"] = "flat"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ValueError(f"sigma = {self.sigma} is not allowed: it is a finite number, at least 0")
-        if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(f"clip_norm = {self.clip_norm} is not allowed: it is a finite number above 0")
+        check_noise("sigma", self.sigma)
+        check_clip_norm(self.clip_norm)
+        if self.clipping not in ("flat", "layer"):
+            raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
 
     def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
-        # A norm of zero gives an infinite factor, which the clamp makes 1: a zero gradient stays zero.
-        factors = (self.clip_norm / checked_norms(gradients)).clamp(max=1)
-        released = gradients.combine(factors / batch_size)
+        released: Vector = {}
+        blocks = self._blocks(tuple(gradients.shapes))
+        for block in blocks:
+            factors = clip_factors(checked_norms(gradients, block), self._bound(blocks))
+            released |= gradients.combine(factors / batch_size, block)
         deviation = self.sigma * self.clip_norm / batch_size
         for name, noise in gradients.draw(generator).items():
             released[name].add_(noise, alpha=deviation)
         return released
 
     def expected(self, gradient: Vector) -> Vector:  # noqa: D102
-        squared = torch.stack([value.square().sum() for value in gradient.values()]).sum()
-        # Below the bound the factor is 1; the other branch is kept away from the derivative of the root at 0.
-        clipped = squared > self.clip_norm**2
-        factor = torch.where(clipped, self.clip_norm * torch.where(clipped, squared, 1.0).rsqrt(), 1.0)
-        return {name: factor * value for name, value in gradient.items()}
+        expected: Vector = {}
+        blocks = self._blocks(tuple(gradient))
+        for block in blocks:
+            squared = torch.stack([gradient[name].square().sum() for name in block]).sum()
+            factor = clip_factor(squared, self._bound(blocks))
+            expected |= {name: factor * gradient[name] for name in block}
+        return expected
+
+    def _blocks(self, names: Block) -> tuple[Block, ...]:
+        """What is clipped together."""
+        return (names,) if self.clipping == "flat" else tuple((name,) for name in names)
+
+    def _bound(self, blocks: tuple[Block, ...]) -> float:
+        return self.clip_norm / math.sqrt(len(blocks))

@@ -1,35 +1,42 @@
 """From settings to a mechanism."""
 
-from fedpriv.config import MechanismConfig
+from fedpriv.config import NOISE_PARAMETER, MechanismConfig
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
+from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.none import NoMechanism
+from fedpriv.mechanisms.redistribution import Redistribution
 from fedpriv.mechanisms.vmf import VmfMechanism
 
 __all__ = ["build_mechanism"]
 
 
-def build_mechanism(config: MechanismConfig, sigma: float | None) -> Mechanism:
+def build_mechanism(config: MechanismConfig, redistribution: Redistribution | None = None) -> Mechanism:
     """Return the mechanism that the settings name.
 
-    For vmf, ``epsilon`` is the nominal one of its paper: kappa = epsilon / 2 (Corollary 2). Directions of single
-    examples have length 1, those of whole updates the public length ``clip_norm``.
+    With vmf the directions of single examples have length 1, those of whole updates the public length ``clip_norm``.
 
     Args:
-        config: the settings.
-        sigma: the Gaussian noise multiplier, calibrated when the settings give a target epsilon; others ignore it.
+        config: the settings, with the noise itself (sigma, scale or kappa); a plan puts it in place of a target.
+        redistribution: r, for hgm; others ignore it.
 
     Raises:
-        ValueError: the Gaussian without sigma, or numbers out of range.
+        ValueError: the noise is a target still, hgm has no r, or numbers are out of range.
     """
+    if config.name == "none":
+        return NoMechanism()
+    noise = config.noise
+    if noise is None:
+        raise ValueError(f"{config.name} needs {NOISE_PARAMETER[config.name]} itself, not an epsilon")
     match config.name:
-        case "none":
-            return NoMechanism()
         case "gaussian":
-            if sigma is None:
-                raise ValueError("the Gaussian mechanism needs sigma: given, or calibrated for a target epsilon")
-            return GaussianMechanism(sigma, config.clip_norm)
+            return GaussianMechanism(noise, config.clip_norm, config.clipping)
+        case "laplace":
+            return LaplaceMechanism(noise, config.clip_norm)
         case "vmf":
-            kappa = config.kappa if config.kappa is not None else (config.epsilon or 0.0) / 2
-            scale = 1.0 if config.unit == "example" else config.clip_norm
-            return VmfMechanism(kappa, config.blocks, scale)
+            return VmfMechanism(noise, config.blocks, 1.0 if config.unit == "example" else config.clip_norm)
+        case "hgm":
+            if redistribution is None:
+                raise ValueError("hgm needs r, the shares of the noise")
+            return HeterogeneousGaussianMechanism(noise, config.clip_norm, redistribution)

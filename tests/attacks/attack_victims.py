@@ -70,7 +70,7 @@ def observe(
     reference = next(model.parameters())
     x = normalise(images).to(reference)
     config = MechanismConfig.model_validate(mechanism)
-    built = build_mechanism(config, config.sigma)
+    built = build_mechanism(config)
     generator = torch.Generator().manual_seed(noise_seed + 1000 * client)
     upload = built.release(DenseGradients(example_gradients(model, x, labels)), len(x), generator)
     changes = {"mechanism": dict(mechanism), "batch_size": len(x), "shape": tuple(x.shape[1:]), **changes}

@@ -72,7 +72,7 @@ def one_mismatch(model: nn.Module, observation: Observation, images: Tensor, lab
     """The objective of one victim, written out: expected upload of the dummies against what was heard."""
     leaves = {key: value.clone().requires_grad_() for key, value in observation.parameters.items()}
     config = MechanismConfig.model_validate(observation.settings.mechanism)
-    mechanism = build_mechanism(config, config.sigma)
+    mechanism = build_mechanism(config)
     sent = []
     for k in range(len(images)):
         loss = soft_loss(functional_call(model, leaves, (images[k : k + 1],)), labels[k : k + 1])

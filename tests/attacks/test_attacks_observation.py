@@ -191,7 +191,7 @@ def test_wrong_tensors(tmp_path: Path) -> None:
     cases = {
         "differ": {name: value for name, value in tensors.items() if name != key},
         "output.bias": tensors | {key: torch.zeros(7)},
-        "neither": tensors | {"labels": torch.zeros(1)},
+        "'labels' is not one of parameters, upload, redistribution": tensors | {"labels": torch.zeros(1)},
         "expected float32 or float64": tensors | {key: torch.zeros(10, dtype=torch.int64)},
         "at least one": {},
     }

@@ -115,13 +115,6 @@ def test_zero_upload_is_noted() -> None:
     assert "zero" in victim.note
 
 
-def test_gaussian_settings_without_sigma_will_do() -> None:
-    """With a target epsilon the settings may lack sigma; what is expected of an upload does not depend on it."""
-    model = UploadModel.of(settings(mechanism={"name": "gaussian", "epsilon": 2.0, "clip_norm": 0.5}))
-    gradient = {"a": torch.full((1, 4), 3.0)}
-    torch.testing.assert_close(model.expected(gradient)["a"].norm(), torch.tensor(0.5))
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -139,7 +132,7 @@ def test_gaussian_settings_without_sigma_will_do() -> None:
 def test_expected_uploads(mechanism: dict[str, object], unit: str, algorithm: str, size: int) -> None:
     """Against the mechanism's own expectation, one batch at a time, as the client would have applied it."""
     config = MechanismConfig.model_validate({**mechanism, "unit": unit})
-    built = build_mechanism(config, config.sigma)
+    built = build_mechanism(config)
     rate = 0.4
     public = settings(
         mechanism={**mechanism, "unit": unit}, algorithm=algorithm, batch_size=size, learning_rate=rate, local_steps=1

@@ -11,10 +11,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.config import MechanismConfig
 from fedpriv.gradients import DenseGradients, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.mechanisms import GaussianMechanism, Mechanism, NoMechanism, VmfMechanism, build_mechanism
+from fedpriv.mechanisms import GaussianMechanism, Mechanism, NoMechanism, VmfMechanism
 
 Blocks = Literal["whole", "layer"]
 
@@ -184,25 +183,3 @@ def test_refuses_settings(kappa: float, blocks: Blocks, scale: float) -> None:
 def test_refuses_a_batch_size_of_zero() -> None:
     with pytest.raises(ValueError, match="batch_size = 0"):
         release(VmfMechanism(1.0), rows(2), batch_size=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sigma", "expected"),
-    [
-        ({"name": "none"}, None, NoMechanism()),
-        ({"name": "gaussian", "sigma": 2.0, "clip_norm": 3.0}, 2.0, GaussianMechanism(2.0, 3.0)),
-        ({"name": "gaussian", "epsilon": 2.0}, 0.7, GaussianMechanism(0.7, 1.0)),
-        ({"name": "vmf", "kappa": 9.0}, None, VmfMechanism(9.0, "whole", 1.0)),
-        ({"name": "vmf", "kappa": 0.0}, None, VmfMechanism(0.0, "whole", 1.0)),
-        ({"name": "vmf", "epsilon": 9.0, "blocks": "layer"}, None, VmfMechanism(4.5, "layer", 1.0)),
-        ({"name": "vmf", "kappa": 9.0, "clip_norm": 3.0}, None, VmfMechanism(9.0, "whole", 1.0)),
-        ({"name": "vmf", "kappa": 9.0, "clip_norm": 3.0, "unit": "update"}, None, VmfMechanism(9.0, "whole", 3.0)),
-    ],
-)
-def test_build(settings: dict[str, object], sigma: float | None, expected: Mechanism) -> None:
-    assert build_mechanism(MechanismConfig.model_validate(settings), sigma) == expected
-
-
-def test_build_needs_a_calibrated_sigma() -> None:
-    with pytest.raises(ValueError, match="sigma"):
-        build_mechanism(MechanismConfig(name="gaussian", epsilon=1.0), None)

@@ -1,0 +1,69 @@
+"""The heterogeneous Gaussian mechanism (Phan et al. 2019, Theorem 3) on per-example gradients.
+
+Divide every coordinate k by sqrt(K r_k), apply the Gaussian mechanism, and multiply by sqrt(K r_k) again: what is
+proven for the Gaussian mechanism holds, because the division does not depend on the data.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.mechanisms.base import (
+    Mechanism,
+    check_batch_size,
+    check_clip_norm,
+    check_noise,
+    clip_factor,
+    clip_factors,
+    refuse_not_finite,
+)
+from fedpriv.mechanisms.redistribution import Redistribution
+
+__all__ = ["HeterogeneousGaussianMechanism"]
+
+
+@dataclass(frozen=True)
+class HeterogeneousGaussianMechanism(Mechanism):
+    """Each gradient is clipped in a weighted norm, the sum gets normal noise of another size in each coordinate.
+
+    Attributes:
+        sigma: noise multiplier, at least 0: the noise of the sum has standard deviation
+            sigma * clip_norm * sqrt(K r_k) in coordinate k.
+        clip_norm: bound of |x / sqrt(K r)|, the Euclidean norm of one example's gradient x after division, above 0.
+        redistribution: r, public.
+    """
+
+    name: ClassVar[str] = "hgm"
+
+    sigma: float
+    clip_norm: float
+    redistribution: Redistribution
+
+    def __post_init__(self) -> None:
+        check_noise("sigma", self.sigma)
+        check_clip_norm(self.clip_norm)
+
+    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+        check_batch_size(batch_size)
+        norms = gradients.weighted_norms(self._like(self.redistribution.weights, gradients.dtype, gradients.device))
+        refuse_not_finite(norms, gradients)
+        released = gradients.combine(clip_factors(norms, self.clip_norm) / batch_size)
+        deviations = self._like(self.redistribution.deviations, gradients.dtype, gradients.device)
+        for name, noise in gradients.draw(generator).items():
+            released[name].addcmul_(noise, deviations[name], value=self.sigma * self.clip_norm / batch_size)
+        return released
+
+    def expected(self, gradient: Vector) -> Vector:  # noqa: D102
+        squares = [value.square().sum() for value in self.standardise(gradient).values()]
+        factor = clip_factor(torch.stack(squares).sum(), self.clip_norm)
+        return {name: factor * value for name, value in gradient.items()}
+
+    def standardise(self, released: Vector) -> Vector:
+        """Divide each coordinate by sqrt(K r_k)."""
+        return {name: value / self.redistribution.deviations[name].to(value) for name, value in released.items()}
+
+    @staticmethod
+    def _like(vector: Vector, dtype: torch.dtype, device: torch.device) -> Vector:
+        return {name: value.to(device, dtype) for name, value in vector.items()}

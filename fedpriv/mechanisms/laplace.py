@@ -1,0 +1,68 @@
+"""The Laplace mechanism (Dwork et al. 2006) on per-example gradients that are clipped in the L1 norm."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.mechanisms.base import (
+    Mechanism,
+    check_batch_size,
+    check_clip_norm,
+    check_noise,
+    clip_factor,
+    clip_factors,
+    refuse_not_finite,
+)
+
+__all__ = ["LaplaceMechanism"]
+
+
+@dataclass(frozen=True)
+class LaplaceMechanism(Mechanism):
+    """Each gradient is clipped in L1, the sum gets Laplace noise, always, also that of an empty batch.
+
+    Attributes:
+        scale: noise over clip_norm, at least 0: the noise of the sum has the density exp(-|x| / b) / (2 b) with
+            b = scale * clip_norm in each coordinate, a standard deviation of sqrt(2) b.
+        clip_norm: bound of the L1 norm of one example's gradient, above 0.
+    """
+
+    name: ClassVar[str] = "laplace"
+
+    scale: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        check_noise("scale", self.scale)
+        check_clip_norm(self.clip_norm)
+
+    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+        check_batch_size(batch_size)
+        norms = gradients.absolute_sums()
+        refuse_not_finite(norms, gradients)
+        released = gradients.combine(clip_factors(norms, self.clip_norm) / batch_size)
+        width = self.scale * self.clip_norm / batch_size
+        for value in released.values():
+            value.add_(_draw(value.shape, generator).to(value), alpha=width)
+        return released
+
+    def expected(self, gradient: Vector) -> Vector:  # noqa: D102
+        norm = torch.stack([value.abs().sum() for value in gradient.values()]).sum()
+        factor = clip_factor(norm.square(), self.clip_norm)
+        return {name: factor * value for name, value in gradient.items()}
+
+
+def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Draw from the Laplace distribution of scale 1, on the generator's device.
+
+    The first bit of a uniform number gives the sign, the others -log(1 - u), which is finite for every u in [0, 1). In
+    float64, because the tails of float32 uniforms end at 16; only where the device has no other do they have to do.
+    """
+    precise = torch.float32 if generator.device.type == "mps" else torch.float64
+    twice = torch.rand(shape, generator=generator, dtype=precise, device=generator.device).mul_(2)
+    negative = twice >= 1
+    size = torch.log1p(-(twice - negative.to(precise))).neg_()
+    return torch.where(negative, -size, size)
