@@ -13,27 +13,38 @@ GREY = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """One picture that is offered for every victim.
+    """One picture that is offered for every victim, or one for every class.
 
     Attributes:
-        name: guess-mean or guess-grey.
-        image: (C, H, W) on the [0, 1] scale, float32.
+        name: guess-mean, guess-grey or guess-class.
+        image: (C, H, W) on the [0, 1] scale, float32; what is offered where nothing is known of the label.
+        by_class: (classes, C, H, W), what is offered for a known label; ``None``: the same picture for all.
     """
 
     name: str
     image: Tensor
+    by_class: Tensor | None = None
+
+    def offer(self, labels: Tensor) -> Tensor:
+        """Return what is offered for victims with these labels (B,): (B, C, H, W)."""
+        if self.by_class is None:
+            return self.image.expand(len(labels), *self.image.shape)
+        return self.by_class[labels]
 
 
-def guesses(public_images: Tensor) -> tuple[Guess, ...]:
-    """Return the guesses that public images of the same kind allow: their mean, and constant grey.
+def guesses(public_images: Tensor, public_labels: Tensor | None = None, classes: int = 0) -> tuple[Guess, ...]:
+    """Return the guesses that public images of the same kind allow: their mean, constant grey, the mean of a class.
 
-    The mean is the constant that minimises the expected MSE for images drawn like these.
+    The mean is the constant that minimises the expected MSE for images drawn like these; the mean of a class is that
+    for an adversary who knows the label without any upload.
 
     Args:
         public_images: (N, C, H, W) with N >= 1, on the [0, 1] scale; not the clients' (test images will do).
+        public_labels: int64 (N,), for an adversary who knows the victims' labels; ``None``: no guess by class.
+        classes: number of classes; a class without an image gets the mean of all.
 
     Raises:
-        ValueError: there are no images, or they are not on the [0, 1] scale.
+        ValueError: there are no images, they are not on the [0, 1] scale, or the labels do not fit.
     """
     if public_images.ndim != 4 or len(public_images) == 0:
         raise ValueError(f"public images must be (N, C, H, W) with N >= 1; given {tuple(public_images.shape)}")
@@ -41,10 +52,32 @@ def guesses(public_images: Tensor) -> tuple[Guess, ...]:
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise ValueError("public images must be on the [0, 1] scale")
     mean = images.double().mean(dim=0).float()
-    return Guess("guess-mean", mean), Guess("guess-grey", torch.full_like(mean, GREY))
+    common = (Guess("guess-mean", mean), Guess("guess-grey", torch.full_like(mean, GREY)))
+    if public_labels is None:
+        return common
+    return (*common, Guess("guess-class", mean, _class_means(images, public_labels.cpu(), classes, mean)))
 
 
-def best_guess_mse(guesses: Sequence[Guess], originals: Tensor) -> Tensor:
-    """Return the lowest MSE that any of the guesses reaches at each original (N, C, H, W): float64 (N,)."""
-    errors = [(originals.cpu().double() - guess.image.double()).square().flatten(1).mean(dim=1) for guess in guesses]
+def best_guess_mse(guesses: Sequence[Guess], originals: Tensor, labels: Tensor) -> Tensor:
+    """Return the lowest MSE that any of the guesses reaches at each original.
+
+    Args:
+        guesses: at least one.
+        originals: (B, C, H, W) on the [0, 1] scale.
+        labels: int64 (B,).
+
+    Returns:
+        float64 (B,).
+    """
+    true = originals.cpu().double()
+    errors = [(true - guess.offer(labels).double()).square().flatten(1).mean(dim=1) for guess in guesses]
     return torch.stack(errors).amin(dim=0)
+
+
+def _class_means(images: Tensor, labels: Tensor, classes: int, mean: Tensor) -> Tensor:
+    if labels.shape != (len(images),) or int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ValueError(f"public labels must be ({len(images)},), from 0 to {classes - 1}")
+    total = torch.zeros(classes, *mean.shape, dtype=torch.float64).index_add_(0, labels, images.double())
+    counts = labels.bincount(minlength=classes)
+    means = (total / counts.clamp(min=1)[:, None, None, None]).float()
+    return torch.where((counts > 0)[:, None, None, None], means, mean)

@@ -2,41 +2,56 @@
 
 All figures are per image. MSE, PSNR, SSIM and LPIPS are on the [0, 1] scale after clamping; ``mse_normalised`` is the
 MSE of the same clamped images on the scale of the network's input, so larger by one over the squared deviation.
+Re-identification asks another question than these: does the picture, good or bad, lie nearer to its original than to
+each of some other images of the same data set? A picture that nobody would call recovered may still tell its owner.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import bootstrap
+from scipy.stats import binomtest, bootstrap
 from torch import Tensor
 
 from attacks.baselines import Guess, best_guess_mse
 from attacks.reconstruction import Reconstruction
 from fedpriv import metrics
 
-__all__ = ["Interval", "Score", "Scores", "Truth", "median_interval", "score", "score_guesses"]
+__all__ = ["Interval", "Score", "Scores", "Truth", "median_interval", "rate_interval", "score", "score_guesses"]
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
+CONFIDENCE = 0.95
+RESAMPLES = 9999
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What one upload was made of.
+    """What one upload, or one sum of uploads, was made of.
 
     Attributes:
         round: the round.
-        client: the client.
+        client: the client; for a sum the one that its observation names.
         images: (B, C, H, W) on the [0, 1] scale.
         labels: int64 (B,).
+        owners: for each image its client and its number in that client's batch; ``None``: ``client``, and their order.
+        clients: how many clients' uploads are in the sum; 1 for a single upload.
+        others: (N, C, H, W) on the [0, 1] scale: images of the same data set among which the original is to be picked
+            out; ``None``: nothing is to be picked.
     """
 
     round: int
     client: int
     images: Tensor
     labels: Tensor
+    owners: tuple[tuple[int, int], ...] | None = None
+    clients: int = 1
+    others: Tensor | None = None
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The client of an image, and the image's number in that client's batch."""
+        return (self.client, number) if self.owners is None else self.owners[number]
 
 
 @dataclass(frozen=True)
@@ -45,9 +60,9 @@ class Score:
 
     Attributes:
         round: the round.
-        client: the client.
+        client: the client whose image it is.
         image: the number of the true image in its batch.
-        attack: dlg, iga, guess-mean or guess-grey.
+        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
         upload: protected or unprotected; none for a guess.
         restart: the restart's number.
         chosen: whether the attack offers this restart.
@@ -63,6 +78,10 @@ class Score:
         recovered: SSIM of at least the threshold and an MSE below every guess's.
         seconds: wall time of the attack on this victim, all restarts; 0 for guesses.
         note: what the attack said about its result.
+        clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
+        rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
+            against. ``None`` where there are no candidates, and in files of versions without them.
+        candidates: how many images there were to pick from, the original among them.
     """
 
     round: int
@@ -84,6 +103,9 @@ class Score:
     recovered: bool
     seconds: float
     note: str
+    clients: int = 1
+    rank: int | None = None
+    candidates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ class Scores:
     Attributes:
         scores: by restart, then image.
         lpips_reason: ``None`` where LPIPS was computed.
-        pictures: number of the true image -> what the chosen restart made of it, (C, H, W) on [0, 1].
+        pictures: number of the true image in the truth -> what the chosen restart made of it, (C, H, W) on [0, 1].
     """
 
     scores: tuple[Score, ...]
@@ -109,6 +131,8 @@ class _Figures:
     mse_normalised: Tensor
     psnr: Tensor
     ssim: Tensor
+    ranks: list[int | None]
+    candidates: list[int | None]
 
 
 def score(
@@ -140,7 +164,7 @@ def score(
         ValueError: reconstruction and truth are of different victims or shapes.
     """
     _check(reconstruction, truth)
-    bar = best_guess_mse(guesses, truth.images)
+    bar = best_guess_mse(guesses, truth.images, truth.labels)
     note = "; ".join(text for text in (reconstruction.note, _unpaired(reconstruction, truth)) if text)
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
@@ -151,7 +175,7 @@ def score(
         if len(rows) == 0:
             continue
         originals, images, labels = truth.images[rows], attempt.images[columns].clamp(0, 1), attempt.labels[columns]
-        figures = _figures(originals, images, std)
+        figures = _figures(originals, images, std, truth.others)
         lpips, why = _lpips(originals, images) if chosen and perceptual else ([None] * len(images), None)
         reason = why or reason
         if chosen:
@@ -159,11 +183,12 @@ def score(
         for k, image in enumerate(rows.tolist()):
             correct = int(labels[k]) == int(truth.labels[image])
             recovered = float(figures.ssim[k]) >= success_ssim and float(figures.mse[k]) < float(bar[image])
+            client, number = truth.place(image)
             scores.append(
                 Score(
                     round=truth.round,
-                    client=truth.client,
-                    image=image,
+                    client=client,
+                    image=number,
                     attack=reconstruction.attack,
                     upload=upload,
                     restart=restart,
@@ -180,6 +205,9 @@ def score(
                     recovered=recovered,
                     seconds=reconstruction.seconds,
                     note=note,
+                    clients=truth.clients,
+                    rank=figures.ranks[k],
+                    candidates=figures.candidates[k],
                 )
             )
     return Scores(tuple(scores), reason, pictures)
@@ -195,17 +223,18 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
         perceptual: whether to compute LPIPS.
     """
     scores: list[Score] = []
+    pictures: dict[int, Tensor] = {}
     reason = None
     for guess in guesses:
-        images = guess.image.expand_as(truth.images)
-        figures = _figures(truth.images, images, std)
+        images = guess.offer(truth.labels)
+        figures = _figures(truth.images, images, std, truth.others)
         lpips, why = _lpips(truth.images, images) if perceptual else ([None] * len(images), None)
         reason = why or reason
         scores += [
             Score(
                 round=truth.round,
-                client=truth.client,
-                image=k,
+                client=truth.place(k)[0],
+                image=truth.place(k)[1],
                 attack=guess.name,
                 upload="none",
                 restart=0,
@@ -222,51 +251,109 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
                 recovered=False,
                 seconds=0.0,
                 note="",
+                clients=truth.clients,
+                rank=figures.ranks[k],
+                candidates=figures.candidates[k],
             )
             for k in range(len(images))
         ]
-    return Scores(tuple(scores), reason, {})
+        if guess.by_class is not None:
+            pictures = dict(enumerate(images))
+    return Scores(tuple(scores), reason, pictures)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median over victims and its bootstrap interval.
+    """A figure over victims and its interval.
 
     Attributes:
-        median: the median.
-        low: lower end; ``None`` for fewer than two values.
-        high: upper end; ``None`` for fewer than two values.
+        value: the figure.
+        low: lower end; ``None`` for fewer than two values (or groups of values).
+        high: upper end; ``None`` likewise.
         confidence: the nominal coverage.
     """
 
-    median: float
+    value: float
     low: float | None
     high: float | None
     confidence: float
 
 
-def median_interval(values: Sequence[float], generator: np.random.Generator, confidence: float = 0.95) -> Interval:
+def median_interval(
+    values: Sequence[float],
+    generator: np.random.Generator,
+    confidence: float = CONFIDENCE,
+    groups: Sequence[Hashable] | None = None,
+) -> Interval:
     """Return the median and its percentile bootstrap interval (Efron 1979), 9,999 resamples.
 
+    Images that came out of one upload rise and fall together: with ``groups`` whole groups are drawn, not single
+    values (the cluster bootstrap; Davison and Hinkley 1997, section 3.8).
+
     Args:
-        values: one a victim, at least one, finite.
+        values: one an image, at least one, finite.
         generator: source of the resamples.
         confidence: nominal coverage, between 0 and 1.
+        groups: for each value the upload that it comes from; ``None``: each from its own.
 
     Raises:
-        ValueError: there is no value, or one is not finite.
+        ValueError: there is no value, one is not finite, or the groups are of another number.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0 or not np.isfinite(data).all():
         raise ValueError("a median interval needs at least one value, all of them finite")
+    if groups is not None and len(groups) != data.size:
+        raise ValueError(f"{data.size} values, but {len(groups)} groups")
+    members = _members(data, range(data.size) if groups is None else groups)
     median = float(np.median(data))
-    if data.size == 1:
+    if len(members) == 1:
         return Interval(median, None, None, confidence)
+
+    def median_of(drawn: np.ndarray, axis: int) -> np.ndarray:
+        chosen = members[drawn]
+        medians: np.ndarray = np.nanmedian(chosen.reshape(*chosen.shape[:-2], -1), axis=axis)
+        return medians
+
     result = bootstrap(
-        (data,), np.median, confidence_level=confidence, n_resamples=9999, method="percentile", rng=generator
+        (np.arange(len(members)),),
+        median_of,
+        vectorized=True,
+        batch=max(1, 2**24 // members.size),
+        confidence_level=confidence,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=generator,
     )
     low, high = result.confidence_interval
     return Interval(median, float(low), float(high), confidence)
+
+
+def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
+    """Return a success rate and Wilson's score interval (1927), which has a width for 0 of n and for n of n too.
+
+    Args:
+        successes: from 0 to ``trials``.
+        trials: at least 1.
+        confidence: nominal coverage, between 0 and 1.
+
+    Raises:
+        ValueError: there are no trials, or more successes than trials.
+    """
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"{successes} successes of {trials} trials")
+    found = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    return Interval(successes / trials, float(found.low), float(found.high), confidence)
+
+
+def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:
+    """The values of each group in a row, filled up with NaN: (groups, most values in one)."""
+    rows: dict[Hashable, list[float]] = {}
+    for value, group in zip(data.tolist(), groups, strict=True):
+        rows.setdefault(group, []).append(value)
+    members = np.full((len(rows), max(map(len, rows.values()))), np.nan)
+    for number, row in enumerate(rows.values()):
+        members[number, : len(row)] = row
+    return members
 
 
 def _check(reconstruction: Reconstruction, truth: Truth) -> None:
@@ -298,15 +385,34 @@ def _pairs(originals: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows), torch.from_numpy(columns)
 
 
-def _figures(originals: Tensor, images: Tensor, std: Sequence[float]) -> _Figures:
+def _figures(originals: Tensor, images: Tensor, std: Sequence[float], others: Tensor | None) -> _Figures:
     scale = torch.tensor(std, dtype=torch.float64)[:, None, None]
     mse = metrics.mse(originals, images)
+    ranks, candidates = _ranks(originals, images, others)
     return _Figures(
         mse=mse,
         mse_normalised=metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale),
         psnr=-10 * mse.clamp(min=SMALLEST_MSE).log10(),
         ssim=metrics.ssim(originals, images),
+        ranks=ranks,
+        candidates=candidates,
     )
+
+
+def _ranks(originals: Tensor, images: Tensor, others: Tensor | None) -> tuple[list[int | None], list[int | None]]:
+    """The place of each original by distance to its picture, and among how many; copies of the original do not count.
+
+    A tie counts against the attack, so that a picture as near to all candidates as to the original picks nothing.
+    """
+    if others is None:
+        return [None] * len(images), [None] * len(images)
+    true, made, rest = (part.cpu().double().flatten(1) for part in (originals, images, others))
+    own = (true - made).square().sum(dim=1)
+    distances = torch.cdist(made, rest, compute_mode="donot_use_mm_for_euclid_dist").square()
+    differs = torch.stack([(rest != one).any(dim=1) for one in true])
+    # The two distances are computed in different ways: an equal one may differ in its last digits.
+    nearer = (distances <= own[:, None] * (1 + 1e-9)) & differs
+    return (1 + nearer.sum(dim=1)).tolist(), (1 + differs.sum(dim=1)).tolist()
 
 
 def _lpips(originals: Tensor, images: Tensor) -> tuple[list[float | None], str | None]:

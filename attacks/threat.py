@@ -1,23 +1,162 @@
-"""Threat models as data: who listens, what they see and know, and what stays hidden from them."""
+"""Threat models as data: who listens, what they see and know, what stays hidden, and what attacks may ask of them.
 
+A threat model is a row of :data:`LISTENERS` (who listens, and where) together with the settings ``adversary.knows_*``
+(what they know besides). An attack states what it needs as a tuple of :class:`Access`; where the threat model
+withholds one of these, the attack is refused with the reason, rather than helped along.
+"""
+
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from fedpriv.errors import InputError
+from fedpriv.config import AdversaryConfig
 
-__all__ = ["THREAT_MODELS", "ThreatModel", "threat_model"]
+__all__ = ["LISTENERS", "Access", "Listener", "ThreatModel", "threat_model"]
+
+WIDTH = 79
+
+
+class Access(StrEnum):
+    """One thing that an attack may need and a threat model may grant."""
+
+    PARAMETERS = "parameters"
+    UPLOADS = "uploads"
+    SUM = "sum"
+    MECHANISM = "mechanism"
+    BATCH_SIZE = "batch-size"
+    LABELS = "labels"
+    PUBLIC_DATA = "public-data"
+    ACTIVE = "active"
+
+    @property
+    def words(self) -> str:
+        """What it is, for a person."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Access.PARAMETERS: "the parameters that the clients start the round from",
+    Access.UPLOADS: "the uploads of single clients",
+    Access.SUM: "at least the sum of a round's uploads",
+    Access.MECHANISM: "the privacy mechanism and its parameters",
+    Access.BATCH_SIZE: "the batch size",
+    Access.LABELS: "the labels of the attacked batch",
+    Access.PUBLIC_DATA: "public images of the same kind",
+    Access.ACTIVE: "sending parameters of the adversary's own making",
+}
+
+# What one may know without listening, each with the setting that grants or withholds it.
+_KNOWLEDGE = {
+    Access.MECHANISM: "knows_mechanism",
+    Access.BATCH_SIZE: "knows_batch_size",
+    Access.LABELS: "knows_labels",
+    Access.PUBLIC_DATA: "knows_public_data",
+}
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who listens, and what reaches them.
+
+    Attributes:
+        name: the name in the experiment file.
+        who: who they are, and where.
+        sees: what reaches them in each round.
+        withheld: what the place where they listen keeps from them.
+        conduct: whether they only listen or also interfere.
+        grants: what attacks may build on.
+    """
+
+    name: str
+    who: str
+    sees: tuple[str, ...]
+    withheld: tuple[str, ...]
+    conduct: str
+    grants: tuple[Access, ...]
+
+
+_EACH = (
+    "the parameters sent to the clients before the round",
+    "each client's upload and which client sent it",
+)
+_SUM = (
+    "the parameters sent to the clients before the round",
+    "which clients take part",
+    "the sum of their uploads, weighted as the server averages them (secure aggregation is assumed here, not "
+    "carried out: the adversary is handed the sum only)",
+)
+_PASSIVE = "passive: it follows the protocol and only listens"
+_ACTIVE = "active: it may send the clients parameters of its own making; otherwise it follows the protocol"
+_ALL_UPLOADS = (Access.PARAMETERS, Access.UPLOADS, Access.SUM)
+_SUM_ONLY = (Access.PARAMETERS, Access.SUM)
+
+LISTENERS = {
+    listener.name: listener
+    for listener in (
+        Listener("honest-but-curious-server", "the server", _EACH, (), _PASSIVE, _ALL_UPLOADS),
+        Listener("malicious-server", "the server", _EACH, (), _ACTIVE, (*_ALL_UPLOADS, Access.ACTIVE)),
+        Listener(
+            "secure-aggregation",
+            "the server, behind secure aggregation",
+            _SUM,
+            ("the upload of a single client",),
+            _PASSIVE,
+            _SUM_ONLY,
+        ),
+        Listener(
+            "malicious-secure-aggregation",
+            "the server, behind secure aggregation",
+            _SUM,
+            ("the upload of a single client",),
+            _ACTIVE,
+            (*_SUM_ONLY, Access.ACTIVE),
+        ),
+        Listener(
+            "network-plaintext",
+            "whoever can read the connections between clients and server, which carry no TLS",
+            _EACH,
+            (),
+            _PASSIVE,
+            _ALL_UPLOADS,
+        ),
+        Listener(
+            "network-tls",
+            "whoever can read the connections between clients and server, which carry TLS",
+            ("when messages pass, between whom, and how many bytes they have",),
+            ("what the messages say: parameters and uploads",),
+            _PASSIVE,
+            (),
+        ),
+    )
+}
+
+_PUBLIC = (
+    "the network's architecture and loss",
+    "the algorithm, number of local steps, learning rate and local optimiser",
+    "the number of the client's examples",
+    "shape, classes and public normalisation constants of the data",
+)
+_SECRET = (
+    "the images",
+    "which examples are in a batch",
+    "every random seed (one travels in this lab's own messages, where one machine plays all parts)",
+    "the random numbers of the mechanism",
+)
 
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What one kind of adversary has to work with.
+    """What one adversary has to work with.
 
     Attributes:
-        name: the name in the experiment file.
-        listener: who listens, and where.
+        name: who listens: the name in the experiment file.
+        listener: who they are, and where.
         sees: what reaches them in each round.
-        knows: what they know besides (Kerckhoffs: everything but the secrets).
+        knows: what they know besides (Kerckhoffs: by default everything but the secrets).
         withheld: what they never get.
         conduct: whether they only listen or also interfere.
+        grants: what attacks may build on.
     """
 
     name: str
@@ -26,56 +165,44 @@ class ThreatModel:
     knows: tuple[str, ...]
     withheld: tuple[str, ...]
     conduct: str
+    grants: tuple[Access, ...]
 
     def describe(self) -> str:
-        """Return the threat model as a few lines for a person."""
+        """Return the threat model as a few lines of at most 79 characters for a person."""
         rows = (
             ("listens", self.listener),
-            ("sees", ", ".join(self.sees)),
-            ("knows", ", ".join(self.knows)),
-            ("does not know", ", ".join(self.withheld)),
+            ("sees", "; ".join(self.sees)),
+            ("knows", "; ".join(self.knows)),
+            ("does not know", "; ".join(self.withheld)),
             ("conduct", self.conduct),
         )
-        return "\n".join([f"threat model: {self.name}", *(f"  {key + ':':<15}{text}" for key, text in rows)])
+        return "\n".join([f"threat model: {self.name}", *(_row(key, text) for key, text in rows)])
+
+    def refusal(self, attack: str, needs: Iterable[Access]) -> str | None:
+        """Say why an attack with these needs cannot be made, or return ``None``."""
+        missing = [need for need in needs if need not in self.grants]
+        if not missing:
+            return None
+        first = missing[0]
+        switch = f" (adversary.{_KNOWLEDGE[first]} = false)" if first in _KNOWLEDGE else ""
+        return f"{attack} needs {first.words}, which the threat model {self.name} withholds{switch}"
 
 
-THREAT_MODELS = {
-    model.name: model
-    for model in (
-        ThreatModel(
-            name="honest-but-curious-server",
-            listener="the server, or whoever reads its uploads in clear text",
-            sees=(
-                "the parameters sent to the clients before the round",
-                "each client's upload and which client sent it",
-            ),
-            knows=(
-                "the network's architecture and loss",
-                "the privacy mechanism and its parameters",
-                "the algorithm, batch size, number of local steps, learning rate and local optimiser",
-                "the number of the client's examples",
-                "shape, classes and public normalisation constants of the data",
-                "public images of the same kind",
-            ),
-            withheld=(
-                "the images",
-                "the labels",
-                "which examples are in a batch",
-                "every random seed",
-                "the random numbers of the mechanism",
-            ),
-            conduct="passive: it follows the protocol and only listens",
-        ),
+def threat_model(config: AdversaryConfig) -> ThreatModel:
+    """Return the threat model that the settings describe."""
+    listener = LISTENERS[config.threat_model]
+    known = [access for access, switch in _KNOWLEDGE.items() if getattr(config, switch)]
+    hidden = [access for access in _KNOWLEDGE if access not in known]
+    return ThreatModel(
+        name=listener.name,
+        listener=listener.who,
+        sees=listener.sees,
+        knows=(*_PUBLIC, *(access.words for access in known)),
+        withheld=(*listener.withheld, *(access.words for access in hidden), *_SECRET),
+        conduct=listener.conduct,
+        grants=(*listener.grants, *known),
     )
-}
 
 
-def threat_model(name: str) -> ThreatModel:
-    """Return the threat model of that name.
-
-    Raises:
-        InputError: there is none.
-    """
-    if name not in THREAT_MODELS:
-        raise InputError(f"threat model {name!r} is not known; known: {', '.join(THREAT_MODELS)}")
-    return THREAT_MODELS[name]
+def _row(key: str, text: str) -> str:
+    return textwrap.fill(f"{key + ':':<15}{text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 17)

@@ -21,6 +21,7 @@ from attacks.reconstruction.preflight import preflight
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
 from attacks.reconstruction.uploads import Victim, prepare_victims, refusal
+from attacks.threat import Access
 from fedpriv.config import DlgConfig, IgaConfig
 
 __all__ = [
@@ -35,6 +36,9 @@ __all__ = [
     "refusal",
 ]
 
+# A sum of several clients' uploads serves as well: it is an upload of their examples together.
+GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
+
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
 
 
@@ -46,6 +50,8 @@ class Attack:
         name: the name in the experiment file.
         title: what it is called.
         reference: the paper.
+        needs: what the threat model must grant.
+        tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
         config: its settings' class.
         run: what runs it on a chunk of rows.
     """
@@ -53,6 +59,8 @@ class Attack:
     name: str
     title: str
     reference: str
+    needs: tuple[Access, ...]
+    tunable: tuple[str, ...]
     config: type[DlgConfig] | type[IgaConfig]
     run: Callable[..., Outcome]
 
@@ -64,6 +72,8 @@ ATTACKS: Mapping[str, Attack] = {
             "dlg",
             "Deep Leakage from Gradients",
             "Zhu, Liu and Han: Deep Leakage from Gradients, NeurIPS 2019",
+            GRADIENT_MATCHING,
+            (),
             DlgConfig,
             run_dlg,
         ),
@@ -71,6 +81,8 @@ ATTACKS: Mapping[str, Attack] = {
             "iga",
             "Inverting Gradients",
             "Geiping, Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020",
+            GRADIENT_MATCHING,
+            ("tv",),
             IgaConfig,
             run_iga,
         ),

@@ -137,7 +137,7 @@ def _close(
         versions=versions(),
         data={"name": world.dataset.name, "source": world.dataset.source},
         model={"name": experiment.model.name, "parameters": sum(v.numel() for v in world.initial.parameters.values())},
-        threat_model=threat_model(experiment.adversary.threat_model),
+        threat_model=threat_model(experiment.adversary),
         device=str(world.device),
         engine=choose_engine(experiment.engine),
         command=folder.command(),

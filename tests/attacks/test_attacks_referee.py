@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks import referee
 from attacks.baselines import Guess, guesses
 from attacks.reconstruction import Attempt, Reconstruction
-from attacks.referee import Truth, median_interval, score, score_guesses
+from attacks.referee import Truth, median_interval, rate_interval, score, score_guesses
 from fedpriv import metrics
 
 STD = (0.25,)
@@ -185,7 +185,7 @@ def test_median_interval_against_the_order_statistics() -> None:
     # P(median of a resample <= ordered[k]) = P(Binomial(41, (k + 1) / 41) >= 21)
     chance = np.array([binom.sf(20, 41, (k + 1) / 41) for k in range(41)])
     low, high = ordered[np.searchsorted(chance, 0.025)], ordered[np.searchsorted(chance, 0.975)]
-    assert found.median == pytest.approx(np.median(values))
+    assert found.value == pytest.approx(np.median(values))
     assert found.low == pytest.approx(low)
     assert found.high == pytest.approx(high)
     assert found.confidence == 0.95
@@ -194,7 +194,122 @@ def test_median_interval_against_the_order_statistics() -> None:
 @pytest.mark.parametrize(("values", "ends"), [([2.0], None), ([3.0, 3.0, 3.0], 3.0)])
 def test_median_interval_of_few_or_equal_values(values: list[float], ends: float | None) -> None:
     found = median_interval(values, np.random.default_rng(0))
-    assert (found.median, found.low, found.high) == (values[0], ends, ends)
+    assert (found.value, found.low, found.high) == (values[0], ends, ends)
+
+
+def test_images_of_one_upload_are_drawn_together() -> None:
+    """Against resampling written out: uploads of 3, 1 and 2 images and so on, each with a level of its own."""
+    rng = np.random.default_rng(5)
+    sizes = [3, 1, 2, 4, 2, 1, 3, 2]
+    uploads = [level + 0.05 * rng.standard_normal(size) for level, size in zip(rng.random(8), sizes, strict=True)]
+    values = np.concatenate(uploads).tolist()
+    groups = [number for number, upload in enumerate(uploads) for _ in upload]
+    found = median_interval(values, np.random.default_rng(1), groups=groups)
+    drawn = rng.integers(0, 8, (20_000, 8))
+    medians = [np.median(np.concatenate([uploads[number] for number in row])) for row in drawn]
+    assert found.value == pytest.approx(np.median(values))
+    # Medians take few different values; the two samples' quantiles may land on neighbouring ones.
+    step = np.diff(np.unique(medians)).max()
+    np.testing.assert_allclose([found.low, found.high], np.quantile(medians, [0.025, 0.975]), atol=step)
+    single = median_interval(values, np.random.default_rng(1))
+    assert found.low is not None and found.high is not None and single.low is not None and single.high is not None
+    assert found.high - found.low > single.high - single.low
+
+
+def test_one_upload_has_no_interval() -> None:
+    found = median_interval([1.0, 2.0, 4.0], np.random.default_rng(0), groups=["a", "a", "a"])
+    assert (found.value, found.low, found.high) == (2.0, None, None)
+    with pytest.raises(ValueError, match="3 values, but 2 groups"):
+        median_interval([1.0, 2.0, 4.0], np.random.default_rng(0), groups=["a", "a"])
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 4), (4, 4), (7, 16), (1, 1), (0, 1000)])
+def test_rate_interval_against_the_formula(successes: int, trials: int) -> None:
+    found, z, rate = rate_interval(successes, trials), 1.959963984540054, successes / trials
+    centre = (rate + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * np.sqrt(rate * (1 - rate) / trials + z**2 / (4 * trials**2))
+    assert found.value == rate
+    assert found.low == pytest.approx(centre - half, abs=1e-12)
+    assert found.high == pytest.approx(centre + half, abs=1e-12)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 4)])
+def test_rate_interval_refuses(successes: int, trials: int) -> None:
+    with pytest.raises(ValueError, match="successes of"):
+        rate_interval(successes, trials)
+
+
+def ranked(images: Tensor, known: Truth) -> list[tuple[int | None, int | None]]:
+    return [(line.rank, line.candidates) for line in scored(offered((images, known.labels)), known)]
+
+
+def test_the_original_is_picked_out_of_a_hundred() -> None:
+    images, labels = digits()
+    generator = torch.Generator().manual_seed(2)
+    known = Truth(1, 4, images[:3], labels[:3], others=images[500:599])
+    noisy = (images[:3] + 0.3 * torch.randn(3, 1, 8, 8, generator=generator)).clamp(0, 1)
+    expected = []
+    for true, made in zip(images[:3].numpy(), noisy.numpy(), strict=True):
+        own = np.mean((true - made) ** 2)
+        expected.append((1 + int(sum(np.mean((other - made) ** 2) <= own for other in images[500:599].numpy())), 100))
+    assert ranked(noisy, known) == expected
+    assert ranked(images[:3].clone(), known) == [(1, 100)] * 3
+    assert ranked(images[500:503].clone(), replace(known, images=images[500:503]))[0][0] == 1
+
+
+def test_a_tie_picks_nothing_and_copies_of_the_original_do_not_count() -> None:
+    images, labels = digits()
+    binary = (images[:40] > 0.5).float()  # the grey picture is as far from each of these as from all others
+    known = Truth(1, 4, binary[:1], labels[:1], others=torch.cat([binary[1:], binary[:1], binary[:1]]))
+    assert ranked(torch.full((1, 1, 8, 8), 0.5), known) == [(40, 40)]
+    assert ranked(binary[:1].clone(), known) == [(1, 40)]
+
+
+def test_a_guess_picks_by_chance() -> None:
+    """Chance is 1 in 100: over 600 digits, each among 99 others, the mean image is right for at most 2 %."""
+    images, labels = digits()
+    order = torch.randperm(1700, generator=torch.Generator().manual_seed(1))
+    hits = 0
+    for start in range(0, 600, 20):
+        own, rest = order[start : start + 20], order[600 + start // 2 : 600 + start // 2 + 99]
+        known = Truth(1, 4, images[own], labels[own], others=images[rest])
+        lines = score_guesses(PUBLIC[:1], known, STD, perceptual=False).scores
+        assert {line.candidates for line in lines} == {100}
+        hits += sum(line.rank == 1 for line in lines)
+    assert hits <= 12
+
+
+def test_no_candidates_no_rank() -> None:
+    known = truth(2)
+    assert ranked(known.images.clone(), known) == [(None, None)] * 2
+
+
+def test_images_of_a_sum_belong_to_their_clients() -> None:
+    known = replace(truth(3), owners=((2, 0), (2, 1), (5, 0)), clients=2)
+    order = [2, 0, 1]
+    result = score(
+        offered((known.images[order], known.labels[order])), "protected", known, PUBLIC, STD, 0.6, perceptual=False
+    )
+    assert [(line.client, line.image, line.clients) for line in result.scores] == [(2, 0, 2), (2, 1, 2), (5, 0, 2)]
+    assert all(line.mse == 0 for line in result.scores)
+    assert sorted(result.pictures) == [0, 1, 2]
+    lines = score_guesses(PUBLIC, known, STD, perceptual=False).scores
+    assert [(line.client, line.image) for line in lines[:3]] == [(2, 0), (2, 1), (5, 0)]
+
+
+def test_a_guess_by_class_raises_the_bar_and_has_pictures_of_its_own() -> None:
+    """With labels known, the mean image of the class is no leak of the upload: it must not count as recovered."""
+    images, labels = digits()
+    known = truth(4)
+    public = guesses(images[1000:], labels[1000:], 10)
+    offer = offered((public[2].offer(known.labels), known.labels))
+    blind = score(offer, "protected", known, PUBLIC, STD, 0.3, perceptual=False).scores
+    told = score(offer, "protected", known, public, STD, 0.3, perceptual=False).scores
+    assert any(line.recovered for line in blind)
+    assert not any(line.recovered for line in told)
+    result = score_guesses(public, known, STD, perceptual=False)
+    assert [line.attack for line in result.scores[8:]] == ["guess-class"] * 4
+    assert torch.equal(torch.stack([result.pictures[k] for k in range(4)]), public[2].offer(known.labels))
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [1.0, float("inf")]])
