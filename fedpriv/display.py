@@ -1,15 +1,18 @@
 """The live view of a run in the terminal: bars and figures while it runs, plain lines where nobody watches."""
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from fedpriv.budget import Stop
 from fedpriv.runs import RoundRecord
 
 __all__ = ["Display"]
 
 _LINES_PER_RUN = 10
+_CLIENTS_NAMED = 8
 
 
 class Display:
@@ -51,9 +54,18 @@ class Display:
         for failure in record.failures:
             self.warn(f"round {record.round}: client {failure.client} left out: {failure.reason}")
         figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
+        if record.epsilon is not None:
+            figures += f"  ε {record.epsilon:.4g}"
         self._advance("rounds", record.round, rounds, figures)
         if not self._console.is_terminal and record.round % max(1, rounds // _LINES_PER_RUN) == 0:
             self._console.print(f"round {record.round} of {rounds}: {figures}", markup=False, highlight=False)
+
+    def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
+        """Print which clients stop, and how many go on."""
+        clients = ", ".join(str(stop.client) for stop in stops[:_CLIENTS_NAMED])
+        more = f" and {len(stops) - _CLIENTS_NAMED} more" if len(stops) > _CLIENTS_NAMED else ""
+        who = f"client {clients} stops" if len(stops) == 1 else f"clients {clients}{more} stop"
+        self.stage(f"round {round_number}: {who} at federation.target_epsilon; {left} left")
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """Advance the bar of one attack."""

@@ -1,7 +1,9 @@
 """What a run tells while it runs; whoever shows it decides how."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from fedpriv.budget import Stop
 from fedpriv.runs import RoundRecord
 
 __all__ = ["Progress", "Silent"]
@@ -15,6 +17,9 @@ class Progress(Protocol):
 
     def round_finished(self, record: RoundRecord, rounds: int) -> None:
         """A round of ``rounds`` is over."""
+
+    def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
+        """Clients are not asked any more from this round on; ``left`` go on."""
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """An attack did ``done`` of ``total`` iterations; ``loss`` is its best mean loss so far."""
@@ -30,6 +35,9 @@ class Silent:
         """Ignore."""
 
     def round_finished(self, record: RoundRecord, rounds: int) -> None:
+        """Ignore."""
+
+    def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
         """Ignore."""
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:

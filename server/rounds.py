@@ -3,9 +3,11 @@
 import math
 import statistics
 import time
+from dataclasses import replace
 
 from flwr.serverapp import Grid
 
+from fedpriv.budget import Budget
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.plan import participants
@@ -28,6 +30,8 @@ _OUTLIER = 10
 def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) -> None:
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
 
+    That is federation.rounds, or the last one for which federation.target_epsilon leaves enough clients.
+
     Args:
         grid: Flower's way to the clients.
         world: the experiment, built.
@@ -35,30 +39,47 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) 
         progress: told about every round.
 
     Raises:
+        InputError: federation.target_epsilon allows not even one round.
         RunFailedError: too few usable uploads in a round, or the model diverged. What was written stays.
     """
+    federation = world.experiment.federation
+    budget = Budget(world.experiment, world.plans)
     optimizer = ServerOptimizer(world.experiment, world.initial)
     done = _take_up(optimizer, world, folder)
-    federation = world.experiment.federation
-    if done == federation.rounds:
+    budget.replay({number: clients for number, clients in folder.asked().items() if number <= done})
+    if done == federation.rounds or budget.is_used_up(done + 1):
         return
     nodes = find_clients(grid, federation.clients, _CONNECT_SECONDS)
     tap = Tap(world, folder)
     saved = time.monotonic()
     for number in range(done + 1, federation.rounds + 1):
+        _tell_stops(budget, number, progress)
+        if budget.is_used_up(number):
+            break
+        asked = participants(world.experiment, number, budget.left(number))
+        budget.spend(number, asked)
         try:
-            record = _round(grid, nodes, world, optimizer, tap, folder, number)
+            record = _round(grid, nodes, world, optimizer, tap, folder, number, asked)
         except BaseException:
             # Whatever ended this round (a failure, Ctrl-C), keep the ones before it; if the step was already taken the
             # state is in between, and the checkpoint on disk stands.
             if optimizer.rounds == number - 1:
                 _save(optimizer, folder)
             raise
+        record = replace(record, epsilon=budget.worst_epsilon)
         folder.append_round(record)
-        if number == federation.rounds or time.monotonic() - saved > _CHECKPOINT_SECONDS:
+        if time.monotonic() - saved > _CHECKPOINT_SECONDS:
             _save(optimizer, folder)
             saved = time.monotonic()
         progress.round_finished(record, federation.rounds)
+    _save(optimizer, folder)
+
+
+def _tell_stops(budget: Budget, number: int, progress: Progress) -> None:
+    known = len(budget.stops)
+    left = budget.left(number)
+    if stops := budget.stops[known:]:
+        progress.clients_stopped(number, stops, len(left))
 
 
 def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
@@ -69,7 +90,8 @@ def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int
         if not math.isfinite(loss):
             raise InputError(f"model.name = {world.experiment.model.name!r}: its loss before training is {loss}")
         folder.write_jsonl("metrics.jsonl", [])
-        folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0))
+        nothing_yet = None if world.experiment.mechanism.name == "none" else 0.0
+        folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet))
         return 0
     optimizer.load(checkpoint.tensors, checkpoint.round)
     _check_complete(folder, checkpoint.round, world.experiment.federation.rounds)
@@ -97,11 +119,11 @@ def _round(
     tap: Tap,
     folder: RunFolder,
     number: int,
+    asked: tuple[int, ...],
 ) -> RoundRecord:
     began = time.monotonic()
     federation = world.experiment.federation
     before = optimizer.state
-    asked = participants(world.experiment, number)
     folder.append_asked(number, asked)
     replies = ask_clients(
         grid, nodes, asked, before, world.experiment.model_dump_json(), number, federation.round_timeout

@@ -14,6 +14,7 @@ from typing import Any
 from attacks.referee import Score
 from attacks.threat import ThreatModel
 from fedpriv.accounting import Guarantee
+from fedpriv.budget import Stop
 from fedpriv.config import Experiment
 from fedpriv.runs import RoundRecord
 
@@ -64,6 +65,7 @@ class Summary:
     test_accuracy: float | None
     test_loss: float | None
     ledger: Guarantee | None
+    stops: tuple[Stop, ...]
     attacks: tuple[AttackResult, ...]
     seconds: float
     verdict: tuple[str, ...]
@@ -112,9 +114,14 @@ def _condense(
 
 
 def verdict(
-    experiment: Experiment, status: str, last: RoundRecord | None, worst: Guarantee | None, scores: Sequence[Score]
+    experiment: Experiment,
+    status: str,
+    last: RoundRecord | None,
+    worst: Guarantee | None,
+    scores: Sequence[Score],
+    stops: Sequence[Stop] = (),
 ) -> tuple[str, ...]:
-    """Say in a few sentences what the run showed: leakage, utility, proven privacy."""
+    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it."""
     finished = status == "completed"
     sentences = _leakage(experiment, scores) if finished else [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
@@ -122,7 +129,34 @@ def verdict(
         sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data rightly.")
     if worst is not None:
         sentences += _proof(experiment, worst)
+    if stops:
+        sentences.append(_stopped(experiment, stops))
+    if finished and (reason := early_end(experiment, last, stops)):
+        sentences.append(f"{reason[0].upper()}{reason[1:]}.")
     return tuple(sentences)
+
+
+def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[Stop]) -> str | None:
+    """Say why a run that came to its end has fewer rounds than were planned; ``None`` where it has them all."""
+    federation = experiment.federation
+    if last is None or last.round == federation.rounds or federation.clients - len(stops) >= federation.min_clients:
+        return None
+    left = federation.clients - len(stops)
+    return (
+        f"the run ended after round {last.round} of {federation.rounds} because the privacy budget is used up: "
+        f"{left} of {federation.clients} clients may still take part, and federation.min_clients = "
+        f"{federation.min_clients}"
+    )
+
+
+def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
+    rounds = [stop.round for stop in stops]
+    first, last = min(rounds), max(rounds)
+    when = f"after round {first}" if first == last else f"between rounds {first} and {last}"
+    return (
+        f"{len(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
+        f"taken them above federation.target_epsilon = {_figure(experiment.federation.target_epsilon or 0.0)}."
+    )
 
 
 def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:

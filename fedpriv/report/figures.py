@@ -21,7 +21,7 @@ from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.view import Partition
 from fedpriv.runs import RoundRecord
 
-__all__ = ["Plot", "accuracy_plot", "loss_plot", "partition_plot"]
+__all__ = ["Plot", "accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot"]
 
 PIXELS_PER_INCH = 96
 _MATPLOTLIB_FONT = "font-family: 'DejaVu Sans', sans-serif"
@@ -76,11 +76,7 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | 
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_ylim(0, 1)
         if classes:
-            axes.axhline(1 / classes, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
-            axes.annotate(
-                f"guessing among {classes}", (1, 1 / classes), (0, 3), xycoords=("axes fraction", "data"),
-                textcoords="offset points", ha="right", va="bottom", color=theme.muted, fontsize=8.5,
-            )  # fmt: skip
+            _level(axes, 1 / classes, f"guessing among {classes}", theme)
         return drawing
 
     return _plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
@@ -106,6 +102,27 @@ def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
 
     scale = ", logarithmic scale" if logarithmic else ""
     return _plot(build, f"Test loss over rounds{scale}: {_course(points, figure)}{_faults(rounds)}.")
+
+
+def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | None:
+    """Draw the worst client's running epsilon over rounds, with the ``target`` at which clients stop.
+
+    ``None`` where nothing is proven, or where it stays the same after the first round and there is no target.
+    """
+    points = [(record.round, record.epsilon) for record in rounds if record.epsilon is not None]
+    values = {value for _, value in points if value > 0}
+    if not values or (len(values) == 1 and target is None):
+        return None
+
+    def build(theme: _Theme) -> Figure:
+        drawing, axes = _curve("Proven ε of the worst client", points, (), theme, figure)
+        axes.set_ylim(0, 1.12 * max(*values, target or 0.0))
+        if target is not None:
+            _level(axes, target, f"target {figure(target)}", theme)
+        return drawing
+
+    limit = f"; clients stop at {figure(target)}" if target is not None else ""
+    return _plot(build, f"Proven epsilon of the worst client over rounds: {_course(points, figure)}{limit}.")
 
 
 def partition_plot(partition: Partition) -> Plot:
@@ -200,6 +217,15 @@ def _curve(
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.margins(x=0.02)
     return drawing, axes
+
+
+def _level(axes: Axes, value: float, name: str, theme: _Theme) -> None:
+    """A dotted line across, with its name above its end."""
+    axes.axhline(value, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
+    axes.annotate(
+        name, (1, value), (0, 3), xycoords=("axes fraction", "data"),
+        textcoords="offset points", ha="right", va="bottom", color=theme.muted, fontsize=8.5,
+    )  # fmt: skip
 
 
 def _dress(axes: Axes, theme: _Theme) -> None:

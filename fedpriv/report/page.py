@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError
 from fedpriv.report import numbers
-from fedpriv.report.figures import Plot, accuracy_plot, loss_plot, partition_plot
+from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Ledger, LedgerLine, Picture, View, load_view
 
@@ -73,6 +73,7 @@ def render_page(view: View) -> str:
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
         ledger=_ledger_table(view.ledger) if view.ledger else None,
+        stops={stop.client: stop for stop in view.summary.stops} if view.summary else {},
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
         attack_names=ATTACKS,
@@ -129,7 +130,9 @@ def _plain(value: object) -> str:
 
 def _training_plots(view: View) -> list[Plot]:
     classes = len(view.partition.class_names) if view.partition else None
-    return [plot for plot in (accuracy_plot(view.rounds, classes), loss_plot(view.rounds)) if plot]
+    target = view.experiment.federation.target_epsilon
+    drawn = (accuracy_plot(view.rounds, classes), loss_plot(view.rounds), epsilon_plot(view.rounds, target))
+    return [plot for plot in drawn if plot]
 
 
 def _training_facts(view: View) -> list[tuple[str, str]]:

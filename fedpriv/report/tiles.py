@@ -118,6 +118,9 @@ def _proven(view: View, worst: LedgerLine) -> Tile:
         *client,
         ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
     ]
+    target = view.experiment.federation.target_epsilon
+    if target is not None:
+        conditions.insert(1, ("target", f"{figure(target)}, at which clients stop"))
     if worst.pure_epsilon is not None:
         conditions.insert(1, ("pure ε", f"{figure(worst.pure_epsilon)} (δ = 0)"))
     title = "Proven ε for the whole run"

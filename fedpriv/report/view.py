@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from PIL import Image, UnidentifiedImageError
 from pydantic import ConfigDict, TypeAdapter
 
+from fedpriv.budget import Stop
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
 from fedpriv.runs import FINITE, RoundRecord, RunFolder, parse_json
@@ -188,6 +189,7 @@ class Summary:
     test_accuracy: float | None = None
     test_loss: float | None = None
     ledger: LedgerLine | None = None
+    stops: tuple[Stop, ...] = ()
     attacks: tuple[AttackResult, ...] = ()
     seconds: float | None = None
     verdict: tuple[str, ...] = ()
