@@ -4,24 +4,70 @@ A factor answers the operator's questions for one parameter. Which form is cheap
 of a Linear weight is the outer product of the output's gradient and the input, and need never be multiplied out.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedpriv.gradients.operator import in_double, inner_products
 
-__all__ = ["Factor", "Lookup", "Outer", "Rows", "Zero", "rows_are_cheaper"]
+__all__ = ["Factor", "Inputs", "Lookup", "Memory", "Outer", "Rows", "Stacked", "Zero", "rows_are_cheaper", "slices"]
 
-# What is computed on the way is cut into pieces of so many bytes.
-CHUNK_BYTES = 1 << 26
-# Per-example gradients of one parameter are written out when that is cheaper and takes no more than this.
-ROWS_BYTES = 1 << 28
+
+class Memory:
+    """What the gradients of a batch may take beyond the inputs and the output gradients of its layers.
+
+    Half is for what is written out to be kept, all layers together; half for what is computed on the way, each time.
+
+    Args:
+        chunk_bytes: the whole.
+
+    Attributes:
+        scratch: bytes for what is computed on the way.
+    """
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.scratch = chunk_bytes // 2
+        self._free = chunk_bytes - self.scratch
+
+    def reserve(self, numbers: int, like: Tensor) -> bool:
+        """Tell whether so many numbers fit into what is still free to be kept, and count them as kept if they do."""
+        wanted = numbers * like.element_size()
+        if wanted > self._free:
+            return False
+        self._free -= wanted
+        return True
+
+
+class Inputs(Protocol):
+    """What a weight matrix was applied to: a tensor (B, T, in), or something that makes the examples asked for."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, T, in)."""
+
+    def __getitem__(self, examples: slice, /) -> Tensor:
+        """Return some examples, (n, T, in)."""
 
 
 class Factor(ABC):
-    """The gradients of B examples with respect to one parameter."""
+    """The gradients of B examples with respect to one parameter.
+
+    Args:
+        examples: B, at least 1.
+        shape: of the parameter.
+        scratch: bytes for what is computed on the way. One example, or one row of a matrix for all of them, is computed
+            at once even when it takes more.
+    """
+
+    def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
+        self._examples = examples
+        self._shape = shape
+        self._scratch = scratch
 
     @abstractmethod
     def gram(self, precise: bool) -> Tensor:
@@ -32,6 +78,14 @@ class Factor(ABC):
         """Return their squared norms, (B,)."""
 
     @abstractmethod
+    def absolute_sums(self) -> Tensor:
+        """Return their L1 norms, (B,)."""
+
+    @abstractmethod
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the sums of their squares with weights of the parameter's shape, (B,)."""
+
+    @abstractmethod
     def dot(self, vector: Tensor) -> Tensor:
         """Return their inner products with a tensor of the parameter's shape, (B,)."""
 
@@ -39,13 +93,50 @@ class Factor(ABC):
     def combine(self, weights: Tensor) -> Tensor:
         """Return their sum with weights (B,), a new tensor of the parameter's shape."""
 
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients ``start`` to ``stop`` - 1 written out, (stop - start, *shape); not to be changed."""
+
+    def _step(self, numbers_each: int, size: int) -> int:
+        """How many things of ``numbers_each`` numbers of ``size`` bytes fit into the scratch, at least 1."""
+        return max(1, self._scratch // (max(1, numbers_each) * size))
+
+    def _by_pairs(self, positions: int, numbers: int, side: "Side", product: "Product") -> Tensor:
+        """Inner products (B, B) from products of all positions with all positions, summed over pairs of examples.
+
+        Args:
+            positions: T, of an example.
+            numbers: in the side of one example.
+            side: makes what the product needs of some examples.
+            product: of two sides of n and m examples, (n T, m T).
+        """
+        half = self._scratch // 16  # for two sides, for two products, all of them in float64
+        step = max(1, min(math.isqrt(half // 2) // positions, half // (2 * numbers)))
+        parts = list(slices(0, self._examples, step))
+        strips = []
+        for number, first in enumerate(parts):
+            left = side(first)
+            rights = (left if second is first else side(second) for second in parts[number:])
+            strips.append(torch.cat([_summed(product(left, right), positions) for right in rights], dim=1))
+        if len(strips) == 1:
+            return strips[0]
+        total = strips[0].new_empty(self._examples, self._examples)
+        for some, strip in zip(parts, strips, strict=True):
+            total[some, some.start :] = strip
+            total[some.start :, some] = strip.T
+        return total
+
+
+Side = Callable[[slice], tuple[Tensor, Tensor]]
+Product = Callable[[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], Tensor]
+
 
 class Zero(Factor):
     """No gradient at all: the parameter was not used."""
 
     def __init__(self, parameter: Tensor, examples: int) -> None:
+        super().__init__(examples, parameter.shape, 0)
         self._parameter = parameter
-        self._examples = examples
 
     def gram(self, precise: bool) -> Tensor:
         """Return zeros, (B, B)."""
@@ -56,34 +147,54 @@ class Zero(Factor):
         """Return zeros, (B,)."""
         return self._parameter.new_zeros(self._examples)
 
+    def absolute_sums(self) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
     def dot(self, vector: Tensor) -> Tensor:
         """Return zeros, (B,)."""
-        return self._parameter.new_zeros(self._examples)
+        return self.squared_norms()
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return zeros of the parameter's shape."""
         return torch.zeros_like(self._parameter)
 
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return zeros."""
+        return self._parameter.new_zeros(stop - start, *self._shape)
+
 
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape)."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self._shape = rows.shape[1:]
+    def __init__(self, rows: Tensor, scratch: int) -> None:
+        super().__init__(len(rows), rows.shape[1:], scratch)
         self._rows = rows.reshape(len(rows), self._shape.numel())
         self._grams: dict[bool, Tensor] = {}
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products, B^2 n operations for n coordinates the first time."""
         if precise not in self._grams:
-            rows = in_double(self._rows) if precise else self._rows
-            self._grams[precise] = inner_products(rows)
+            self._grams[precise] = _products(self._rows, precise, self._scratch)
         return self._grams[precise]
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
-        norms: Tensor = torch.linalg.vector_norm(self._rows, dim=1)
-        return norms.square()
+        return _norms(self._rows).square()
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms."""
+        return _norms(self._rows, 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares, some coordinates at a time."""
+        step = self._step(self._examples, self._rows.element_size())
+        parts = zip(self._rows.split(step, dim=1), weights.reshape(-1).split(step), strict=True)
+        return _sum(torch.mv(some.square(), chosen) for some, chosen in parts)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a tensor."""
@@ -93,6 +204,10 @@ class Rows(Factor):
         """Return the weighted sum."""
         return torch.mv(self._rows.T, weights).view(self._shape)
 
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the gradients themselves."""
+        return self._rows[start:stop].view(stop - start, *self._shape)
+
 
 class Outer(Factor):
     """Sums of outer products: the gradient of example i is the sum over positions t of ``errors[i, t] inputs[i, t]^T``.
@@ -101,53 +216,122 @@ class Outer(Factor):
     out for a whole batch.
 
     Args:
-        inputs: what the weight was applied to, (B, T, in).
+        inputs: what the weight was applied to, (B, T, in); for T = 1 a tensor.
         errors: the gradients of the loss with respect to its results, (B, T, out).
         shape: of the parameter, out x in numbers.
+        scratch: bytes for what is computed on the way.
     """
 
-    def __init__(self, inputs: Tensor, errors: Tensor, shape: torch.Size) -> None:
+    def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int) -> None:
+        super().__init__(len(errors), shape, scratch)
         self._inputs = inputs
         self._errors = errors
-        self._shape = shape
-        self._examples, self._positions, self._wide = inputs.shape
+        self._positions, self._wide = inputs.shape[1:]
         self._tall = errors.shape[2]
+        self._size = errors.element_size()
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: products of inner products, or from gradients multiplied out piece by piece."""
-        inputs, errors = map(in_double, (self._inputs, self._errors)) if precise else (self._inputs, self._errors)
         if self._positions == 1:
-            return inner_products(inputs[:, 0]) * inner_products(errors[:, 0])
-        if not rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            return _gram_of_positions(inputs, errors)
-        total = errors.new_zeros(self._examples, self._examples)
-        for rows in _pieces(inputs, errors):
-            total.addmm_(rows, rows.T)
-        return total
+            left, right = (_products(side, precise, self._scratch) for side in self._only())
+            return left * right
+        if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
+            return _sum(inner_products(rows) for rows in self._pieces(precise))
+        side = partial(self._side, precise=precise)
+        return self._by_pairs(self._positions, self._numbers, side, _products_of_positions)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions == 1:
-            return self._inputs[:, 0].square().sum(dim=1) * self._errors[:, 0].square().sum(dim=1)
+            left, right = map(_norms, self._only())
+            return (left * right).square()
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
-            return torch.stack([rows.square().sum(dim=1) for rows in _pieces(self._inputs, self._errors)]).sum(dim=0)
-        step = _per_chunk(2 * self._positions**2, self._errors)
-        pairs = zip(self._inputs.split(step), self._errors.split(step), strict=True)
-        return torch.cat([((a @ a.mT) * (e @ e.mT)).sum(dim=(1, 2)) for a, e in pairs])
+            return _sum(_norms(rows).square() for rows in self._pieces(precise=False))
+        chunks = self._chunks(2 * self._positions**2 + self._numbers)
+        return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in chunks])
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms: products of L1 norms, or from gradients multiplied out piece by piece."""
+        if self._positions == 1:
+            left, right = (_norms(side, 1) for side in self._only())
+            return left * right
+        return _sum(_norms(rows, 1) for rows in self._pieces(precise=False))
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares: a matrix product, or from gradients multiplied out piece by piece."""
+        matrix = weights.reshape(self._tall, self._wide)
+        if self._positions == 1:
+            chunks = self._chunks(2 * self._numbers)
+            return torch.cat([(e.square() @ matrix).mul_(a.square()).sum(dim=(1, 2)) for a, e in chunks])
+        pieces = zip(self._pieces(precise=False), matrix.split(self._piece(self._size)), strict=True)
+        return _sum(torch.mv(rows.square_(), part.reshape(-1)) for rows, part in pieces)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a matrix; the smaller side is what is written out."""
         matrix = vector.reshape(self._tall, self._wide)
+        chunks = self._chunks(self._numbers)
         if self._tall <= self._wide:
-            products = (self._inputs @ matrix.T).mul_(self._errors)
-        else:
-            products = (self._errors @ matrix).mul_(self._inputs)
-        return products.sum(dim=(1, 2))
+            return torch.cat([(a @ matrix.T).mul_(e).sum(dim=(1, 2)) for a, e in chunks])
+        return torch.cat([(e @ matrix).mul_(a).sum(dim=(1, 2)) for a, e in chunks])
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum: one matrix product, as in an ordinary backward pass."""
-        weighted = (self._errors * weights[:, None, None]).reshape(-1, self._tall)
-        return (weighted.T @ self._inputs.reshape(-1, self._wide)).view(self._shape)
+        parts = weights.split(self._step(self._numbers, self._size))
+        total: Tensor | None = None
+        for (a, e), some in zip(self._chunks(self._numbers), parts, strict=True):
+            weighted = (e * some[:, None, None]).reshape(-1, self._tall).T
+            inputs = a.reshape(-1, self._wide)
+            total = weighted @ inputs if total is None else total.addmm_(weighted, inputs)
+        if total is None:
+            raise ValueError("a factor of no examples")
+        return total.view(self._shape)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients multiplied out."""
+        written = self._written(slice(start, stop), slice(0, self._tall), precise=False)
+        return written.view(stop - start, *self._shape)
+
+    @property
+    def _numbers(self) -> int:
+        """How many an example's inputs and errors are."""
+        return self._positions * (self._wide + self._tall)
+
+    def _only(self) -> tuple[Tensor, Tensor]:
+        """The only inputs (B, in) and errors (B, out) when T = 1."""
+        return self._inputs[:][:, 0], self._errors[:, 0]
+
+    def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
+        for some in slices(0, self._examples, self._step(numbers_each, self._size)):
+            yield self._inputs[some], self._errors[some]
+
+    def _piece(self, size: int) -> int:
+        """How many rows of the matrix are multiplied out at once for all examples: half of the scratch for the result.
+
+        Args:
+            size: bytes of a number.
+        """
+        return self._step(2 * self._examples * self._wide, size)
+
+    def _pieces(self, precise: bool) -> Iterator[Tensor]:
+        """The gradients multiplied out, some rows of the matrix at a time: (B, rows * in) each, new tensors."""
+        for some in slices(0, self._tall, self._piece(8 if precise else self._size)):
+            yield self._written(slice(0, self._examples), some, precise).flatten(1)
+
+    def _written(self, examples: slice, tall: slice, precise: bool) -> Tensor:
+        """Some rows of the gradients of some examples, (n, rows, in), a new tensor, in float64 if ``precise``."""
+        like = in_double(self._errors[:0]) if precise else self._errors
+        written = like.new_empty(examples.stop - examples.start, tall.stop - tall.start, self._wide)
+        for some in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
+            inputs, errors = self._inputs[some], self._errors[some, :, tall]
+            inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
+            torch.bmm(errors.mT, inputs, out=written[some.start - examples.start : some.stop - examples.start])
+        return written
+
+    def _side(self, some: slice, precise: bool) -> tuple[Tensor, Tensor]:
+        """All inputs (n T, in) and errors (n T, out) of some examples."""
+        inputs, errors = self._inputs[some].reshape(-1, self._wide), self._errors[some].reshape(-1, self._tall)
+        return (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
 
 
 class Lookup(Factor):
@@ -157,41 +341,129 @@ class Lookup(Factor):
         indices: (B, T).
         errors: the gradients of the loss with respect to the vectors that were looked up, (B, T, width).
         shape: of the table, (words, width).
+        scratch: bytes for what is computed on the way.
     """
 
-    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size) -> None:
-        self._indices = indices
+    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int) -> None:
+        super().__init__(len(errors), shape, scratch)
+        self._indices = indices.to(errors.device, torch.int64)
         self._errors = errors
-        self._shape = shape
         self._positions = indices.shape[1]
-        self._width = errors.shape[2]
+        self._words, self._width = shape
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
-        values = in_double(self._errors) if precise else self._errors
-        places = self._indices.to(values.device)
-        indices, errors = places.reshape(-1), values.reshape(-1, self._width)
-        step = _per_chunk(2 * self._positions * len(indices), values)
-        blocks = []
-        for i, e in zip(places.split(step), values.split(step), strict=True):
-            products = (e.reshape(-1, self._width) @ errors.T).mul_(i.reshape(-1, 1) == indices)
-            blocks.append(products.view(len(i), self._positions, -1, self._positions).sum(dim=(1, 3)))
-        return torch.cat(blocks)
+
+        def side(some: slice) -> tuple[Tensor, Tensor]:
+            errors = self._errors[some].reshape(-1, self._width)
+            errors = in_double(errors) if precise else errors
+            return self._indices[some].reshape(-1).to(errors.device), errors
+
+        return self._by_pairs(self._positions, self._positions * (self._width + 1), side, _products_of_lookups)
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norms, from the pairs of positions of each example."""
-        step = _per_chunk(2 * self._positions**2, self._errors)
-        pairs = zip(self._indices.split(step), self._errors.split(step), strict=True)
-        return torch.cat([((e @ e.mT) * (i[:, :, None] == i[:, None, :])).sum(dim=(1, 2)) for i, e in pairs])
+        """Return the squared norms."""
+        return self._per_example(lambda sums, words: sums.square_().sum(dim=1))
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms."""
+        return self._per_example(lambda sums, words: sums.abs_().sum(dim=1))
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares."""
+        return self._per_example(lambda sums, words: sums.square_().mul_(weights[words]).sum(dim=1))
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a table."""
-        return (vector[self._indices] * self._errors).sum(dim=(1, 2))
+        pairs = zip(self._indices.split(self._chunk), self._errors.split(self._chunk), strict=True)
+        return torch.cat([vector[i].mul_(e).sum(dim=(1, 2)) for i, e in pairs])
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum: the rows of the table that were looked up."""
-        weighted = (self._errors * weights[:, None, None]).reshape(-1, self._width)
-        return weighted.new_zeros(self._shape).index_add_(0, self._indices.reshape(-1), weighted)
+        total = self._errors.new_zeros(self._shape)
+        chunks = (values.split(self._chunk) for values in (self._indices, self._errors, weights))
+        for i, e, some in zip(*chunks, strict=True):
+            total.index_add_(0, i.reshape(-1), (e * some[:, None, None]).reshape(-1, self._width))
+        return total
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the gradients, zero but for the rows that were looked up."""
+        written = self._errors.new_zeros(stop - start, *self._shape)
+        for some in slices(start, stop, self._chunk):
+            example, word, sums = self._gathered(some)
+            written[example + (some.start - start), word] = sums
+        return written
+
+    @property
+    def _chunk(self) -> int:
+        """How many examples are handled at once, four tensors as large as the errors."""
+        return self._step(4 * self._positions * self._width, self._errors.element_size())
+
+    def _gathered(self, some: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """What some examples add to each row that they look up, however often: example (U,), row (U,), sum (U, width).
+
+        The examples are counted from the first of them.
+        """
+        indices, errors = self._indices[some], self._errors[some]
+        place = indices + self._words * torch.arange(len(indices), device=indices.device)[:, None]
+        place, position = torch.unique(place, return_inverse=True)
+        sums = errors.new_zeros(len(place), self._width)
+        sums.index_add_(0, position.reshape(-1), errors.reshape(-1, self._width))
+        return place // self._words, place % self._words, sums
+
+    def _per_example(self, numbers: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Add up a number for each row that an example looks up: ``numbers(sums (U, width), rows (U,))`` -> (U,)."""
+        total = self._errors.new_zeros(self._examples)
+        for some in slices(0, self._examples, self._chunk):
+            example, word, sums = self._gathered(some)
+            total[some].index_add_(0, example, numbers(sums, word))
+        return total
+
+
+class Stacked(Factor):
+    """A parameter whose first axis is cut into parts of one size, each with a factor of its own: groups of channels.
+
+    Args:
+        parts: the factors.
+        shape: of the parameter.
+        scratch: bytes for what is computed on the way.
+    """
+
+    def __init__(self, parts: Sequence[Factor], examples: int, shape: torch.Size, scratch: int) -> None:
+        super().__init__(examples, shape, scratch)
+        self._parts = tuple(parts)
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the sum of the parts'."""
+        return _sum(part.gram(precise) for part in self._parts)
+
+    def squared_norms(self) -> Tensor:
+        """Return the sum of the parts'."""
+        return _sum(part.squared_norms() for part in self._parts)
+
+    def absolute_sums(self) -> Tensor:
+        """Return the sum of the parts'."""
+        return _sum(part.absolute_sums() for part in self._parts)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the sum of the parts'."""
+        return _sum(part.weighted_squares(some) for part, some in self._with(weights))
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the sum of the parts'."""
+        return _sum(part.dot(some) for part, some in self._with(vector))
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the parts', one after the other."""
+        return torch.cat([part.combine(weights) for part in self._parts])
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the parts', one after the other."""
+        return torch.cat([part.rows(start, stop) for part in self._parts], dim=1)
+
+    def _with(self, vector: Tensor) -> Iterator[tuple[Factor, Tensor]]:
+        """The parts with their share of a tensor of the parameter's shape."""
+        return zip(self._parts, vector.view(self._shape).chunk(len(self._parts)), strict=True)
 
 
 def rows_are_cheaper(examples: int, positions: int, wide: int, tall: int) -> bool:
@@ -207,25 +479,45 @@ def rows_are_cheaper(examples: int, positions: int, wide: int, tall: int) -> boo
     return (examples + positions) * wide * tall < of_positions
 
 
-def _per_chunk(numbers_each: int, like: Tensor) -> int:
-    """How many things of ``numbers_each`` numbers fit into a chunk, at least 1."""
-    return max(1, CHUNK_BYTES // (max(1, numbers_each) * like.element_size()))
+def slices(start: int, stop: int, step: int) -> Iterator[slice]:
+    """Cut a range into parts of at most ``step``."""
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
 
 
-def _gram_of_positions(inputs: Tensor, errors: Tensor) -> Tensor:
-    """Inner products of all positions with all positions, in pieces, summed over each pair of examples."""
-    positions, wide, tall = inputs.shape[1], inputs.shape[2], errors.shape[2]
-    all_inputs, all_errors = inputs.reshape(-1, wide), errors.reshape(-1, tall)
-    step = _per_chunk(2 * positions * len(all_inputs), errors)
-    blocks = []
-    for a, e in zip(inputs.split(step), errors.split(step), strict=True):
-        products = (a.reshape(-1, wide) @ all_inputs.T).mul_(e.reshape(-1, tall) @ all_errors.T)
-        blocks.append(products.view(len(a), positions, -1, positions).sum(dim=(1, 3)))
-    return torch.cat(blocks)
+def _sum(parts: Iterator[Tensor]) -> Tensor:
+    """The sum of at least one tensor, one after the other."""
+    total: Tensor = reduce(torch.add, parts)
+    return total
 
 
-def _pieces(inputs: Tensor, errors: Tensor) -> Iterator[Tensor]:
-    """Sums of outer products multiplied out, some rows at a time: (B, rows * in) each."""
-    step = _per_chunk(len(inputs) * inputs.shape[2], errors)
-    for some in errors.split(step, dim=2):
-        yield (some.mT @ inputs).flatten(1)
+def _norms(rows: Tensor, order: int = 2) -> Tensor:
+    """The norms (B,) of rows (B, n)."""
+    norms: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1)
+    return norms
+
+
+def _products(rows: Tensor, precise: bool, scratch: int) -> Tensor:
+    """Inner products (B, B) of rows (B, n), in float64 if ``precise``: of some coordinates at a time."""
+    if not precise:
+        return inner_products(rows)
+    step = max(1, scratch // (8 * max(1, len(rows))))
+    return _sum(inner_products(in_double(some)) for some in rows.split(step, dim=1))
+
+
+def _products_of_positions(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """Products of inner products of inputs and of errors, (n T, m T)."""
+    (inputs, errors), (other_inputs, other_errors) = left, right
+    return (inputs @ other_inputs.T).mul_(errors @ other_errors.T)
+
+
+def _products_of_lookups(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """Inner products of errors where the same row was looked up, else 0, (n T, m T)."""
+    (indices, errors), (other_indices, other_errors) = left, right
+    return (errors @ other_errors.T).masked_fill_(indices[:, None] != other_indices, 0)
+
+
+def _summed(products: Tensor, positions: int) -> Tensor:
+    """Sum products of positions (n T, m T) over each pair of examples, (n, m)."""
+    total: Tensor = products.unflatten(1, (-1, positions)).unflatten(0, (-1, positions)).sum(dim=(1, 3))
+    return total

@@ -15,49 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import functional_call, grad, vmap
 
-from fedpriv.gradients.dense import Loss, check_losses
-from fedpriv.gradients.factors import Factor, Rows, Zero
-from fedpriv.gradients.operator import Block, GradientOperator, Vector
+from fedpriv.gradients.dense import Forward, Loss, check_losses, dense_rows
+from fedpriv.gradients.factored import FactoredGradients
+from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, full_precision
 from fedpriv.gradients.rules import RULES, has_rule, is_ambiguous
 
 __all__ = ["Entangled", "GhostGradients", "ghost_gradients"]
 
-# Dense gradients of a part of the model have to sum to the batch's gradient up to this share of its norm.
+# Dense gradients of a part of the model have to sum to the batch's gradient up to this share of its norm; where
+# autocast is on, up to the other one, a few times the precision of its type.
 SUM_TOLERANCE = 1e-3
+AUTOCAST_SUM_TOLERANCE = 3e-2
 
 
-class GhostGradients(GradientOperator):
-    """Gradients held as one factor a parameter.
-
-    Args:
-        factors: parameter's name -> the gradients with respect to it, in the model's order.
-        parameters: parameter's name -> the parameter, for shapes, type and device.
-        examples: B.
-        routes: layer's name -> how its gradients were had.
-    """
-
-    def __init__(
-        self, factors: Mapping[str, Factor], parameters: Mapping[str, Tensor], examples: int, routes: Mapping[str, str]
-    ) -> None:
-        first = next(iter(parameters.values()))
-        shapes = {name: value.shape for name, value in parameters.items()}
-        super().__init__(examples, shapes, first.dtype, first.device, routes)
-        self._factors = dict(factors)
-
-    def gram(self, block: Block | None = None, *, precise: bool = False) -> Tensor:  # noqa: D102
-        return torch.stack([self._factors[name].gram(precise) for name in self.names(block)]).sum(dim=0)
-
-    def norms(self, block: Block | None = None) -> Tensor:  # noqa: D102
-        squares = [self._factors[name].squared_norms() for name in self.names(block)]
-        return torch.stack(squares).sum(dim=0).clamp_(min=0).sqrt_()
-
-    def dot(self, vector: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
-        return torch.stack([self._factors[name].dot(vector[name]) for name in self.names(block)]).sum(dim=0)
-
-    def combine(self, weights: Tensor, block: Block | None = None) -> Vector:  # noqa: D102
-        return {name: self._factors[name].combine(weights) for name in self.names(block)}
+class GhostGradients(FactoredGradients):
+    """Gradients from the inputs and the output gradients of the layers."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +90,9 @@ class Part:
         return self.calls[0]
 
 
-def ghost_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> GhostGradients | Entangled:
+def ghost_gradients(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, or say why they cannot be had that way.
 
     Layers that draw random numbers (dropout) do so once, for the whole batch at once.
@@ -126,6 +102,8 @@ def ghost_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Ghost
         loss: (outputs, targets) -> losses of shape (B,).
         x: inputs, (B, ...), B at least 1.
         y: targets, (B, ...).
+        chunk_bytes: what may be taken beyond the inputs and the output gradients of the layers, and beyond the rows of
+            layers without a rule.
 
     Raises:
         InputError: the loss does not return one number an example.
@@ -146,18 +124,24 @@ def ghost_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Ghost
     errors, sums = _backward(parts, total)
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
-    routes: dict[str, str] = {}
-    for part in parts:
-        routes[part.name] = f"{'ghost' if part.ruled else 'dense'}: {part.kind}"
+    routes = {part.name: f"unused: {part.kind}" for part in parts}
+    memory = Memory(chunk_bytes)
     for part, _ in used:
-        error = errors.get(part.name)
-        if error is None:
+        if part.name not in errors:
             return Entangled(f"the parameters of {part} are used outside of it")
-        made = _ruled(part, error) if part.ruled else _subtree(part, error)
-        if not part.ruled and not _adds_up(part, made, sums):
-            return Entangled(f"{part} does not repeat what it did in the batch")
+        error = errors.pop(part.name)
+        if part.ruled:
+            made, routes[part.name] = _ruled(part, error, memory), f"ghost: {part.kind}"
+        else:
+            made, way = _subtree(part, error, memory, chunk_bytes)
+            routes[part.name] = f"dense: {part.kind}{way}"
+            if not _adds_up(part, made, sums):
+                return Entangled(f"{part} does not repeat what it did in the batch")
         factors |= {part.full(local): made[local] for local in part.trained}
-    return GhostGradients(factors, trained, len(x), routes)
+        part.calls.clear()  # inputs that no factor needs are let go before the next layer's rows are written
+    first = next(iter(trained.values()))
+    shapes = {name: value.shape for name, value in trained.items()}
+    return GhostGradients(factors, len(x), shapes, first.dtype, first.device, routes, chunk_bytes)
 
 
 def _parts(module: nn.Module, name: str) -> Iterator[Part]:
@@ -280,35 +264,33 @@ def _backward(parts: list[Part], total: Tensor) -> tuple[dict[str, Tensor], dict
     )
 
 
-def _ruled(part: Part, error: Tensor) -> dict[str, Factor]:
+def _ruled(part: Part, error: Tensor, memory: Memory) -> dict[str, Factor]:
     dtype = next(iter(part.trained.values())).dtype
     x = part.call.inputs[0]
     x = x.to(dtype) if x.is_floating_point() else x
-    return RULES[type(part.module)](part.module, x, error.to(dtype))
+    with full_precision(x.device):
+        return RULES[type(part.module)](part.module, x, error.to(dtype), memory)
 
 
-def _subtree(part: Part, error: Tensor) -> dict[str, Factor]:
+def _subtree(part: Part, error: Tensor, memory: Memory, chunk_bytes: int) -> tuple[dict[str, Factor], str]:
     """Dense gradients of a module without a rule: of the inner product of its output with the output's gradient."""
-    trained = {local: value.detach() for local, value in part.trained.items()}
-    constants = {local: value.detach() for local, value in part.module.named_parameters() if local not in trained}
-    constants |= dict(part.module.named_buffers())
 
-    def product(parameters: Vector, one_error: Tensor, *inputs: Tensor) -> Tensor:
-        output = functional_call(part.module, (parameters, constants), tuple(value.unsqueeze(0) for value in inputs))
-        total: Tensor = (output[0] * one_error).sum()
+    def product(forward: Forward, one_error: Tensor, *inputs: Tensor) -> Tensor:
+        total: Tensor = (forward(*inputs) * one_error).sum()
         return total
 
-    axes = (None, *(0 for _ in range(1 + len(part.call.inputs))))
-    rows = vmap(grad(product), in_dims=axes, randomness="different")(trained, error, *part.call.inputs)
-    return {local: Rows(value) for local, value in rows.items()}
+    rows, way = dense_rows(part.module, part.trained, product, (error, *part.call.inputs), chunk_bytes)
+    return {local: Rows(value, memory.scratch) for local, value in rows.items()}, way
 
 
 def _adds_up(part: Part, made: Mapping[str, Factor], sums: Mapping[str, Tensor]) -> bool:
     """Tell whether dense gradients of a subtree sum to the batch's: not so if it drew other random numbers."""
+    autocast = torch.is_autocast_enabled(part.call.inputs[0].device.type)
+    tolerance = AUTOCAST_SUM_TOLERANCE if autocast else SUM_TOLERANCE
     for local, value in part.trained.items():
         expected = sums.get(part.full(local), torch.zeros_like(value))
         ones = torch.ones(len(part.call.inputs[0]), dtype=value.dtype, device=value.device)
         difference = made[local].combine(ones) - expected
-        if difference.norm() > SUM_TOLERANCE * expected.norm():
+        if difference.norm() > tolerance * expected.norm():
             return False
     return True

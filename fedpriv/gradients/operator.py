@@ -1,7 +1,8 @@
 """The abstract operator: all that a mechanism may ask about the gradients of a batch.
 
 A batch of B examples has the per-example gradients g_1..g_B, the columns of a matrix M with one row a parameter. The
-matrix itself is never asked for: five products with it are enough for every mechanism, and they can be had without it.
+matrix itself is not asked for: a few products with it are enough for nearly every mechanism, and they can be had
+without it. Only noise on blocks of coordinates that cut through a layer needs gradients written out, some at a time.
 """
 
 import math
@@ -11,13 +12,24 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "GradientOperator", "Vector", "in_double", "inner_products"]
+__all__ = [
+    "DEFAULT_CHUNK_BYTES",
+    "Block",
+    "GradientOperator",
+    "Vector",
+    "full_precision",
+    "in_double",
+    "inner_products",
+]
 
 Vector = dict[str, Tensor]
 """A vector in parameter space: the parameter's name -> a tensor of its shape, in the model's order."""
 
 Block = tuple[str, ...]
 """A part of the parameters, by name, that gets its own noise."""
+
+DEFAULT_CHUNK_BYTES = 1 << 28
+"""What per-example gradients may take, in bytes, beyond their result: 256 MiB."""
 
 # Rows of a symmetric product that are computed together.
 STRIP = 64
@@ -33,7 +45,9 @@ class GradientOperator(ABC):
         shapes: the shape of each parameter, in the model's order.
         dtype: of the parameters and of everything that is returned: float32 or float64.
         device: where the parameters are, and everything that is returned.
-        routes: layer's name -> how its gradients were had and, where that is the slow way, why; for people.
+        routes: layer's name -> how its gradients were had and, where that is the slow way, why; for people. ``print``
+            shows them one a line. The name is empty for the model as a whole.
+        chunk_bytes: what a call may take beyond what it returns; whoever asks for rows asks for no more at once.
     """
 
     def __init__(
@@ -43,6 +57,7 @@ class GradientOperator(ABC):
         dtype: torch.dtype,
         device: torch.device,
         routes: Mapping[str, str],
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     ) -> None:
         if not shapes:
             raise ValueError("a gradient needs at least one parameter")
@@ -53,6 +68,12 @@ class GradientOperator(ABC):
         self.dtype = dtype
         self.device = device
         self.routes = dict(routes)
+        self.chunk_bytes = chunk_bytes
+
+    def __str__(self) -> str:
+        lines = [f"gradients of {self.examples} examples, {self.dimension()} parameters each"]
+        lines += [f"  {name or 'the model'}: {route}" for name, route in self.routes.items()]
+        return "\n".join(lines)
 
     @abstractmethod
     def gram(self, block: Block | None = None, *, precise: bool = False) -> Tensor:
@@ -66,6 +87,21 @@ class GradientOperator(ABC):
     @abstractmethod
     def norms(self, block: Block | None = None) -> Tensor:
         """Return the Euclidean norms of the gradients, of shape (B,)."""
+
+    @abstractmethod
+    def absolute_sums(self, block: Block | None = None) -> Tensor:
+        """Return the L1 norms of the gradients, of shape (B,)."""
+
+    @abstractmethod
+    def weighted_norms(self, weights: Vector, block: Block | None = None) -> Tensor:
+        """Return sqrt(sum over k of w_k g_ik^2), of shape (B,), for weights w >= 0, one a coordinate."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
+        """Return gradients ``start`` to ``stop`` - 1 written out, (stop - start, *shape); not to be changed.
+
+        For 0 <= start <= stop <= B. The caller keeps stop - start small enough for the memory that there is.
+        """
 
     @abstractmethod
     def dot(self, vector: Vector, block: Block | None = None) -> Tensor:
@@ -92,6 +128,11 @@ class GradientOperator(ABC):
 
     def _normal(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=self.dtype, device=generator.device).to(self.device)
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Switch off autocast inside the block, so that products keep the precision of what is multiplied."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def in_double(values: Tensor) -> Tensor:

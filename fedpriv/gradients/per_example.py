@@ -6,13 +6,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedpriv.errors import InputError
 from fedpriv.gradients.dense import Loss, dense_gradients
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
-from fedpriv.gradients.operator import GradientOperator
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, GradientOperator
 from fedpriv.models import coupled_layers
 
 __all__ = ["per_example_gradients"]
 
 
-def per_example_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> GradientOperator:
+def per_example_gradients(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+) -> GradientOperator:
     """Return the gradients of a batch's losses, one an example, as an operator.
 
     Layer by layer where the model allows it (see the module ``ghost``), else dense; the operator's ``routes`` say which
@@ -24,6 +26,10 @@ def per_example_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) ->
         loss: (outputs, targets) -> losses of shape (B,), such as ``partial(cross_entropy, reduction="none")``.
         x: inputs, (B, ...); B may be 0.
         y: targets, (B, ...).
+        chunk_bytes: what making the operator and each of its calls may take beyond a forward and backward pass of the
+            batch and beyond what is returned: work that takes more is cut into pieces, of at least one example or of
+            one row of a weight matrix. Dense gradients, of the model or of a layer without a rule, are what is
+            returned: B numbers a parameter are held, however many they are.
 
     Raises:
         InputError: the model has no parameter that is trained, has parameters of several types or devices, or has a
@@ -39,10 +45,10 @@ def per_example_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) ->
     if len(x) != len(y):
         raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
     if not len(x):
-        return dense_gradients(model, loss, x, y, "the batch is empty")
-    gradients = ghost_gradients(model, loss, x, y)
+        return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
+    gradients = ghost_gradients(model, loss, x, y, chunk_bytes)
     if isinstance(gradients, Entangled):
-        return dense_gradients(model, loss, x, y, gradients.reason)
+        return dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
     return gradients
 
 

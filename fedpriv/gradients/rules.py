@@ -1,28 +1,30 @@
 """How per-example gradients follow from a layer's input and the gradient of its output: one rule a kind of layer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.gradients.factors import ROWS_BYTES, Factor, Lookup, Outer, Rows, rows_are_cheaper
+from fedpriv.gradients.factors import Factor, Inputs, Lookup, Memory, Outer, Rows, Stacked, rows_are_cheaper, slices
+from fedpriv.gradients.patches import Patches, patches
 
 __all__ = ["RULES", "Rule", "has_rule", "is_ambiguous"]
 
 # Patches of a convolution overlap: they are copied out for so many bytes at a time, which stay in the cache.
 CACHE_BYTES = 1 << 20
 
-Rule = Callable[[Any, Tensor, Tensor], dict[str, Factor]]
-"""(layer, input (B, ...), gradient of the output (B, ...)) -> the layer's own name of a parameter -> its factor."""
+Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
+"""(layer, input (B, ...), gradient of the output (B, ...), memory) -> the layer's own name of a parameter -> factor."""
 
 
 def has_rule(layer: nn.Module) -> bool:
     """Tell whether a layer is of a kind with a rule and nothing is hung on it that its kind does not have."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    if type(layer) not in RULES or any(hooks) or list(layer.children()):
+    if type(layer) not in RULES or any(hooks) or list(layer.children()) or "forward" in vars(layer):
         return False
     if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
         return False
@@ -34,7 +36,7 @@ def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
 
     Layers that take any number of axes give no hint; with a second axis as long as the batch, either could be it.
     """
-    if x.ndim < 1 or len(x) != examples:
+    if x.ndim < 1 or len(x) != examples or not x.numel():
         return True
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return x.ndim != layer.weight.ndim
@@ -44,53 +46,70 @@ def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
     return x.ndim <= trailing or (examples > 1 and examples in middle)
 
 
-def _linear(layer: nn.Linear, x: Tensor, error: Tensor) -> dict[str, Factor]:
+def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     x = x.reshape(len(x), -1, layer.in_features)
     error = error.reshape(len(error), -1, layer.out_features)
-    return {"weight": _matrix(x, error, layer.weight), "bias": Rows(_total(error, 1))}
+    if _write_out(x.shape, error, memory):
+        weight: Factor = Rows(torch.bmm(error.mT, x), memory.scratch)
+    else:
+        weight = Outer(x, error, layer.weight.shape, memory.scratch)
+    return {"weight": weight, "bias": Rows(_total(error, 1), memory.scratch)}
 
 
-def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor) -> dict[str, Factor]:
+def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     """A convolution is its weight matrix applied to each patch; per group with groups."""
     error = error.flatten(2)
-    bias = Rows(error.sum(dim=2))
-    groups, out, wide = layer.groups, layer.out_channels, layer.weight[0].numel()
-    tall, positions = out // groups, error.shape[2]
-    if groups == 1 and not _write_out(len(x), positions, wide, tall, x.element_size()):
-        columns = _patches(layer, x).reshape(len(x), wide, positions)
-        return {"weight": Outer(columns.mT, error.mT, layer.weight.shape), "bias": bias}
+    bias = Rows(error.sum(dim=2), memory.scratch)
+    if _write_out((len(x), error.shape[2], layer.weight[0].numel()), error, memory, layer.groups):
+        return {"weight": Rows(_written_convolution(layer, x, error), memory.scratch), "bias": bias}
+    parts = []
+    for group, some in enumerate(error.chunk(layer.groups, dim=1)):
+        columns: Inputs = Patches(layer, x, error.shape[2], group)
+        if error.shape[2] == 1 or memory.reserve(columns.shape.numel(), x):
+            columns = columns[:]
+        parts.append(Outer(columns, some.mT, layer.weight[: some.shape[1]].shape, memory.scratch))
+    weight = parts[0] if len(parts) == 1 else Stacked(parts, len(x), layer.weight.shape, memory.scratch)
+    return {"weight": weight, "bias": bias}
+
+
+def _written_convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor) -> Tensor:
+    """The gradients of a convolution's weight, (B, *shape), from error (B, out, T)."""
+    groups, wide, positions = layer.groups, layer.weight[0].numel(), error.shape[2]
+    tall = layer.out_channels // groups
     step = max(1, CACHE_BYTES // (groups * wide * positions * x.element_size()))
-    rows = error.new_empty(len(x) * groups, tall, wide)
-    pieces = zip(_patches(layer, x).split(step), error.split(step), rows.split(step * groups), strict=True)
-    for patches, some, result in pieces:
-        columns = patches.reshape(len(some) * groups, wide, positions)
-        torch.bmm(some.reshape(-1, tall, positions), columns.mT, out=result)
-    return {"weight": Rows(rows.view(len(x), *layer.weight.shape)), "bias": bias}
+    rows = error.new_empty(len(x), *layer.weight.shape)
+    for some in slices(0, len(x), step):
+        columns = patches(layer, x[some]).reshape(-1, wide, positions)
+        torch.bmm(error[some].reshape(-1, tall, positions), columns.mT, out=rows[some].view(-1, tall, wide))
+    return rows
 
 
-def _embedding(layer: nn.Embedding, x: Tensor, error: Tensor) -> dict[str, Factor]:
+def _embedding(layer: nn.Embedding, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     indices, error = x.reshape(len(x), -1), error.reshape(len(x), -1, layer.embedding_dim)
     if layer.padding_idx is not None:
-        error = error * (indices != layer.padding_idx)[:, :, None]
-    return {"weight": Lookup(indices, error, layer.weight.shape)}
+        error = error.masked_fill((indices == layer.padding_idx)[:, :, None], 0)
+    return {"weight": Lookup(indices, error, layer.weight.shape, memory.scratch)}
 
 
-def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor) -> dict[str, Factor]:
-    normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     axes = len(layer.normalized_shape)
-    return {"weight": Rows(_total(error * normal, axes)), "bias": Rows(_total(error, axes))}
+    normal = partial(functional.layer_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
+    weight = _scale(normal, x, error, axes, memory)
+    return {"weight": weight, "bias": Rows(_total(error, axes), memory.scratch)}
 
 
-def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor) -> dict[str, Factor]:
-    normal = functional.rms_norm(x, layer.normalized_shape, eps=layer.eps)
-    return {"weight": Rows(_total(error * normal, len(layer.normalized_shape)))}
+def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
+    normal = partial(functional.rms_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
+    return {"weight": _scale(normal, x, error, len(layer.normalized_shape), memory)}
 
 
-def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor) -> dict[str, Factor]:
-    normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
-    channels = (len(x), layer.num_channels, -1)
-    weight = (error * normal).reshape(channels).sum(dim=2)
-    return {"weight": Rows(weight), "bias": Rows(error.reshape(channels).sum(dim=2))}
+def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
+    parts = []
+    for some in slices(0, len(x), _step(x, memory)):
+        normal = functional.group_norm(x[some], layer.num_groups, eps=layer.eps)
+        parts.append(normal.mul_(error[some]).flatten(2).sum(dim=2))
+    bias = error.reshape(len(x), layer.num_channels, -1).sum(dim=2)
+    return {"weight": Rows(torch.cat(parts), memory.scratch), "bias": Rows(bias, memory.scratch)}
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -104,34 +123,30 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 
 
-def _matrix(x: Tensor, error: Tensor, weight: Tensor) -> Factor:
-    """The gradients of a weight matrix, from x (B, T, in) and error (B, T, out)."""
-    if _write_out(len(x), x.shape[1], x.shape[2], error.shape[2], x.element_size()):
-        return Rows(torch.bmm(error.mT, x))
-    return Outer(x, error, weight.shape)
+def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int = 1) -> bool:
+    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits.
+
+    Args:
+        inputs: B, T and the numbers of an input of one group.
+        error: its numbers are let go in exchange.
+        memory: what is left.
+        groups: of matrices, for which the other way is slow: one after the other.
+    """
+    examples, positions, wide = inputs
+    tall = error.numel() // max(1, examples * positions)
+    cheaper = groups > 1 or rows_are_cheaper(examples, positions, wide, tall)
+    return cheaper and memory.reserve(max(0, examples * wide * tall - error.numel()), error)
 
 
-def _write_out(examples: int, positions: int, wide: int, tall: int, size: int) -> bool:
-    fits = examples * wide * tall * size <= ROWS_BYTES
-    return fits and rows_are_cheaper(examples, positions, wide, tall)
+def _scale(normal: Callable[[Tensor], Tensor], x: Tensor, error: Tensor, axes: int, memory: Memory) -> Rows:
+    """The gradients of a factor of what is normalised."""
+    parts = [_total(normal(x[some]).mul_(error[some]), axes) for some in slices(0, len(x), _step(x, memory))]
+    return Rows(torch.cat(parts), memory.scratch)
 
 
-def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """The patches that the kernel is applied to, (B, in, *kernel, *positions): a view of the padded input."""
-    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
-        sides = layer._reversed_padding_repeated_twice
-    else:
-        sides = [side for width in reversed(layer.padding) for side in (width, width)]
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = functional.pad(x, sides, mode=mode).contiguous()
-    extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
-    lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
-    positions = [(length - extent) // stride + 1 for length, extent, stride in lengths]
-    steps = x.stride()[2:]
-    inside = [dilation * step for dilation, step in zip(layer.dilation, steps, strict=True)]
-    between = [stride * step for stride, step in zip(layer.stride, steps, strict=True)]
-    shape = (*x.shape[:2], *layer.kernel_size, *positions)
-    return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
+def _step(x: Tensor, memory: Memory) -> int:
+    """How many examples of an input are handled at once, two tensors as large."""
+    return max(1, memory.scratch // (2 * max(1, x[0].nbytes)))
 
 
 def _total(values: Tensor, axes: int) -> Tensor:

@@ -226,7 +226,7 @@ CASES: dict[str, Case] = {
     "rms-norm": (lambda: nn.Sequential(nn.RMSNorm(3), Head(12)), vectors(4, 3), GHOST),
     "group-norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), Head(144)), images(4), GHOST),
     "frozen": (Buffered, vectors(6), GHOST),
-    "unused": (Unused, vectors(6), GHOST),
+    "unused": (Unused, vectors(6), {"idle": "unused: Linear", "vain": "unused: Linear", "out": "ghost: Linear"}),
     "residual": (Residual, images(), GHOST),
     "own-layer": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3), Scale(3), Head(48)),

@@ -7,8 +7,7 @@ import torch
 from gradient_models import CASES, build, loss, one_by_one
 from torch import Tensor, nn
 
-from fedpriv.gradients import DenseGradients, GradientOperator, per_example_gradients
-from fedpriv.gradients import factors as factors_module
+from fedpriv.gradients import DEFAULT_CHUNK_BYTES, Block, DenseGradients, GradientOperator, per_example_gradients
 from fedpriv.gradients.dense import Loss, dense_gradients
 from fedpriv.gradients.operator import inner_products
 
@@ -18,19 +17,34 @@ EXAMPLES = 5
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-def apply(operator: str, model: nn.Module, function: Loss, x: Tensor, y: Tensor) -> GradientOperator:
+def apply(
+    operator: str, model: nn.Module, function: Loss, x: Tensor, y: Tensor, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+) -> GradientOperator:
     if operator == "dense":
-        return dense_gradients(model, function, x, y, "a test")
-    return per_example_gradients(model, function, x, y)
+        return dense_gradients(model, function, x, y, "a test", chunk_bytes)
+    return per_example_gradients(model, function, x, y, chunk_bytes=chunk_bytes)
 
 
-def make(operator: str, name: str, examples: int, dtype: torch.dtype) -> tuple[GradientOperator, dict[str, Tensor]]:
+def make(
+    operator: str, name: str, examples: int, dtype: torch.dtype, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+) -> tuple[GradientOperator, dict[str, Tensor]]:
     model, x, y = build(name, examples, dtype)
-    return apply(operator, model, loss, x, y), one_by_one(copy.deepcopy(model), x, y)
+    return apply(operator, model, loss, x, y, chunk_bytes), one_by_one(copy.deepcopy(model), x, y)
 
 
 def matrix(rows: dict[str, Tensor], names: tuple[str, ...] | None = None) -> Tensor:
     return torch.cat([rows[name].flatten(1) for name in (names or tuple(rows))], dim=1)
+
+
+def assert_rows(operator: GradientOperator, rows: dict[str, Tensor], block: Block | None, room: Tensor) -> None:
+    """Some of the gradients written out."""
+    for start, stop in ((0, operator.examples), (operator.examples // 2, operator.examples), (0, 0)):
+        written = operator.rows(start, stop, block)
+        assert tuple(written) == (block or tuple(rows))
+        for name, value in written.items():
+            assert value.shape == (stop - start, *operator.shapes[name])
+            assert value.dtype == operator.dtype
+            assert not value.numel() or (value.double() - rows[name][start:stop]).abs().max() <= room
 
 
 def assert_products(operator: GradientOperator, rows: dict[str, Tensor], tolerance: float) -> None:
@@ -43,6 +57,8 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
     assert list(operator.shapes) == list(rows)
     weights = torch.randn(operator.examples, generator=generator, dtype=torch.float64).to(operator.dtype)
     vector = operator.draw(generator)
+    # A quarter of the weights is zero.
+    shares = {name: value.clamp(min=-0.67) + 0.67 for name, value in operator.draw(generator).items()}
     for block in (None, *((name,) for name in names), names[::-2]):
         columns = matrix(rows, block)
         norms = columns.norm(dim=1)
@@ -55,6 +71,13 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
         precise = operator.gram(block, precise=True)
         assert precise.dtype == torch.float64
         assert (precise - columns @ columns.T).abs().max() <= room * norms.max()
+        assert (operator.absolute_sums(block).double() - columns.abs().sum(dim=1)).abs().max() <= (
+            room * columns.shape[1] ** 0.5
+        )
+        metric = matrix({name: value[None] for name, value in shares.items()}, block)[0].double()
+        weighted = (columns.square() @ metric).sqrt()
+        assert (operator.weighted_norms(shares, block).double() - weighted).abs().max() <= room
+        assert_rows(operator, rows, block, room)
         assert (operator.dot(vector, block).double() - columns @ flat).abs().max() <= room * flat.norm()
         combined = operator.combine(weights, block)
         assert tuple(combined) == kept
@@ -77,19 +100,13 @@ def test_batch_sizes(name: str, examples: int) -> None:
     assert_products(*make("chosen", name, examples, torch.float64), TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("name", ["sequence", "short-sequence", "conv", "conv-wide", "conv1d", "embedding"])
-@pytest.mark.parametrize("limit", [1, 300])
-def test_small_pieces(monkeypatch: pytest.MonkeyPatch, name: str, limit: int) -> None:
-    """With room for nothing, gradients are not written out, and what is computed on the way is cut small."""
-    monkeypatch.setattr(factors_module, "CHUNK_BYTES", limit)
-    monkeypatch.setattr("fedpriv.gradients.rules.CACHE_BYTES", limit)
-    monkeypatch.setattr("fedpriv.gradients.rules.ROWS_BYTES", 0)
-    assert_products(*make("chosen", name, EXAMPLES, torch.float64), TOLERANCE[torch.float64])
-
-
-def test_dense_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.gradients.dense.CHUNK_BYTES", 1)
-    assert_products(*make("dense", "conv", EXAMPLES, torch.float64), TOLERANCE[torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("operator", ["dense", "chosen"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2] is not None])
+@pytest.mark.parametrize("chunk_bytes", [1, 1000, 10_000])
+def test_small_pieces(chunk_bytes: int, name: str, operator: str, dtype: torch.dtype) -> None:
+    """With no room, or little, gradients are not written out, and what is computed on the way is cut small."""
+    assert_products(*make(operator, name, EXAMPLES, dtype, chunk_bytes), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2] is not None])

@@ -1,0 +1,66 @@
+"""The operator of a batch whose gradients are held as one factor a parameter, whatever its form."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedpriv.gradients.factors import Factor
+from fedpriv.gradients.operator import Block, GradientOperator, Vector, full_precision
+
+__all__ = ["FactoredGradients"]
+
+
+class FactoredGradients(GradientOperator):
+    """Gradients held as one factor a parameter; products keep their precision where autocast is on.
+
+    Args:
+        factors: parameter's name -> the gradients with respect to it, in the model's order.
+        examples: B.
+        shapes: the shape of each parameter.
+        dtype: of the parameters.
+        device: where they are.
+        routes: layer's name -> how its gradients were had.
+        chunk_bytes: what a call may take beyond what it returns.
+    """
+
+    def __init__(
+        self,
+        factors: Mapping[str, Factor],
+        examples: int,
+        shapes: dict[str, torch.Size],
+        dtype: torch.dtype,
+        device: torch.device,
+        routes: Mapping[str, str],
+        chunk_bytes: int,
+    ) -> None:
+        super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
+        self._factors = dict(factors)
+
+    def gram(self, block: Block | None = None, *, precise: bool = False) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.gram(precise), block)
+
+    def norms(self, block: Block | None = None) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
+
+    def absolute_sums(self, block: Block | None = None) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.absolute_sums(), block)
+
+    def weighted_norms(self, weights: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.weighted_squares(weights[name]), block).clamp_(min=0).sqrt_()
+
+    def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:  # noqa: D102
+        with full_precision(self.device):
+            return {name: self._factors[name].rows(start, stop) for name in self.names(block)}
+
+    def dot(self, vector: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.dot(vector[name]), block)
+
+    def combine(self, weights: Tensor, block: Block | None = None) -> Vector:  # noqa: D102
+        with full_precision(self.device):
+            return {name: self._factors[name].combine(weights) for name in self.names(block)}
+
+    def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:
+        """Add up a product over the block's parameters, in a new tensor."""
+        with full_precision(self.device):
+            return torch.stack([product(name, self._factors[name]) for name in self.names(block)]).sum(dim=0)

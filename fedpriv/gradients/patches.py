@@ -1,0 +1,51 @@
+"""The patches of its input that a convolution applies its kernel to."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["Patches", "patches"]
+
+
+class Patches:
+    """The patches as the rows of a matrix, copied out for the examples that are asked for: they take many times x.
+
+    Args:
+        layer: the convolution.
+        x: its input, (B, in, *size).
+        positions: T, to how many patches the kernel is applied.
+        group: of which channels.
+    """
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, positions: int, group: int) -> None:
+        self._layer = layer
+        self._x = x.chunk(layer.groups, dim=1)[group]
+        self.shape = torch.Size((len(x), positions, layer.weight[0].numel()))
+
+    def __getitem__(self, examples: slice) -> Tensor:
+        """Return the patches of some examples, (n, T, in / groups * kernel)."""
+        x = self._x[examples]
+        return patches(self._layer, x).reshape(len(x), *self.shape[:0:-1]).mT
+
+
+def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view of the padded input.
+
+    Args:
+        layer: the convolution.
+        x: some of its input, (n, channels, *size).
+    """
+    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        sides = layer._reversed_padding_repeated_twice
+    else:
+        sides = [side for width in reversed(layer.padding) for side in (width, width)]
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = functional.pad(x, sides, mode=mode).contiguous()
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
+    positions = [(length - extent) // stride + 1 for length, extent, stride in lengths]
+    steps = x.stride()[2:]
+    inside = [dilation * step for dilation, step in zip(layer.dilation, steps, strict=True)]
+    between = [stride * step for stride, step in zip(layer.stride, steps, strict=True)]
+    shape = (*x.shape[:2], *layer.kernel_size, *positions)
+    return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
