@@ -1,7 +1,8 @@
-"""What the tap writes and the adversary reads: one client's upload in one round, and the public settings.
+"""What the tap writes and the adversary reads: one client's upload in one round, or the sum of several; what is public.
 
-An observation is two files, ``<round>-<client>.safetensors`` with the tensors and ``<round>-<client>.json`` with the
-rest. Neither can hold code, and a file that is truncated or altered is refused with one line.
+An observation is two files, ``<round>-<client>.safetensors`` (for a sum ``<round>-sum.safetensors``) with the tensors
+and one of the same name ending in ``.json`` with the rest. Neither can hold code, and a file that is truncated or
+altered is refused with one line.
 """
 
 import json
@@ -28,7 +29,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class PublicSettings:
-    """What the threat model lets the adversary know: no seed, no indices, no labels.
+    """What the threat model lets the adversary know: no seed, no indices.
 
     Attributes:
         model: the :class:`~fedpriv.config.ModelConfig`, dumped.
@@ -37,14 +38,16 @@ class PublicSettings:
         mean: public mean of each channel, on the [0, 1] scale.
         std: public standard deviation of each channel, on the [0, 1] scale.
         algorithm: fedsgd (the upload is a mean gradient) or fedavg (parameters after minus before).
-        batch_size: public batch size (the expected one, for Poisson sampling).
+        batch_size: public batch size (the expected one, for Poisson sampling); ``None``: withheld.
         local_steps: optimiser steps between the parameters and the upload; 1 for fedsgd.
         learning_rate: of the local optimiser, for fedavg.
         optimizer: the local optimiser, for fedavg.
         momentum: of the local SGD, for fedavg.
         client_examples: the number of the client's examples.
         mechanism: a :class:`~fedpriv.config.MechanismConfig`, dumped; with the noise itself (sigma, scale or kappa),
-            never a target.
+            never a target. Where it is withheld, it is ``none``: an adversary who knows of no mechanism assumes none.
+        clients: how many clients' uploads are averaged in the one that was heard; their numbers of steps and of
+            examples are then their means.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -55,13 +58,14 @@ class PublicSettings:
     mean: tuple[Finite, ...]
     std: tuple[Positive, ...]
     algorithm: Literal["fedsgd", "fedavg"]
-    batch_size: Count
+    batch_size: Count | None
     local_steps: Count
     learning_rate: Positive
     optimizer: Literal["sgd", "adam"]
     momentum: Annotated[float, Field(ge=0, lt=1)]
     client_examples: Count
     mechanism: dict[str, Any]
+    clients: Count = 1
 
     def __post_init__(self) -> None:
         channels = self.shape[0]
@@ -72,21 +76,29 @@ class PublicSettings:
 
     @property
     def examples(self) -> int:
-        """Distinct examples behind one upload: a batch, or all batches of the local steps (at most all of the data)."""
-        return min(self.batch_size * self.local_steps, max(self.client_examples, self.batch_size))
+        """Distinct examples behind what was heard: a batch, or all batches of the local steps, of every client in it.
+
+        Raises:
+            InputError: the batch size is withheld.
+        """
+        if self.batch_size is None:
+            raise InputError("the batch size is withheld, so the number of examples behind an upload is not known")
+        return self.clients * min(self.batch_size * self.local_steps, max(self.client_examples, self.batch_size))
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One upload as the adversary has it.
+    """One upload, or one sum of uploads, as the adversary has it.
 
     Attributes:
         round: the round, from 1.
-        client: the client, from 0.
+        client: the client, from 0; 0 for a sum.
         parameters: the parameters that the client started the round from.
-        upload: as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before.
+        upload: as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before. A sum is
+            divided by its weights: it is the clients' mean upload.
         settings: what is public.
         redistribution: the public shares r of the noise, for the mechanism hgm.
+        labels: the labels behind it, ascending, where the threat model grants them.
     """
 
     round: int
@@ -95,8 +107,11 @@ class Observation:
     upload: Vector
     settings: PublicSettings
     redistribution: Redistribution | None = None
+    labels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.labels is not None and not set(self.labels) <= set(range(self.settings.classes)):
+            raise ValueError(f"labels {list(self.labels)} are not all from 0 to {self.settings.classes - 1}")
         if not self.parameters:
             raise ValueError("an observation needs at least one parameter")
         self._check_like_parameters("upload", self.upload)
@@ -115,7 +130,13 @@ class Observation:
     @property
     def stem(self) -> str:
         """The name of its files, without ending."""
-        return f"{self.round:04d}-{self.client:04d}"
+        return f"{self.round:04d}-{f'{self.client:04d}' if self.settings.clients == 1 else 'sum'}"
+
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        one = self.settings.clients == 1
+        return f"round {self.round}, {f'client {self.client}' if one else f'sum of {self.settings.clients} clients'}"
 
 
 _SETTINGS = TypeAdapter(PublicSettings)
@@ -127,6 +148,8 @@ def write_observation(folder: Path, observation: Observation) -> Path:
     Both appear whole (written under another name, then renamed), the tensors last.
     """
     about = {"round": observation.round, "client": observation.client, "settings": asdict(observation.settings)}
+    if observation.labels is not None:
+        about["labels"] = observation.labels
     text = json.dumps(about, indent=2, allow_nan=False) + "\n"
     tensors = {f"parameters/{name}": value for name, value in observation.parameters.items()}
     tensors |= {f"upload/{name}": value for name, value in observation.upload.items()}
@@ -141,7 +164,7 @@ def write_observation(folder: Path, observation: Observation) -> Path:
 
 def list_observations(folder: Path) -> tuple[Path, ...]:
     """Return the tensor files of a folder of observations, by round, then client."""
-    return tuple(sorted(folder.glob("[0-9]*-[0-9]*.safetensors")))
+    return tuple(sorted(folder.glob("[0-9]*-*.safetensors")))
 
 
 def read_observation(path: Path) -> Observation:
@@ -163,7 +186,13 @@ def read_observation(path: Path) -> Observation:
     try:
         shares = Redistribution(parts["redistribution"]) if parts["redistribution"] else None
         return Observation(
-            about["round"], about["client"], parts["parameters"], parts["upload"], about["settings"], shares
+            about["round"],
+            about["client"],
+            parts["parameters"],
+            parts["upload"],
+            about["settings"],
+            shares,
+            about["labels"],
         )
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}") from None
@@ -178,12 +207,20 @@ def _read_about(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
-    if not isinstance(about, dict) or set(about) != {"round", "client", "settings"}:
+    if not isinstance(about, dict) or set(about) - {"labels"} != {"round", "client", "settings"}:
         raise InputError(f"{path} is damaged: expected round, client and settings")
     for key in ("round", "client"):
         if type(about[key]) is not int or about[key] < 0:
             raise InputError(f"{path} is damaged: {key} = {about[key]!r} is not a whole number from 0")
-    return {**about, "settings": _checked(about["settings"], path)}
+    return {**about, "settings": _checked(about["settings"], path), "labels": _labels(about.get("labels"), path)}
+
+
+def _labels(labels: Any, path: Path) -> tuple[int, ...] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
+        raise InputError(f"{path} is damaged: labels = {labels!r} is not a list of whole numbers")
+    return tuple(labels)
 
 
 def _checked(settings: Any, path: Path) -> PublicSettings:

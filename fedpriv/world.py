@@ -88,6 +88,12 @@ class World:
         rows = torch.from_numpy(self.partitions[client][positions])
         return self.network_input(self.dataset.x_train[rows]), self.dataset.y_train[rows].to(self.device)
 
+    def uploaded_rows(self, client: int, round_number: int) -> Tensor:
+        """The training examples behind a client's upload of a round (counted from 1), as rows of the data set."""
+        plan = self.plans[client]
+        positions = np.unique(np.concatenate([plan.batch(step) for step in plan.steps(round_number)]))
+        return torch.from_numpy(self.partitions[client][positions])
+
     def network_input(self, images: Tensor) -> Tensor:
         """Normalise images (B, C, H, W), uint8, in the network's numbers and on its device."""
         return self.dataset.normalise(images, _precision(self.experiment)).to(self.device)

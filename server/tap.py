@@ -1,39 +1,88 @@
 """The tap: writes down, of the attacked rounds, exactly what the threat model lets the adversary see."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
 
 from attacks.observation import Observation, PublicSettings, write_observation
+from attacks.threat import Access, ThreatModel, threat_model
+from fedpriv.config import MechanismConfig
 from fedpriv.plan import Plan
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
+from server.aggregation import mean_upload
 from server.exchange import Upload
 
-__all__ = ["Tap", "public_settings"]
+__all__ = ["Tap", "observe", "public_settings"]
 
 
 class Tap:
-    """Stores the uploads of the rounds in ``adversary.rounds``, those of the first ``adversary.victims`` clients."""
+    """Stores what is heard in the rounds in ``adversary.rounds``."""
 
     def __init__(self, world: World, folder: RunFolder) -> None:
         self._world = world
         self._folder = folder
 
     def record(self, round_number: int, before: State, uploads: Sequence[Upload]) -> None:
-        """Write an observation for each upload that will be attacked; others are not kept."""
+        """Write the observations of a round that will be attacked; others are not kept."""
         adversary = self._world.experiment.adversary
         if not adversary.attacks or round_number not in adversary.rounds:
             return
-        for upload in uploads[: adversary.victims]:
-            plan = self._world.plans[upload.client]
-            observation = Observation(
-                round_number,
-                upload.client,
-                before.parameters,
-                upload.state.parameters,
-                public_settings(self._world, plan),
-                plan.redistribution,
-            )
+        for observation in observe(self._world, round_number, before, uploads):
             write_observation(self._folder.observations, observation)
+
+
+def observe(world: World, round_number: int, before: State, uploads: Sequence[Upload]) -> tuple[Observation, ...]:
+    """Return what the threat model lets the adversary see of a round.
+
+    Args:
+        world: the experiment, built.
+        round_number: the round, from 1.
+        before: the global state that the clients started from.
+        uploads: the usable uploads, by client.
+
+    Returns:
+        The uploads of the first ``adversary.victims`` clients; or one sum of all of them; or nothing.
+    """
+    threat = threat_model(world.experiment.adversary)
+    if Access.UPLOADS in threat.grants:
+        heard = uploads[: world.experiment.adversary.victims]
+        return tuple(_observation(world, threat, round_number, before, [upload]) for upload in heard)
+    if Access.SUM in threat.grants:
+        return (_observation(world, threat, round_number, before, uploads),)
+    return ()
+
+
+def _observation(
+    world: World, threat: ThreatModel, round_number: int, before: State, uploads: Sequence[Upload]
+) -> Observation:
+    """One upload, or the sum of several as the server would average them."""
+    plans = [world.plans[upload.client] for upload in uploads]
+    settings = [public_settings(world, plan) for plan in plans]
+    mean = uploads[0].state if len(uploads) == 1 else mean_upload(uploads, world.experiment.federation.weighting)
+    told = Access.MECHANISM in threat.grants
+    return Observation(
+        round=round_number,
+        client=uploads[0].client if len(uploads) == 1 else 0,
+        parameters=before.parameters,
+        upload=mean.parameters,
+        settings=replace(
+            settings[0],
+            batch_size=settings[0].batch_size if Access.BATCH_SIZE in threat.grants else None,
+            local_steps=round(fmean(one.local_steps for one in settings)),
+            client_examples=round(fmean(one.client_examples for one in settings)),
+            mechanism=settings[0].mechanism if told else MechanismConfig().model_dump(mode="json", exclude_none=True),
+            clients=len(uploads),
+        ),
+        redistribution=plans[0].redistribution if told else None,
+        labels=_labels(world, round_number, uploads) if Access.LABELS in threat.grants else None,
+    )
+
+
+def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple[int, ...]:
+    """The labels behind the uploads, in ascending order: the order of a batch is nobody's to know."""
+    rows = [world.uploaded_rows(upload.client, round_number) for upload in uploads]
+    return tuple(sorted(int(label) for part in rows for label in world.dataset.y_train[part]))
 
 
 def public_settings(world: World, plan: Plan) -> PublicSettings:

@@ -45,6 +45,43 @@ def test_reads_back_what_was_written(tmp_path: Path, model: torch.nn.Module, cha
         assert torch.equal(read.upload[name], written.upload[name])
 
 
+def test_reads_back_labels_and_sums(tmp_path: Path) -> None:
+    sum_of_three = replace(observation().settings, clients=3, batch_size=2)
+    path = write_observation(tmp_path, observation(settings=sum_of_three, labels=(1, 1, 4, 7, 9, 9)))
+    assert path.name == "0001-sum.safetensors"
+    read = read_observation(path)
+    assert (read.labels, read.settings.clients, read.settings.examples) == ((1, 1, 4, 7, 9, 9), 3, 6)
+    assert read.title == "round 1, sum of 3 clients"
+    assert list_observations(tmp_path) == (path,)
+    assert read_observation(write_observation(tmp_path, observation(labels=()))).labels == ()
+
+
+def test_a_withheld_batch_size_stays_withheld(tmp_path: Path) -> None:
+    read = read_observation(
+        write_observation(tmp_path, observation(settings=replace(observation().settings, batch_size=None)))
+    )
+    assert read.settings.batch_size is None
+    with pytest.raises(InputError, match="the batch size is withheld"):
+        _ = read.settings.examples
+
+
+@pytest.mark.parametrize("labels", [[1, "2"], [True], 3, [1.5], [10], [-1]])
+def test_damaged_labels(tmp_path: Path, labels: object) -> None:
+    path = write_observation(tmp_path, observation(labels=(3,)))
+    about = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps({**about, "labels": labels}))
+    with pytest.raises(InputError, match="damaged: labels"):
+        read_observation(path)
+
+
+def test_reads_folders_of_versions_without_sums(tmp_path: Path) -> None:
+    path = write_observation(tmp_path, observation())
+    about = json.loads(path.with_suffix(".json").read_text())
+    del about["settings"]["clients"]
+    path.with_suffix(".json").write_text(json.dumps(about))
+    assert read_observation(path).settings == observation().settings
+
+
 def test_writes_views_and_shared_memory(tmp_path: Path) -> None:
     flat = torch.arange(24.0)
     vector = {"a": flat[:12].view(3, 4).T, "b": flat[6:18]}
@@ -69,7 +106,7 @@ def test_holds_only_what_the_threat_model_allows(tmp_path: Path) -> None:
     assert set(about["settings"]) == {field.name for field in fields(PublicSettings)}
     allowed = {
         "model", "shape", "classes", "mean", "std", "algorithm", "batch_size", "local_steps", "learning_rate",
-        "optimizer", "momentum", "client_examples", "mechanism",
+        "optimizer", "momentum", "client_examples", "mechanism", "clients",
     }  # fmt: skip
     assert set(about["settings"]) == allowed
     with safe_open(path, framework="pt") as file:
