@@ -18,6 +18,8 @@ from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["local_upload"]
 
+_MIB = 1 << 20
+
 
 def local_upload(world: World, client: int, before: State, round_number: int) -> State:
     """Train for one round and return what leaves the client.
@@ -71,7 +73,8 @@ def _gradient(world: World, plan: Plan, step: int) -> Vector:
     with _model_randomness(plan, step, world.device), _precision(world):
         if plan.config.name == "none" or plan.config.unit == "update":
             return _mean_gradient(world.model, images, labels, plan.sampling.batch_size)
-        gradients = per_example_gradients(world.model, _loss, images, labels)
+        memory = world.experiment.engine.gradient_memory * _MIB
+        gradients = per_example_gradients(world.model, _loss, images, labels, chunk_bytes=memory)
     # Outside: noise and norms are never computed in bfloat16.
     return plan.release_gradient(gradients, step)
 

@@ -1,10 +1,15 @@
 """The experiment file: what is accepted, what is refused, and in which words."""
 
+import re
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from fedpriv.config import Experiment, describe, load_experiment
+from fedpriv.accounting.release import LARGEST_KAPPA, LARGEST_SIGMA, SMALLEST_SIGMA
+from fedpriv.config import NOISE_KEYS, NOISE_PARAMETER, Experiment, MechanismConfig, describe, load_experiment
 from fedpriv.errors import InputError
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
@@ -56,6 +61,38 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         (VMF + "kappa = 3", [], "both epsilon and kappa are set"),
         (VMF, ["mechanism.kappa=1e8"], "mechanism.kappa = 100000000.0 is not allowed"),
         (VMF, ["mechanism.epsilon=inf"], "mechanism.epsilon = inf is not allowed"),
+        (VMF, ["mechanism.epsilon=3e7"], "mechanism: epsilon = 3e+07: vmf allows up to 2e+07, twice the largest kappa"),
+        (
+            VMF,
+            ["mechanism.blocks=layers"],
+            "mechanism.blocks = 'layers' is not allowed: allowed: whole, layer, or size",
+        ),
+        (VMF, ["mechanism.blocks=size:0"], "mechanism.blocks = 'size:0' is not allowed"),
+        (VMF, ["mechanism.blocks=size:-3"], "mechanism.blocks = 'size:-3' is not allowed"),
+        (VMF, ["mechanism.blocks=size:1.5"], "mechanism.blocks = 'size:1.5' is not allowed"),
+        (VMF, ["mechanism.blocks=size:"], "mechanism.blocks = 'size:' is not allowed"),
+        (VMF, ["mechanism.blocks=256"], "mechanism.blocks = 256 is not allowed"),
+        ("", ["mechanism.name=laplas"], "did you mean laplace?"),
+        ("", ["mechanism.sigma=0"], "mechanism.sigma = 0 is not allowed"),
+        ("", ["mechanism.sigma=1e13"], "mechanism.sigma = 10000000000000.0 is not allowed"),
+        ("", ["mechanism.scale=0"], "mechanism.scale = 0 is not allowed"),
+        ("", ["mechanism.scale=nan"], "mechanism.scale = nan is not allowed"),
+        ("", ["mechanism.kappa=-1"], "mechanism.kappa = -1 is not allowed"),
+        ("", ["mechanism.target_epsilon=0"], "mechanism.target_epsilon = 0 is not allowed"),
+        ("", ["mechanism.target_epsilon=nan"], "mechanism.target_epsilon = nan is not allowed"),
+        ("", ["mechanism.clip_norm=0"], "mechanism.clip_norm = 0 is not allowed"),
+        ("", ["mechanism.clipping=layers"], "mechanism.clipping = 'layers' is not allowed: allowed: flat, layer"),
+        ("", ["mechanism.redistribution=even"], "mechanism.redistribution = 'even' is not allowed: allowed: uniform"),
+        ("", ["mechanism.inflation=0"], "mechanism.inflation = 0 is not allowed"),
+        ("", ["mechanism.public_examples=0"], "mechanism.public_examples = 0 is not allowed"),
+        ("", ["mechanism.calibration=exact"], "mechanism.calibration = 'exact' is not allowed: allowed: analytic"),
+        ("", ["engine.precision=float16"], "engine.precision = 'float16' is not allowed: allowed: float32, bfloat16"),
+        ("", ["engine.gradient_memory=0"], "engine.gradient_memory = 0 is not allowed"),
+        ("", ["seed=true"], "seed = True is not allowed: a number is wanted"),
+        ("", ['adversary.attacks=["iga", "dlg", "iga"]'], "is not allowed: iga is named twice"),
+        ("", ["adversary.rounds=[2, 1, 2]"], "adversary.rounds = [2, 1, 2] is not allowed: 2 is named twice"),
+        ("", ["seed=3\nname = 'x'"], "--set seed: one value is wanted; set name on its own"),
+        ("", ["seed=3\n[data]\nname = 'mnist'"], "--set seed: one value is wanted; set data on its own"),
         ("", ["federation.min_clients=9"], "min_clients = 9 is more than the 8 clients of a round"),
         ("", ["federation.clients_per_round=9"], "clients_per_round = 9 is more than clients = 8"),
         ("", ["adversary.rounds=[1, 21]"], "adversary.rounds names round 21, but federation.rounds = 20"),
@@ -95,17 +132,141 @@ def test_every_file_error_names_the_file(tmp_path: Path) -> None:
         load_experiment(tmp_path / "binary.toml")
 
 
-@pytest.mark.parametrize("override", ["mechanism.kappa=3", "mechanism.epsilon=3"])
-def test_an_override_of_the_noise_replaces_the_files_choice(tmp_path: Path, override: str) -> None:
-    key = override.split(".")[1].split("=")[0]
-    mechanism = load_experiment(write(tmp_path, VMF), [override]).mechanism
-    assert {"kappa": mechanism.kappa, "epsilon": mechanism.epsilon} == {"kappa": None, "epsilon": None, key: 3.0}
+def subsets(name: str) -> list[tuple[str, ...]]:
+    keys = NOISE_KEYS[name]
+    return [chosen for count in range(len(keys) + 1) for chosen in combinations(keys, count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [(name, given) for name, keys in NOISE_KEYS.items() if keys for given in subsets(name)]
+)
+def test_exactly_one_of_the_noise_keys(name: str, given: tuple[str, ...]) -> None:
+    tree = {"name": name, **dict.fromkeys(given, 0.5)}
+    if len(given) == 1:
+        config = MechanismConfig.model_validate(tree)
+        assert {key for key in NOISE_KEYS[name] if getattr(config, key) is not None} == set(given)
+        return
+    with pytest.raises(ValidationError) as caught:
+        MechanismConfig.model_validate(tree)
+    message = caught.value.errors()[0]["msg"]
+    parameter = NOISE_PARAMETER[name]
+    assert f"{name} needs exactly one of epsilon, {parameter} or target_epsilon" in message
+    assert all(key in message.partition(";")[2] for key in given)
+    assert ("federation.target_epsilon" in message) == ("target_epsilon" in given and len(given) > 1)
+
+
+EVERY_NOISE_KEY = sorted({key for keys in NOISE_KEYS.values() for key in keys})
+
+
+@pytest.mark.parametrize("override", EVERY_NOISE_KEY)
+@pytest.mark.parametrize("old", EVERY_NOISE_KEY)
+def test_an_override_of_the_noise_replaces_the_files_choice(tmp_path: Path, override: str, old: str) -> None:
+    path = write(tmp_path, f"[mechanism]\n{old} = 0.5\n")
+    mechanism = load_experiment(path, [f"mechanism.{override}=3"]).mechanism
+    assert {key: getattr(mechanism, key) for key in EVERY_NOISE_KEY} == {
+        key: 3.0 if key == override else None for key in EVERY_NOISE_KEY
+    }
+
+
+@pytest.mark.parametrize("unit", ["example", "update"])
+@pytest.mark.parametrize("name", ["gaussian", "hgm"])
+@pytest.mark.parametrize(("noise", "value"), [("epsilon", 0.5), ("epsilon", 1.0), ("epsilon", 1.001), ("sigma", 9.0)])
+def test_the_classic_calibration_is_for_small_epsilons(unit: str, name: str, noise: str, value: float) -> None:
+    """Only where it is used: one upload's own epsilon on whole updates."""
+    tree = {"name": name, "unit": unit, noise: value, "calibration": "classic"}
+    if unit == "update" and value == 1.001:
+        with pytest.raises(ValidationError, match=r"'classic' is proven for epsilon <= 1, not for epsilon = 1\.001"):
+            MechanismConfig.model_validate(tree)
+    else:
+        assert MechanismConfig.model_validate(tree).calibration == "classic"
+
+
+def test_ranges_are_those_of_the_ledger() -> None:
+    for name in ("gaussian", "hgm"):
+        for sigma in (SMALLEST_SIGMA, LARGEST_SIGMA):
+            assert MechanismConfig.model_validate({"name": name, "sigma": sigma}).noise == sigma
+        for sigma in (SMALLEST_SIGMA * 0.99, LARGEST_SIGMA * 1.01):
+            with pytest.raises(ValidationError):
+                MechanismConfig.model_validate({"name": name, "sigma": sigma})
+    for kappa in (0.0, LARGEST_KAPPA):
+        assert MechanismConfig(name="vmf", kappa=kappa).noise == kappa
+    assert MechanismConfig(name="vmf", epsilon=2 * LARGEST_KAPPA).epsilon == 2 * LARGEST_KAPPA
+
+
+def numbers(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The keys of all settings that are numbers, or lists of them."""
+    for key, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from numbers(kind, f"{prefix}{key}.")
+        elif re.search(r"\b(int|float)\b", str(kind)):
+            yield f"{prefix}{key}"
+
+
+@pytest.mark.parametrize("key", sorted(numbers(Experiment)))
+def test_true_is_not_a_number(tmp_path: Path, key: str) -> None:
+    for value in ("true", "[true]"):
+        with pytest.raises(InputError, match=key.replace(".", r"\.")):
+            load_experiment(write(tmp_path, ""), [f"{key}={value}"])
+
+
+def test_the_list_of_numbers_is_not_empty() -> None:
+    found = set(numbers(Experiment))
+    assert {"seed", "adversary.rounds", "model.hidden", "mechanism.kappa", "adversary.iga.tv"} <= found
+    assert "engine.precision" not in found
+
+
+@pytest.mark.parametrize("name", NOISE_PARAMETER)
+@pytest.mark.parametrize("unit", ["example", "update"])
+def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) -> None:
+    parameter = NOISE_PARAMETER[name]
+    if parameter is None:
+        with pytest.raises(ValueError, match="makes no noise"):
+            MechanismConfig().with_noise(1.0)
+        return
+    config = MechanismConfig.model_validate(
+        {"name": name, "unit": unit, "target_epsilon": 2.0, "kappa": 5.0} | ({"kappa": None} if name == "vmf" else {})
+    )
+    resolved = config.with_noise(0.25)
+    assert resolved.noise == 0.25
+    assert {key for key in EVERY_NOISE_KEY if getattr(resolved, key) is not None} == {parameter}
+    changed = {key for key in MechanismConfig.model_fields if getattr(config, key) != getattr(resolved, key)}
+    assert changed == {"target_epsilon", parameter} | ({"kappa"} if name != "vmf" else set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({"name": "none", "sigma": 3.0}, ""),
+        ({"name": "gaussian", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm clipping"),
+        ({"name": "gaussian", "sigma": 3.0, "unit": "update"}, "epsilon sigma target_epsilon delta clip_norm clipping"),
+        (
+            {"name": "gaussian", "epsilon": 3.0, "unit": "update"},
+            "epsilon sigma target_epsilon delta clip_norm clipping calibration",
+        ),
+        ({"name": "laplace", "scale": 3.0}, "epsilon scale target_epsilon delta clip_norm"),
+        ({"name": "vmf", "kappa": 3.0}, "epsilon kappa target_epsilon delta blocks"),
+        ({"name": "vmf", "kappa": 3.0, "unit": "update"}, "epsilon kappa target_epsilon delta blocks clip_norm"),
+        ({"name": "hgm", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm redistribution"),
+        (
+            {"name": "hgm", "sigma": 3.0, "redistribution": "public"},
+            "epsilon sigma target_epsilon delta clip_norm redistribution inflation public_examples",
+        ),
+    ],
+)
+def test_what_a_mechanism_reads(settings: dict[str, object], keys: str) -> None:
+    assert sorted(MechanismConfig.model_validate(settings).read_keys) == sorted(keys.split())
 
 
 def test_another_mechanism_ignores_the_files_parameters(tmp_path: Path) -> None:
     path = write(tmp_path, '[mechanism]\nname = "vmf"\nkappa = 50\n')
     assert load_experiment(path, ["mechanism.name=none"]).mechanism.name == "none"
     assert load_experiment(path, ["mechanism.name=gaussian", "mechanism.sigma=2"]).mechanism.sigma == 2.0
+
+
+@pytest.mark.parametrize("text", ["[1,\n2]", "[1, 2] # both", "[1, 2]\n# both\n"])
+def test_an_override_may_take_several_lines(tmp_path: Path, text: str) -> None:
+    assert load_experiment(write(tmp_path, ""), [f"adversary.rounds={text}"]).adversary.rounds == (1, 2)
 
 
 @pytest.mark.parametrize(("text", "value"), [("abc", "abc"), ("'a b'", "a b"), ("a=b", "a=b")])

@@ -58,11 +58,20 @@ class LaplaceMechanism(Mechanism):
 def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Draw from the Laplace distribution of scale 1, on the generator's device.
 
-    The first bit of a uniform number gives the sign, the others -log(1 - u), which is finite for every u in [0, 1). In
-    float64, because the tails of float32 uniforms end at 16; only where the device has no other do they have to do.
+    In float64, because the tails of what float32 uniforms give end at 16; only where the device has nothing else they
+    have to do.
     """
     precise = torch.float32 if generator.device.type == "mps" else torch.float64
-    twice = torch.rand(shape, generator=generator, dtype=precise, device=generator.device).mul_(2)
+    return laplace_quantile(torch.rand(shape, generator=generator, dtype=precise, device=generator.device))
+
+
+def laplace_quantile(uniform: Tensor) -> Tensor:
+    """Map numbers u in [0, 1), uniform, to the Laplace distribution of scale 1.
+
+    The half in which u lies gives the sign, twice its place v in there the size -log(1 - v). That is finite for every
+    u and as fine in both tails; the usual formula gives infinity for u = 0.
+    """
+    twice = uniform * 2
     negative = twice >= 1
-    size = torch.log1p(-(twice - negative.to(precise))).neg_()
+    size = torch.log1p(negative.to(twice) - twice).neg_()
     return torch.where(negative, -size, size)

@@ -102,9 +102,9 @@ def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistr
         gradients = per_example_gradients(model, partial(_pick, output), images, targets)
         for name, total in _absolute_totals(gradients).items():
             sensitivity[name] += total
-    largest = max(float(value.max()) for value in sensitivity.values())
-    if not math.isfinite(largest):
+    if not all(bool(torch.isfinite(value).all()) for value in sensitivity.values()):
         raise InputError("mechanism.redistribution = 'public': the network's derivatives are NaN or infinite")
+    largest = max(float(value.max()) for value in sensitivity.values())
     reference = {name: value for name, value in model.named_parameters() if name in sensitivity}
     if largest == 0:
         return uniform_shares(reference)

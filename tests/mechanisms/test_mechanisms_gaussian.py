@@ -4,9 +4,15 @@ All seeds are fixed. Each statistical comparison raises a false alarm with proba
 """
 
 import math
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
@@ -43,16 +49,64 @@ def test_clips_each_example(dtype: torch.dtype, examples: int, clip_norm: float)
     assert torch.allclose(flat(released).double(), expected / 4, rtol=tolerance, atol=tolerance * clip_norm)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("examples", [0, 1, 2, 9])
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1e3])
+def test_clips_each_tensor_of_each_example(dtype: torch.dtype, examples: int, clip_norm: float) -> None:
+    gradients = rows(examples, dtype)
+    expected = {name: np.zeros(value.shape[1:]) for name, value in gradients.items()}
+    for name, value in gradients.items():
+        for one in value.double().numpy():
+            expected[name] += one * min(1.0, clip_norm / math.sqrt(2) / np.linalg.norm(one))
+    mechanism = GaussianMechanism(0.0, clip_norm, "layer")
+    released = mechanism.release(DenseGradients(gradients), 4, torch.Generator())
+    assert list(released) == ["a", "b"]
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for name, value in released.items():
+        assert value.dtype == dtype
+        np.testing.assert_allclose(
+            value.double().numpy(), expected[name] / 4, rtol=tolerance, atol=tolerance * clip_norm
+        )
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    values=npst.arrays(np.float64, (4, 6), elements=st.floats(-1e18, 1e18, allow_subnormal=False)),
+    clip_norm=st.sampled_from([1e-9, 1e-3, 1.0, 1e9]),
+    double=st.booleans(),
+    clipping=st.sampled_from(["flat", "layer"]),
+)
+def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(
+    values: NDArray[np.float64], clip_norm: float, double: bool, clipping: Literal["flat", "layer"]
+) -> None:
+    """Products of zero, small and huge numbers; with clipping by layer the whole is bounded, too."""
+    dtype = torch.float64 if double else torch.float32
+    for one in torch.from_numpy(values).to(dtype):
+        gradients = DenseGradients({"a": one[None, :3], "b": one[None, 3:5], "c": one[None, 5:]})
+        released = GaussianMechanism(0.0, clip_norm, clipping).release(gradients, 1, torch.Generator())
+        assert float(flat(released).double().norm()) <= clip_norm * (1 + (1e-12 if double else 1e-5))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("examples", [0, 1, 9])
 @pytest.mark.parametrize(("sigma", "clip_norm", "batch_size"), [(0.5, 2.0, 1), (3.0, 0.1, 7)])
 def test_noise_has_the_configured_size_for_any_batch(
-    examples: int, sigma: float, clip_norm: float, batch_size: int
+    clipping: Literal["flat", "layer"],
+    dtype: torch.dtype,
+    examples: int,
+    sigma: float,
+    clip_norm: float,
+    batch_size: int,
 ) -> None:
-    """Also for an empty batch; the variance of n normal numbers follows a chi^2 law."""
+    """Also for an empty batch and whatever is clipped; the variance of n normal numbers follows a chi^2 law."""
     count = 40_000
-    gradients = DenseGradients({"a": torch.ones(examples, count // 2), "b": torch.ones(examples, count // 2)})
-    quiet = GaussianMechanism(0.0, clip_norm).release(gradients, batch_size, torch.Generator())
-    loud = GaussianMechanism(sigma, clip_norm).release(gradients, batch_size, torch.Generator().manual_seed(22))
+    ones = torch.ones(examples, count // 2, dtype=dtype)
+    gradients = DenseGradients({"a": ones, "b": ones})
+    quiet, loud = (
+        GaussianMechanism(size, clip_norm, clipping).release(gradients, batch_size, torch.Generator().manual_seed(22))
+        for size in (0.0, sigma)
+    )
     noise = (flat(loud) - flat(quiet)).double() * batch_size / clip_norm
     total = float(noise.square().sum())
     for claimed, fits in ((sigma, True), (1.05 * sigma, False), (0.95 * sigma, False)):
@@ -75,29 +129,48 @@ def test_refuses_gradients_that_are_not_finite(value: float) -> None:
         GaussianMechanism(1.0, 1.0).release(DenseGradients({"a": gradients}), 5, torch.Generator())
 
 
-@pytest.mark.parametrize("clip_norm", [0.1, 1e3])
-def test_expected_is_the_release_without_noise(clip_norm: float) -> None:
+@pytest.mark.parametrize("clipping", ["flat", "layer"])
+@pytest.mark.parametrize("clip_norm", [0.1, 3.0, 1e3])
+def test_expected_is_the_release_without_noise(clip_norm: float, clipping: Literal["flat", "layer"]) -> None:
     gradients = rows(1)
-    mechanism = GaussianMechanism(2.0, clip_norm)
-    expected = mechanism.expected({name: value[0] for name, value in gradients.items()})
-    quiet = GaussianMechanism(0.0, clip_norm).release(DenseGradients(gradients), 1, torch.Generator())
+    expected = GaussianMechanism(2.0, clip_norm, clipping).expected(
+        {name: value[0] for name, value in gradients.items()}
+    )
+    quiet = GaussianMechanism(0.0, clip_norm, clipping).release(DenseGradients(gradients), 1, torch.Generator())
+    assert list(expected) == list(gradients)
     assert torch.allclose(flat(expected), flat(quiet), rtol=1e-13)
 
 
+@pytest.mark.parametrize("clipping", ["flat", "layer"])
 @pytest.mark.parametrize("size", [0.0, 0.01, 5.0])
-def test_expected_is_differentiable(size: float) -> None:
-    mechanism = GaussianMechanism(2.0, 1.0)
-    start = size * torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(23))
-    start.requires_grad_()
-    assert torch.autograd.gradcheck(lambda value: mechanism.expected({"a": value})["a"], (start,))
+def test_expected_is_differentiable(size: float, clipping: Literal["flat", "layer"]) -> None:
+    mechanism = GaussianMechanism(2.0, 1.0, clipping)
+    generator = torch.Generator().manual_seed(23)
+    start = tuple(
+        (size * torch.randn(count, dtype=torch.float64, generator=generator)).requires_grad_() for count in (6, 2)
+    )
+
+    def function(one: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        return tuple(mechanism.expected({"a": one, "b": other}).values())
+
+    assert torch.autograd.gradcheck(function, start)
 
 
 @pytest.mark.parametrize(
-    ("sigma", "clip_norm"), [(-1, 1), (math.nan, 1), (math.inf, 1), (1, 0), (1, -1), (1, math.inf)]
+    ("sigma", "clip_norm", "clipping"),
+    [
+        (-1, 1, "flat"),
+        (math.nan, 1, "flat"),
+        (math.inf, 1, "flat"),
+        (1, 0, "flat"),
+        (1, -1, "layer"),
+        (1, math.inf, "layer"),
+        (1, 1, "tensor"),
+    ],
 )
-def test_refuses_settings(sigma: float, clip_norm: float) -> None:
+def test_refuses_settings(sigma: float, clip_norm: float, clipping: Literal["flat", "layer"]) -> None:
     with pytest.raises(ValueError, match="is not allowed"):
-        GaussianMechanism(sigma, clip_norm)
+        GaussianMechanism(sigma, clip_norm, clipping)
 
 
 @pytest.mark.parametrize("mechanism", [NoMechanism(), GaussianMechanism(1.0, 1.0)])
