@@ -15,8 +15,7 @@ from fedpriv.accounting import (
     Release,
     SamplingName,
     analytic_sigma,
-    calibrate_kappa,
-    calibrate_sigma,
+    calibrate,
     classic_sigma,
     extended_sigma,
     guarantee,
@@ -123,6 +122,7 @@ class Plan:
             dimensions=self.dimensions,
             kappa=config.kappa,
             sigma=config.sigma,
+            scale=config.scale,
             clip_norm=config.clip_norm,
             delta=config.delta,
         )
@@ -248,7 +248,13 @@ def _calibrated(config: MechanismConfig, draft: Plan, rounds: Sequence[int]) -> 
 @lru_cache(maxsize=1024)
 def _least_noise(target: float, release: Release) -> float:
     """Calibration takes up to seconds, and most clients of a run share one answer."""
-    options = {"sampling": release.sampling, "rate": release.rate, "participations": release.participations}
-    if release.mechanism == "vmf":
-        return calibrate_kappa(target, release.delta, dimensions=release.dimensions, unit=release.unit, **options)
-    return calibrate_sigma(target, release.delta, unit=release.unit, **options)
+    return calibrate(
+        target,
+        release.delta,
+        mechanism=release.mechanism,
+        sampling=release.sampling,
+        rate=release.rate,
+        participations=release.participations,
+        dimensions=release.dimensions,
+        unit=release.unit,
+    )

@@ -5,7 +5,7 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 """
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
-from fedpriv.accounting.calibration import calibrate_kappa, calibrate_sigma
+from fedpriv.accounting.calibration import calibrate
 from fedpriv.accounting.gaussian import (
     analytic_sigma,
     classic_sigma,
@@ -13,10 +13,10 @@ from fedpriv.accounting.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
 )
-from fedpriv.accounting.guarantees import Guarantee, guarantee
+from fedpriv.accounting.guarantees import Guarantee, guarantee, running_epsilon
 from fedpriv.accounting.ledger import Ledger, LedgerEntry
 from fedpriv.accounting.release import LARGEST_KAPPA, MechanismName, Release, SamplingName, UnitName
-from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
+from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 
 __all__ = [
@@ -32,18 +32,19 @@ __all__ = [
     "amplified_pure",
     "amplified_rdp",
     "analytic_sigma",
-    "calibrate_kappa",
-    "calibrate_sigma",
+    "calibrate",
     "classic_sigma",
     "extended_sigma",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_rdp",
     "guarantee",
+    "laplace_rdp",
     "log_mgf",
     "mean_resultant_length",
     "pure_rdp",
     "rdp_to_epsilon",
+    "running_epsilon",
     "subsampled_rdp",
     "vmf_rdp",
 ]

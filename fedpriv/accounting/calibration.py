@@ -1,16 +1,19 @@
 """How much noise a target (epsilon, delta) needs: the ledger's own figure, inverted.
 
-Both searches bisect on :func:`fedpriv.accounting.guarantees.guarantee` itself, so what is calibrated is what will be
+The search bisects on :func:`fedpriv.accounting.guarantees.guarantee` itself, so what is calibrated is what will be
 reported, whatever theorem gives it.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import (
     LARGEST_KAPPA,
+    LARGEST_SCALE,
     LARGEST_SIGMA,
+    SMALLEST_SCALE,
     SMALLEST_SIGMA,
     MechanismName,
     Release,
@@ -19,104 +22,115 @@ from fedpriv.accounting.release import (
 )
 from fedpriv.errors import InputError
 
-__all__ = ["calibrate_kappa", "calibrate_sigma"]
+__all__ = ["calibrate"]
 
 _TOLERANCE = 5e-4  # on epsilon, relative
 _HALVINGS = 200
 _NEARLY_STRAIGHT = 100.0  # epsilons within this factor of each other
-_SMALLEST_KAPPA = 1e-12
 
 
-def calibrate_sigma(
+@dataclass(frozen=True)
+class _Noise:
+    """A mechanism's noise parameter and where to look for it.
+
+    Attributes:
+        parameter: its name in :class:`Release`.
+        least: the value with the least noise.
+        most: the value with the most noise.
+    """
+
+    parameter: str
+    least: float
+    most: float
+
+    @property
+    def smallest(self) -> float:
+        return min(self.least, self.most)
+
+    @property
+    def largest(self) -> float:
+        return max(self.least, self.most)
+
+
+_SIGMA = _Noise("sigma", SMALLEST_SIGMA, LARGEST_SIGMA)
+_NOISES: dict[MechanismName, _Noise] = {
+    "gaussian": _SIGMA,
+    "hgm": _SIGMA,
+    "laplace": _Noise("scale", SMALLEST_SCALE, LARGEST_SCALE),
+    "vmf": _Noise("kappa", LARGEST_KAPPA, 1e-12),
+}
+
+
+def calibrate(
     target_epsilon: float,
     delta: float,
     *,
+    mechanism: MechanismName,
     sampling: SamplingName,
     rate: float,
     participations: int,
+    dimensions: tuple[int, ...] = (1,),
     unit: UnitName = "example",
 ) -> float:
-    """Return the smallest sigma whose run is (target_epsilon, delta)-private.
+    """Return the least noise whose run is (target_epsilon, delta)-private.
 
     Args:
-        target_epsilon: of the whole run, above 0, under the adjacency that :func:`guarantee` states for this sampling.
+        target_epsilon: of the whole run, above 0, under the adjacency that :func:`guarantee` states.
         delta: in (0, 1).
+        mechanism: gaussian, hgm, laplace or vmf.
         sampling: shuffled, fixed, poisson or full.
         rate: q = B / n in (0, 1].
         participations: as in :class:`Release`, at least 1.
+        dimensions: K of each block; read for vmf only.
         unit: example, or update (with sampling = full).
 
     Returns:
-        Noise standard deviation over the clipping norm. The ledger's epsilon for it is at most the target, and within
-        0.1 % of it unless the ledger's figure jumps there (Renyi accounting reports 0 for a divergence below about
-        delta^2).
+        The mechanism's noise parameter: the smallest sigma or scale, the largest kappa. The ledger's epsilon for it is
+        at most the target, and within 0.1 % of it unless the ledger's figure jumps there (Renyi accounting reports 0
+        for a divergence below about delta^2).
 
     Raises:
-        InputError: an argument out of range, nothing to calibrate, or no sigma in [1e-9, 1e12] fits.
+        InputError: an argument out of range, nothing to calibrate, or no noise parameter in range fits.
     """
-    _check_target(target_epsilon, participations)
-
-    def epsilon(log_sigma: float) -> float:
-        sigma = min(max(math.exp(log_sigma), SMALLEST_SIGMA), LARGEST_SIGMA)
-        return _epsilon(_release("gaussian", unit, sampling, rate, participations, (1,), None, sigma, delta))
-
-    weakest, strongest = math.log(SMALLEST_SIGMA), math.log(LARGEST_SIGMA)
-    if epsilon(weakest) <= target_epsilon:
-        raise InputError(
-            f"epsilon = {target_epsilon:g}: so large that it needs no noise (sigma below {SMALLEST_SIGMA:g})"
-        )
-    if epsilon(strongest) > target_epsilon:
-        raise InputError(
-            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no sigma up to {LARGEST_SIGMA:g} reaches it"
-        )
-    return math.exp(_search(epsilon, target_epsilon, private=strongest, exposed=weakest))
-
-
-def calibrate_kappa(
-    target_epsilon: float,
-    delta: float,
-    *,
-    dimensions: tuple[int, ...],
-    sampling: SamplingName,
-    rate: float,
-    participations: int,
-    unit: UnitName = "example",
-) -> float:
-    """Return the largest kappa whose run is (target_epsilon, delta)-private; see :func:`calibrate_sigma`.
-
-    Args:
-        target_epsilon: of the whole run, above 0, under replace-one.
-        delta: in (0, 1).
-        dimensions: K of each block.
-        sampling: shuffled, fixed, poisson or full.
-        rate: q = B / n in (0, 1].
-        participations: as in :class:`Release`, at least 1.
-        unit: example, or update (with sampling = full).
-
-    Raises:
-        InputError: an argument out of range, nothing to calibrate, or no kappa in [1e-12, 1e7] fits.
-    """
-    _check_target(target_epsilon, participations)
-
-    def epsilon(log_kappa: float) -> float:
-        kappa = min(math.exp(log_kappa), LARGEST_KAPPA)
-        return _epsilon(_release("vmf", unit, sampling, rate, participations, dimensions, kappa, None, delta))
-
-    weakest, strongest = math.log(LARGEST_KAPPA), math.log(_SMALLEST_KAPPA)
-    if epsilon(weakest) <= target_epsilon:
-        raise InputError(f"epsilon = {target_epsilon:g}: so large that it needs a kappa above {LARGEST_KAPPA:g}")
-    if epsilon(strongest) > target_epsilon:
-        raise InputError(
-            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no kappa from {_SMALLEST_KAPPA:g} on reaches it"
-        )
-    return math.exp(_search(epsilon, target_epsilon, private=strongest, exposed=weakest))
-
-
-def _check_target(target_epsilon: float, participations: int) -> None:
+    if mechanism not in _NOISES:
+        raise InputError(f"mechanism = {mechanism}: has no noise to calibrate; allowed is {', '.join(_NOISES)}")
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
         raise InputError(f"epsilon = {target_epsilon}: allowed is above 0, finite")
     if participations == 0:
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
+    noise = _NOISES[mechanism]
+
+    def epsilon(log_noise: float) -> float:
+        # exp(log(x)) may lie a rounding beyond x.
+        value = min(max(math.exp(log_noise), noise.smallest), noise.largest)
+        release = Release(
+            mechanism,
+            unit,
+            sampling,
+            rate,
+            participations,
+            dimensions,
+            kappa=value if noise.parameter == "kappa" else None,
+            sigma=value if noise.parameter == "sigma" else None,
+            scale=value if noise.parameter == "scale" else None,
+            clip_norm=1.0,
+            delta=delta,
+        )
+        figure = guarantee(release).epsilon
+        return math.inf if figure is None else figure
+
+    exposed, private = math.log(noise.least), math.log(noise.most)
+    if epsilon(exposed) <= target_epsilon:
+        raise InputError(
+            f"epsilon = {target_epsilon:g}: so large that it needs less noise than the least allowed "
+            f"({noise.parameter} = {noise.least:g})"
+        )
+    if epsilon(private) > target_epsilon:
+        raise InputError(
+            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {noise.parameter} from {noise.smallest:g} to "
+            f"{noise.largest:g} reaches it"
+        )
+    return math.exp(_search(epsilon, target_epsilon, private=private, exposed=exposed))
 
 
 def _search(epsilon: Callable[[float], float], target: float, *, private: float, exposed: float) -> float:
@@ -143,22 +157,3 @@ def _search(epsilon: Callable[[float], float], target: float, *, private: float,
         else:
             exposed, refused = middle, found
     return private
-
-
-def _release(
-    mechanism: MechanismName,
-    unit: UnitName,
-    sampling: SamplingName,
-    rate: float,
-    participations: int,
-    dimensions: tuple[int, ...],
-    kappa: float | None,
-    sigma: float | None,
-    delta: float,
-) -> Release:
-    return Release(mechanism, unit, sampling, rate, participations, dimensions, kappa, sigma, 1.0, delta)
-
-
-def _epsilon(release: Release) -> float:
-    figure = guarantee(release).epsilon
-    return math.inf if figure is None else figure

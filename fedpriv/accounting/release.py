@@ -7,14 +7,25 @@ from typing import Literal, get_args
 
 from fedpriv.errors import InputError
 
-__all__ = ["LARGEST_KAPPA", "LARGEST_SIGMA", "SMALLEST_SIGMA", "MechanismName", "Release", "SamplingName", "UnitName"]
+__all__ = [
+    "LARGEST_KAPPA",
+    "LARGEST_SCALE",
+    "LARGEST_SIGMA",
+    "SMALLEST_SCALE",
+    "SMALLEST_SIGMA",
+    "MechanismName",
+    "Release",
+    "SamplingName",
+    "UnitName",
+]
 
-MechanismName = Literal["none", "gaussian", "vmf"]
+MechanismName = Literal["none", "gaussian", "laplace", "vmf", "hgm"]
 UnitName = Literal["example", "update"]
 SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
 
 LARGEST_KAPPA = 1e7
 SMALLEST_SIGMA, LARGEST_SIGMA = 1e-9, 1e12
+SMALLEST_SCALE, LARGEST_SCALE = 1e-9, 1e12
 
 
 @dataclass(frozen=True)
@@ -23,8 +34,10 @@ class Release:
 
     Attributes:
         mechanism: none; gaussian (each unit clipped to clip_norm, noise of standard deviation sigma * clip_norm added
-            to the sum, divided by a public number); vmf (each unit's blocks replaced by VMF draws around their
-            directions).
+            to the sum, divided by a public number); laplace (each unit clipped to clip_norm in the L1 norm, Laplace
+            noise of scale ``scale * clip_norm`` added to each coordinate of the sum); vmf (each unit's blocks replaced
+            by VMF draws around their directions); hgm (each unit x clipped to |x / sqrt(K r)| <= clip_norm, noise of
+            standard deviation sigma * clip_norm * sqrt(K r_k) added to coordinate k of the sum, r public).
         unit: what is protected: one example of the client, or the client's whole update.
         sampling: shuffled: disjoint batches of a pass; fixed: B of n without replacement; poisson: each example with
             probability rate; full: no sampling (always so for unit = update).
@@ -33,8 +46,9 @@ class Release:
             uploads (unit = update). At least 0.
         dimensions: K of each block, at least 1 each; read for vmf only.
         kappa: concentration of the vmf, in [0, 1e7]; read for vmf only.
-        sigma: noise over clip_norm, in [1e-9, 1e12]; read for gaussian only.
-        clip_norm: C, above 0. No figure depends on it, because sigma is in its unit.
+        sigma: noise over clip_norm, in [1e-9, 1e12]; read for gaussian and hgm only.
+        scale: noise scale over clip_norm, in [1e-9, 1e12]; read for laplace only.
+        clip_norm: C, above 0. No figure depends on it, because sigma and scale are in its unit.
         delta: of the (epsilon, delta) statement, in (0, 1).
 
     Raises:
@@ -49,6 +63,7 @@ class Release:
     dimensions: tuple[int, ...]
     kappa: float | None
     sigma: float | None
+    scale: float | None
     clip_norm: float
     delta: float
 
@@ -64,14 +79,17 @@ class Release:
         _check(_is_count(self.participations, 0), "participations", self.participations, "a whole number, 0 or more")
         _check(_is_number(self.clip_norm) and self.clip_norm > 0, "clip_norm", self.clip_norm, "above 0, finite")
         _check(_is_number(self.delta) and 0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
-        if self.mechanism == "gaussian":
+        if self.mechanism in ("gaussian", "hgm"):
             _check_range("sigma", self.sigma, SMALLEST_SIGMA, LARGEST_SIGMA)
+        if self.mechanism == "laplace":
+            _check_range("scale", self.scale, SMALLEST_SCALE, LARGEST_SCALE)
         if self.mechanism == "vmf":
             self._check_vmf()
 
     def _check_vmf(self) -> None:
         _check_range("kappa", self.kappa, 0.0, LARGEST_KAPPA)
-        fine = len(self.dimensions) > 0 and all(_is_count(dimension, 1) for dimension in self.dimensions)
+        # A set, because there may be millions of blocks of one size.
+        fine = len(self.dimensions) > 0 and all(_is_count(dimension, 1) for dimension in set(self.dimensions))
         _check(fine, "dimensions", self.dimensions, "at least one block, of whole numbers 1 or more")
 
 

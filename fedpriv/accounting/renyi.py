@@ -10,9 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.vmf_functions import log_mgf
 
-__all__ = ["ORDERS", "gaussian_rdp", "pure_rdp", "rdp_to_epsilon", "vmf_rdp"]
+__all__ = ["ORDERS", "gaussian_rdp", "laplace_rdp", "pure_rdp", "rdp_to_epsilon", "vmf_rdp"]
 
 Array = NDArray[np.float64]
+
+_TAYLOR_TERMS = 18  # of exp(x) - 1 - x for |x| <= 1: those after these are below 1e-17 of the sum
 
 
 def _orders() -> Array:
@@ -72,6 +74,47 @@ def pure_rdp(orders: ArrayLike, epsilon: float) -> Array:
         return np.full_like(values, np.inf)
     half = epsilon / 2
     return np.minimum((log_mgf(1, (2 * values - 1) * half) - log_mgf(1, half)) / (values - 1), epsilon)
+
+
+def laplace_rdp(orders: ArrayLike, shift: float) -> Array:
+    """Return the exact Renyi privacy of Laplace noise whose centre moves by ``shift`` noise scales in one coordinate.
+
+    With w = a / (2 a - 1) it is log[w exp((a - 1) shift) + (1 - w) exp(-a shift)] / (a - 1) (Mironov 2017, Prop. 6).
+    A shift spread over several coordinates, at the same L1 length, costs no more: the logarithm is convex in the shift
+    (a log-sum-exp of linear functions) and 0 at 0, so it is superadditive.
+
+    Args:
+        orders: above 1.
+        shift: L1 sensitivity over the noise scale, at least 0; infinity gives infinity.
+
+    Returns:
+        Array of the shape of orders, never above what the pure bound ``shift`` implies.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    values = _checked_orders(orders)
+    if not shift >= 0:
+        raise ValueError(f"shift = {shift}: allowed is 0 and more")
+    if np.isinf(shift):
+        return np.full_like(values, np.inf)
+    up, down = (values - 1) * shift, values * shift
+    weight = values / (2 * values - 1)
+    # Nearby the linear terms of the two exponentials cancel each other, and would take all digits with them; far away
+    # exp(up) would overflow.
+    near = np.log1p(weight * _exp_beyond_linear(np.minimum(up, 1.0)) + (1 - weight) * _exp_beyond_linear(-down))
+    far = np.logaddexp(np.log(weight) + up, np.log1p(-weight) - down)
+    return np.minimum(np.where(up < 1, near, far) / (values - 1), pure_rdp(values, shift))
+
+
+def _exp_beyond_linear(x: Array) -> Array:
+    """Return exp(x) - 1 - x for x <= 1, without cancellation at 0."""
+    term = np.clip(x, -1.0, 1.0) ** 2 / 2
+    small = np.zeros_like(term)
+    for n in range(3, _TAYLOR_TERMS + 3):
+        small = small + term
+        term = term * np.clip(x, -1.0, 1.0) / n
+    return np.where(np.abs(x) <= 1, small, np.expm1(np.minimum(x, 1.0)) - x)
 
 
 def gaussian_rdp(orders: ArrayLike, noise_multiplier: float) -> Array:

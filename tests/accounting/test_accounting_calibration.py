@@ -2,31 +2,40 @@
 
 import itertools
 import math
+from typing import get_args
 
 import pytest
 
-from fedpriv.accounting import Release, analytic_sigma, calibrate_kappa, calibrate_sigma, guarantee
+from fedpriv.accounting import MechanismName, Release, analytic_sigma, calibrate, guarantee
 from fedpriv.errors import InputError
 
 SETTINGS = [("example", "shuffled"), ("example", "fixed"), ("example", "full"), ("update", "full")]
+PARAMETER = {"gaussian": "sigma", "hgm": "sigma", "laplace": "scale", "vmf": "kappa"}
+FULL = {"sampling": "full", "rate": 1.0, "participations": 1}
 
 
-def sigma_epsilon(sigma, delta, sampling, rate, participations, unit):
-    release = Release("gaussian", unit, sampling, rate, participations, (1,), None, sigma, 1.0, delta)
+def epsilon_with(noise, delta, *, mechanism, sampling, rate, participations, dimensions=(1,), unit="example"):
+    noises = {"kappa": None, "sigma": None, "scale": None, PARAMETER[mechanism]: noise}
+    release = Release(mechanism, unit, sampling, rate, participations, dimensions, **noises, clip_norm=1.0, delta=delta)
     return guarantee(release).epsilon
 
 
+def check(target, delta, **options):
+    noise = calibrate(target, delta, **options)
+    assert target * (1 - 1e-3) <= epsilon_with(noise, delta, **options) <= target
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "hgm", "laplace"])
 @pytest.mark.parametrize(("unit", "sampling"), SETTINGS)
 @pytest.mark.parametrize(("target", "participations"), list(itertools.product([0.05, 1.0, 8.0, 500.0], [1, 300])))
-def test_sigma_reaches_the_target_from_below(unit, sampling, target, participations):
-    sigma = calibrate_sigma(target, 1e-5, sampling=sampling, rate=0.05, participations=participations, unit=unit)
-    assert target * (1 - 1e-3) <= sigma_epsilon(sigma, 1e-5, sampling, 0.05, participations, unit) <= target
+def test_noise_reaches_the_target_from_below(mechanism, unit, sampling, target, participations):
+    options = {"sampling": sampling, "rate": 0.05, "participations": participations, "unit": unit}
+    check(target, 1e-5, mechanism=mechanism, **options)
 
 
 @pytest.mark.parametrize(("target", "rate", "steps"), [(0.3, 0.01, 300), (3.0, 0.1, 10), (3.0, 1.0, 4)])
 def test_sigma_reaches_the_target_under_poisson_sampling(target, rate, steps):
-    sigma = calibrate_sigma(target, 1e-5, sampling="poisson", rate=rate, participations=steps)
-    assert target * (1 - 1e-3) <= sigma_epsilon(sigma, 1e-5, "poisson", rate, steps, "example") <= target
+    check(target, 1e-5, mechanism="gaussian", sampling="poisson", rate=rate, participations=steps)
 
 
 @pytest.mark.slow
@@ -34,13 +43,12 @@ def test_sigma_reaches_the_target_under_poisson_sampling(target, rate, steps):
 @pytest.mark.parametrize(("rate", "steps"), [(0.001, 10_000), (0.01, 10_000), (0.3, 1_000)])
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-12])
 def test_sigma_over_long_poisson_runs(target, rate, steps, delta):
-    sigma = calibrate_sigma(target, delta, sampling="poisson", rate=rate, participations=steps)
-    assert target * (1 - 1e-3) <= sigma_epsilon(sigma, delta, "poisson", rate, steps, "example") <= target
+    check(target, delta, mechanism="gaussian", sampling="poisson", rate=rate, participations=steps)
 
 
 @pytest.mark.parametrize(("target", "delta"), list(itertools.product([0.1, 1.0, 20.0], [1e-3, 1e-9])))
 def test_sigma_of_one_update_is_the_analytic_one_at_twice_the_sensitivity(target, delta):
-    sigma = calibrate_sigma(target, delta, sampling="full", rate=1.0, participations=1, unit="update")
+    sigma = calibrate(target, delta, mechanism="gaussian", unit="update", **FULL)
     assert sigma == pytest.approx(2 * analytic_sigma(target, delta), rel=1e-3)
     assert sigma >= 2 * analytic_sigma(target, delta) * (1 - 1e-9)
 
@@ -51,19 +59,17 @@ def test_sigma_of_one_update_is_the_analytic_one_at_twice_the_sensitivity(target
 )
 def test_kappa_reaches_the_target_from_below(unit, sampling, target, dimensions):
     options = {"dimensions": dimensions, "sampling": sampling, "rate": 0.05, "participations": 20, "unit": unit}
-    kappa = calibrate_kappa(target, 1e-5, **options)
-    release = Release("vmf", unit, sampling, 0.05, 20, dimensions, kappa, None, 1.0, 1e-5)
-    assert target * (1 - 1e-3) <= guarantee(release).epsilon <= target
+    check(target, 1e-5, mechanism="vmf", **options)
 
 
+@pytest.mark.parametrize("mechanism", PARAMETER)
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
-def test_bad_targets_are_refused(target):
+def test_bad_targets_are_refused(mechanism, target):
     with pytest.raises(InputError, match="epsilon = "):
-        calibrate_sigma(target, 1e-5, sampling="full", rate=1.0, participations=1)
-    with pytest.raises(InputError, match="epsilon = "):
-        calibrate_kappa(target, 1e-5, dimensions=(10,), sampling="full", rate=1.0, participations=1)
+        calibrate(target, 1e-5, mechanism=mechanism, **FULL)
 
 
+@pytest.mark.parametrize("mechanism", PARAMETER)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -75,26 +81,38 @@ def test_bad_targets_are_refused(target):
         ({"unit": "update"}, "unit = update"),
     ],
 )
-def test_bad_settings_are_refused(change, words):
+def test_bad_settings_are_refused(mechanism, change, words):
     options = {"sampling": "fixed", "rate": 0.1, "participations": 5, **change}
     with pytest.raises(InputError, match=words):
-        calibrate_sigma(1.0, 1e-5, **options)
-    with pytest.raises(InputError, match=words):
-        calibrate_kappa(1.0, 1e-5, dimensions=(10,), **options)
+        calibrate(1.0, 1e-5, mechanism=mechanism, **options)
 
 
+@pytest.mark.parametrize("mechanism", PARAMETER)
 @pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
-def test_bad_delta_is_refused(delta):
+def test_bad_delta_is_refused(mechanism, delta):
     with pytest.raises(InputError, match="delta = "):
-        calibrate_sigma(1.0, delta, sampling="full", rate=1.0, participations=1)
+        calibrate(1.0, delta, mechanism=mechanism, **FULL)
 
 
-def test_targets_out_of_reach_are_refused():
-    with pytest.raises(InputError, match="no sigma up to"):
-        calibrate_sigma(1e-14, 1e-15, sampling="full", rate=1.0, participations=10**9)
-    with pytest.raises(InputError, match="needs no noise"):
-        calibrate_sigma(1e30, 1e-5, sampling="full", rate=1.0, participations=1)
-    with pytest.raises(InputError, match="kappa above"):
-        calibrate_kappa(1e9, 1e-5, dimensions=(10,), sampling="full", rate=1.0, participations=1)
-    with pytest.raises(InputError, match="no kappa from"):
-        calibrate_kappa(1e-13, 1e-15, dimensions=(1,), sampling="full", rate=1.0, participations=1)
+def test_only_mechanisms_with_noise_are_calibrated():
+    assert set(PARAMETER) == set(get_args(MechanismName)) - {"none"}
+    with pytest.raises(InputError, match="mechanism = none: has no noise to calibrate"):
+        calibrate(1.0, 1e-5, mechanism="none", **FULL)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "target", "words"),
+    [
+        ("gaussian", 1e30, r"less noise than the least allowed \(sigma = 1e-09\)"),
+        ("hgm", 1e30, r"less noise than the least allowed \(sigma = 1e-09\)"),
+        ("laplace", 1e30, r"less noise than the least allowed \(scale = 1e-09\)"),
+        ("vmf", 1e30, r"less noise than the least allowed \(kappa = 1e\+07\)"),
+        ("gaussian", 1e-14, r"no sigma from 1e-09 to 1e\+12 reaches it"),
+        ("hgm", 1e-14, r"no sigma from 1e-09 to 1e\+12 reaches it"),
+        ("laplace", 1e-14, r"no scale from 1e-09 to 1e\+12 reaches it"),
+        ("vmf", 1e-14, r"no kappa from 1e-12 to 1e\+07 reaches it"),
+    ],
+)
+def test_targets_out_of_reach_are_refused(mechanism, target, words):
+    with pytest.raises(InputError, match=words):
+        calibrate(target, 1e-15, mechanism=mechanism, sampling="full", rate=1.0, participations=10**9)

@@ -97,7 +97,7 @@ def test_closed_forms_refuse_what_is_not_proven():
 
 
 def release(sampling, sigma, participations, rate=0.1, delta=1e-5, unit="example"):
-    return Release("gaussian", unit, sampling, rate, participations, (10,), None, sigma, 3.0, delta)
+    return Release("gaussian", unit, sampling, rate, participations, (10,), None, sigma, None, 3.0, delta)
 
 
 @pytest.mark.parametrize(("sigma", "participations"), list(itertools.product([5.0, 20.0], [1, 7, 30])))
@@ -185,7 +185,8 @@ def test_no_figure_falls_below_the_exact_one_where_the_fft_rounds(delta, mu, ste
 def test_small_deltas_fall_back_to_renyi_and_say_so():
     found = guarantee(release("poisson", 1.0, 1000, 0.01, 1e-12))
     assert found.epsilon == poisson_rdp_epsilon(1.0, 0.01, 1000, 1e-12)
-    assert "not used for so small a delta" in found.theorem["epsilon"]
+    assert "Renyi accounting" in found.theorem["epsilon"]
+    assert any("from a delta of about 1e-9 up" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 0.5, 1.0])

@@ -27,11 +27,11 @@ FIGURES = ("nominal_epsilon", "pure_epsilon", "epsilon")
 
 
 def vmf(sampling="shuffled", kappa=2.0, participations=3, dimensions=(1000,), rate=0.1, unit="example", delta=1e-5):
-    return Release("vmf", unit, sampling, rate, participations, dimensions, kappa, None, 1.0, delta)
+    return Release("vmf", unit, sampling, rate, participations, dimensions, kappa, None, None, 1.0, delta)
 
 
 def gaussian(sampling="shuffled", sigma=2.0, participations=3, rate=0.1, unit="example", delta=1e-5):
-    return Release("gaussian", unit, sampling, rate, participations, (1000,), None, sigma, 1.0, delta)
+    return Release("gaussian", unit, sampling, rate, participations, (1000,), None, sigma, None, 1.0, delta)
 
 
 EXAMPLE = [("example", sampling) for sampling in ("shuffled", "fixed", "poisson", "full")]
@@ -40,7 +40,7 @@ EVERY = [*EXAMPLE, ("update", "full")]
 
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
 def test_nothing_is_proven_without_a_mechanism(unit, sampling):
-    found = guarantee(Release("none", unit, sampling, 0.1, 3, (10,), None, None, 1.0, 1e-5))
+    found = guarantee(Release("none", unit, sampling, 0.1, 3, (10,), None, None, None, 1.0, 1e-5))
     assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (None, None, None)
     assert "without noise" in found.theorem["epsilon"]
     assert found.delta == 1e-5
@@ -184,7 +184,7 @@ def test_clip_norm_does_not_matter():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mechanism": "laplace"}, "mechanism = laplace: allowed is none, gaussian, vmf"),
+        ({"mechanism": "cauchy"}, "mechanism = cauchy: allowed is none, gaussian, laplace, vmf, hgm"),
         ({"unit": "person"}, "unit = person"),
         ({"sampling": "cyclic"}, "sampling = cyclic"),
         ({"unit": "update"}, "with unit = update allowed is full"),
@@ -209,6 +209,12 @@ def test_clip_norm_does_not_matter():
         ({"mechanism": "gaussian", "sigma": 0.0}, "sigma = 0"),
         ({"mechanism": "gaussian", "sigma": math.inf}, "sigma = inf"),
         ({"mechanism": "gaussian", "sigma": math.nan}, "sigma = nan"),
+        ({"mechanism": "hgm"}, "sigma = None"),
+        ({"mechanism": "hgm", "sigma": math.nan}, "sigma = nan"),
+        ({"mechanism": "laplace"}, "scale = None"),
+        ({"mechanism": "laplace", "scale": 0.0}, "scale = 0"),
+        ({"mechanism": "laplace", "scale": 2e12}, "allowed is from 1e-09 to 1e[+]12"),
+        ({"mechanism": "laplace", "scale": math.nan}, "scale = nan"),
     ],
 )
 def test_bad_releases_are_refused_in_one_line(change, words):

@@ -149,6 +149,7 @@ def _ledger(recipe: Recipe) -> Ledger:
             dimensions=(15_826,),
             kappa=recipe.noise if mechanism == "vmf" else None,
             sigma=recipe.noise if mechanism == "gaussian" else None,
+            scale=None,
             clip_norm=1.0,
             delta=1e-5,
         )

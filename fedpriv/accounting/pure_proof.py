@@ -1,0 +1,224 @@
+"""What is proven about mechanisms with a pure figure: directional (von Mises-Fisher) and Laplace.
+
+Both are replace-one. Fixed-size sampling amplifies the pure figure and the Renyi divergence of a step; Poisson sampling
+is not claimed to amplify: every step counts as one participation, the batch being the same on both sides.
+"""
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
+from fedpriv.accounting.proofs import Claim, Proof
+from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
+
+__all__ = ["DirectionalProof", "LaplaceProof"]
+
+Array = NDArray[np.float64]
+
+_RENYI_TO_EPSILON = "converted by Canonne, Kamath and Steinke 2020, Prop. 12"
+_SAMPLED_RENYI = ", fixed-size sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Thm 9)"
+_SAMPLED_PURE = "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle et al. 2018, Thm 9)"
+
+
+class PureProof(Proof):
+    """A mechanism whose participations consist of releases of the same pure epsilon."""
+
+    @property
+    @abstractmethod
+    def pieces(self) -> int:
+        """How many releases a participation consists of."""
+
+    @property
+    @abstractmethod
+    def piece_epsilon(self) -> float:
+        """Pure epsilon of each of them, before sampling."""
+
+    @property
+    @abstractmethod
+    def pure_theorem(self) -> str:
+        """What the pure figure of a run without sampling rests on."""
+
+    @property
+    @abstractmethod
+    def renyi_theorem(self) -> str:
+        """What the Renyi privacy of a run without sampling rests on."""
+
+    @abstractmethod
+    def step_rdp(self) -> Array:
+        """Renyi privacy of one participation, after sampling, at ORDERS."""
+
+    def pure(self) -> Claim:
+        once = self.pieces * self.piece_epsilon
+        if self._is_sampled:
+            once = amplified_pure(once, float(self.release.rate))
+        theorem = self.pure_theorem + (_SAMPLED_PURE if self._is_sampled else "")
+        return Claim(int(self.release.participations) * once, theorem)
+
+    def cheap_claims(self) -> list[Claim]:
+        pure = self.pure()
+        return [Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}"), self._renyi()]
+
+    def notes(self) -> tuple[str, ...]:
+        if self.release.sampling != "poisson":
+            return super().notes()
+        return (
+            *super().notes(),
+            f"Poisson sampling: no amplification is proven for {self.release.mechanism}; every step counts as one "
+            "participation, the batch being the same on both sides.",
+        )
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self.release.sampling == "fixed" and self.release.rate < 1
+
+    def _renyi(self) -> Claim:
+        rdp = int(self.release.participations) * self.step_rdp()
+        theorem = self.renyi_theorem + (_SAMPLED_RENYI if self._is_sampled else "") + f", {_RENYI_TO_EPSILON}"
+        return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
+
+    @property
+    def _rate(self) -> float:
+        return float(self.release.rate) if self._is_sampled else 1.0
+
+
+class DirectionalProof(PureProof):
+    """Mechanism vmf: 2 kappa a block and participation; the Renyi divergence of antipodal VMF laws, exact."""
+
+    def nominal(self) -> Claim:  # noqa: D102
+        blocks = self.pieces
+        words = "nominal, the paper's figure for one pass over the data, not the run's:"
+        theorem = (
+            f"{words} 2 kappa (Faustini et al., Cor. 2)"
+            if blocks == 1
+            else f"{words} 2 kappa sqrt(m), m = {blocks} "
+            "(Faustini et al., Cor. 1, whose proof does not cover independently normalised blocks)"
+        )
+        return Claim(2 * self._kappa * math.sqrt(blocks), theorem)
+
+    @property
+    def pieces(self) -> int:  # noqa: D102
+        return len(self.release.dimensions)
+
+    @property
+    def piece_epsilon(self) -> float:  # noqa: D102
+        return 2 * self._kappa
+
+    @property
+    def pure_theorem(self) -> str:  # noqa: D102
+        return (
+            f"2 kappa for each of {self.pieces} block(s) and {int(self.release.participations)} participation(s), "
+            "added: the density ratio is at most exp(kappa |x - x'|) (Weggenmann and Kerschbaum 2021), basic "
+            "composition"
+        )
+
+    @property
+    def renyi_theorem(self) -> str:  # noqa: D102
+        return (
+            "Renyi accounting with the exact divergence of antipodal VMF laws, "
+            "[log M((2a - 1) kappa) - log M(kappa)] / (a - 1), added over blocks and participations"
+        )
+
+    def step_rdp(self) -> Array:  # noqa: D102
+        sizes = tuple(sorted(Counter(int(dimension) for dimension in self.release.dimensions).items()))
+        return _directional_step_rdp(self._kappa, sizes, self._rate)
+
+    def notes(self) -> tuple[str, ...]:  # noqa: D102
+        return (*super().notes(), self._resemblance()) if self._kappa > 0 else super().notes()
+
+    @property
+    def _kappa(self) -> float:
+        if self.release.kappa is None:
+            raise ValueError("a vmf release without kappa")
+        return float(self.release.kappa)
+
+    def _resemblance(self) -> str:
+        scales = [math.sqrt(dimension) / self._kappa for dimension in set(self.release.dimensions)]
+        low, high = f"{min(scales):.3g}", f"{max(scales):.3g}"
+        scale = low if low == high else f"{low} to {high} (by block)"
+        return (
+            "Heuristic, not a guarantee: with B units in the sum the noise resembles normalised DP-SGD with sigma "
+            f"about sqrt(B K) / kappa = {scale} times sqrt(B)."
+        )
+
+
+class LaplaceProof(PureProof):
+    """Mechanism laplace: two clipped gradients are at most 2 clip_norm apart in the L1 norm."""
+
+    @property
+    def pieces(self) -> int:  # noqa: D102
+        return 1
+
+    def nominal(self) -> Claim:  # noqa: D102
+        theorem = (
+            "nominal, of one participation, not the run's: clip_norm over the noise scale, for a gradient that comes "
+            "or goes; a replaced one costs twice that"
+        )
+        return Claim(1 / self._scale, theorem)
+
+    @property
+    def piece_epsilon(self) -> float:  # noqa: D102
+        return 2 / self._scale
+
+    @property
+    def pure_theorem(self) -> str:  # noqa: D102
+        return (
+            f"2 clip_norm over the noise scale for each of {int(self.release.participations)} participation(s), added: "
+            "the Laplace mechanism with L1 sensitivity 2 clip_norm (Dwork et al. 2006, Prop. 1), basic composition"
+        )
+
+    @property
+    def renyi_theorem(self) -> str:  # noqa: D102
+        return (
+            "Renyi accounting of the Laplace mechanism with L1 sensitivity 2 clip_norm (Mironov 2017, Prop. 6, in one "
+            "coordinate; its divergence is convex in the shift, so a shift that is split over coordinates costs no "
+            "more), added over participations"
+        )
+
+    def step_rdp(self) -> Array:  # noqa: D102
+        return _laplace_step_rdp(self.piece_epsilon, self._rate)
+
+    @property
+    def _scale(self) -> float:
+        if self.release.scale is None:
+            raise ValueError("a laplace release without scale")
+        return float(self.release.scale)
+
+
+# Kept, because a run asks again after each round.
+
+
+@lru_cache(maxsize=256)
+def _directional_step_rdp(kappa: float, sizes: tuple[tuple[int, int], ...], rate: float) -> Array:
+    """Renyi privacy of one step.
+
+    Args:
+        kappa: concentration of every block.
+        sizes: pairs of a block's dimension and how many blocks have it.
+        rate: of fixed-size sampling; 1 without.
+    """
+    once = 2 * kappa * sum(count for _, count in sizes)
+
+    def base(orders: Array) -> Array:
+        total = np.zeros_like(orders)
+        for dimension, count in sizes:
+            total = total + count * vmf_rdp(orders, dimension, kappa)
+        return np.minimum(total, pure_rdp(orders, once))
+
+    step = base(ORDERS) if rate == 1 else amplified_rdp(ORDERS, base, once, rate)
+    step.setflags(write=False)
+    return step
+
+
+@lru_cache(maxsize=256)
+def _laplace_step_rdp(shift: float, rate: float) -> Array:
+    def base(orders: Array) -> Array:
+        return laplace_rdp(orders, shift)
+
+    step = base(ORDERS) if rate == 1 else amplified_rdp(ORDERS, base, shift, rate)
+    step.setflags(write=False)
+    return step
