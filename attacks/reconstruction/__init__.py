@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction.dlg import run_dlg
-from attacks.reconstruction.engine import Network, chunks
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.iga import run_iga
+from attacks.reconstruction.memory import chunks
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.preflight import preflight
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
@@ -165,7 +166,7 @@ def _run(
     trace = Trace(progress, config.iterations, owners)
     attempts: list[Attempt] = []
     notes: list[str] = []
-    for part in chunks(scene.network, rows, scene.pixels):
+    for part in chunks(scene.network, rows, scene.shape, scene.classes):
         these = slice(part.start, part.stop)
         outcome = attack.run(scene, rows[these], images[these], logits[these], config, trace.of(part))
         attempts += _attempts(scene, outcome)

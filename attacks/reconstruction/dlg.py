@@ -1,6 +1,7 @@
 """Deep Leakage from Gradients (Zhu et al. 2019): dummy images and soft labels, squared distance, L-BFGS.
 
-The images are not bounded while they are optimised, as in the paper; only the result is clamped.
+The images are not bounded while they are optimised, as in the paper; only the result is clamped. It is computed in
+float64 where the device has that: near a match the distance is a small difference of large numbers.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacks.reconstruction.distances import squared_distance
-from attacks.reconstruction.engine import Matcher
 from attacks.reconstruction.lbfgs import minimise
+from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.uploads import Victim
@@ -36,7 +37,7 @@ def run_dlg(
         report: told how it goes.
     """
     problem = _Problem(scene, rows, images.shape[1])
-    start = torch.cat([images.flatten(1), logits.flatten(1)], dim=1)
+    start = _widest(torch.cat([images.flatten(1), logits.flatten(1)], dim=1))
     found = minimise(problem, start, config.iterations, report, SOLVED * _squared_lengths(rows))
     images, logits = problem.split(found.points)
     return Outcome(images, logits.argmax(dim=2), found.values, found.iterations, ("",) * len(rows))
@@ -45,8 +46,12 @@ def run_dlg(
 def _squared_lengths(rows: Sequence[Victim]) -> Tensor:
     """The squared norm of each row's heard gradient: (N,)."""
     return torch.stack(
-        [torch.stack([value.square().sum() for value in victim.gradient.values()]).sum() for victim in rows]
+        [torch.stack([_widest(value).square().sum() for value in victim.gradient.values()]).sum() for victim in rows]
     )
+
+
+def _widest(values: Tensor) -> Tensor:
+    return values if values.device.type == "mps" else values.double()
 
 
 class _Problem:
@@ -55,7 +60,8 @@ class _Problem:
     def __init__(self, scene: Scene, rows: Sequence[Victim], examples: int) -> None:
         self._scene = scene
         self._examples = examples
-        self._all = Matcher(scene.network, rows, squared_distance, directional=False)
+        precise = scene.network.device.type != "mps"
+        self._all = Matcher(scene.network, rows, squared_distance, "float64" if precise else None)
         self._index = torch.arange(len(rows))
         self._matcher = self._all
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.reconstruction.distances import angle, total_variation
-from attacks.reconstruction.engine import Matcher
 from attacks.reconstruction.labels import find_output_layer, infer_labels
+from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.uploads import Victim
@@ -36,7 +36,7 @@ def run_iga(
         config: steps, learning rate, weight of the total variation.
         report: told how it goes.
     """
-    matcher = Matcher(scene.network, rows, angle, directional=True)
+    matcher = Matcher(scene.network, rows, angle)
     labels = _Labels(scene, rows)
     images, logits = scene.box(images).requires_grad_(), logits.clone().requires_grad_()
     adam = torch.optim.Adam([images, logits], lr=config.learning_rate)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.engine import Network
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import Victim
 from fedpriv.gradients import Vector
 

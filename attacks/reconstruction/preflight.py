@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks.observation import PublicSettings
-from attacks.reconstruction.engine import Network
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import refusal
 from fedpriv.models import coupled_layers, dropout_layers
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacks.observation import PublicSettings
-from attacks.reconstruction.engine import Network
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import Victim
 from fedpriv.randomness import torch_stream
 

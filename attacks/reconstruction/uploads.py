@@ -6,8 +6,10 @@ gradients; ``-upload / (lr * s)`` is taken for the mean gradient at the paramete
 one step, an approximation for more.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -15,10 +17,21 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacks.observation import Observation, PublicSettings
+from attacks.reconstruction.dummies import DummyGradients
 from attacks.reconstruction.errors import AttackRefused
 from fedpriv.config import MechanismConfig
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import Mechanism, NoMechanism, Redistribution, build_mechanism
+from fedpriv.mechanisms import (
+    GaussianMechanism,
+    HeterogeneousGaussianMechanism,
+    Mechanism,
+    NoMechanism,
+    Redistribution,
+    VmfMechanism,
+    build_mechanism,
+)
+from fedpriv.mechanisms.base import clip_factor
+from fedpriv.mechanisms.cosine import mean_cosine
 
 __all__ = ["UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
 
@@ -81,6 +94,63 @@ class UploadModel:
     def blocks(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """The groups of parameters that share one direction."""
         return tuple((name,) for name in names) if self.blocks_are_layers else (tuple(names),)
+
+    def tensor_scales(self, names: Sequence[str]) -> Mapping[str, float] | None:
+        """Return what :meth:`standardise` multiplies each tensor with.
+
+        ``None`` where the mechanism does more to an example's expected upload than to scale each of its tensors by a
+        number that follows from their norms: then gradients have to be written out.
+        """
+        match self.mechanism:
+            case NoMechanism() | GaussianMechanism():
+                return dict.fromkeys(names, 1.0)
+            case VmfMechanism(blocks="whole" | "layer"):
+                return dict.fromkeys(names, 1.0)
+            case HeterogeneousGaussianMechanism(redistribution=shares):
+                deviations = {name: shares.deviations[name] for name in names}
+                if all(torch.equal(value, value.flatten()[:1].expand_as(value)) for value in deviations.values()):
+                    return {name: 1 / float(value.flatten()[0]) for name, value in deviations.items()}
+        return None
+
+    def weights(self, gradients: DummyGradients, scales: Mapping[str, float]) -> Mapping[str, Tensor]:
+        """Return, for each tensor, the weights (N, U) of the units in the standardised expected upload.
+
+        The expected upload is the sum over the U units of their gradients with these weights: with none 1 / U, with
+        gaussian min(1, C / |g|) / U, with vmf A_K(kappa) / (|g| U), per block.
+
+        Args:
+            gradients: of the dummies; a unit is an example where :attr:`needs_examples`, else the mean of a batch.
+            scales: as :meth:`tensor_scales` returns them.
+        """
+        squared = {name: gradients.squared((name,)) for name in gradients.names}
+        units = next(iter(squared.values())).shape[1]
+        # A mechanism for whole updates sees the mean gradient times this, and what it sends is divided by it again.
+        factor = self.step if self.unit == "update" else 1.0
+        weights: dict[str, Tensor] = {}
+        for block in self._weighed_together(gradients.names):
+            norm = reduce(torch.add, [squared[name] * (factor * scales[name]) ** 2 for name in block])
+            weight = self._weight(norm, gradients.dimension(block), len(gradients.names)) / units
+            weights |= {name: weight * scales[name] for name in block}
+        return weights
+
+    def _weighed_together(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        layered = self.blocks_are_layers or (
+            isinstance(self.mechanism, GaussianMechanism) and self.mechanism.clipping == "layer"
+        )
+        return tuple((name,) for name in names) if layered else (tuple(names),)
+
+    def _weight(self, squared: Tensor, dimension: int, tensors: int) -> Tensor:
+        """What a block of so many numbers is multiplied with, from its squared norms (N, U)."""
+        match self.mechanism:
+            case GaussianMechanism(clip_norm=bound, clipping="layer"):
+                return clip_factor(squared, bound / math.sqrt(tensors))
+            case GaussianMechanism(clip_norm=bound) | HeterogeneousGaussianMechanism(clip_norm=bound):
+                return clip_factor(squared, bound)
+            case VmfMechanism(kappa=kappa, scale=length):
+                positive = squared > 0
+                inverse = torch.where(positive, torch.where(positive, squared, 1.0).rsqrt(), 0.0)
+                return length * mean_cosine(kappa, dimension) * inverse
+        return torch.ones_like(squared)
 
     def gradient(self, upload: Vector) -> Vector:
         """Turn an upload into the (noisy) mean gradient that it stands for."""

@@ -1,33 +1,32 @@
 """The batched engine against plain autograd, one victim at a time."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from attack_victims import OwnHead, example_gradients, lenet, mlp, observe, observe_digits, parameters_of
+from attack_networks import DIGITS
+from attack_victims import digits, example_gradients, lenet, observe, observe_digits, parameters_of
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused
+from attacks.reconstruction import AttackRefused, memory
 from attacks.reconstruction.distances import angle, squared_distance
-from attacks.reconstruction.engine import CHUNK, Matcher, Network, chunks
+from attacks.reconstruction.matching import Comparison, Matcher
+from attacks.reconstruction.memory import chunks, row_bytes
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import prepare_victims
 from fedpriv.config import MechanismConfig
 from fedpriv.mechanisms import build_mechanism
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "lenet": lenet,
-    "mlp": lambda: mlp("tanh"),
-    "own": OwnHead,
-    "without hidden layer": lambda: mlp(hidden=()),
-}
 MECHANISMS = [
     {"name": "none"},
     {"name": "gaussian", "sigma": 1e-3, "clip_norm": 0.5},
     {"name": "vmf", "kappa": 200.0},
     {"name": "vmf", "kappa": 200.0, "blocks": "layer"},
+    {"name": "gaussian", "sigma": 1e-3, "clip_norm": 0.5, "clipping": "layer"},
+    {"name": "laplace", "scale": 1e-3, "clip_norm": 5.0},
+    {"name": "gaussian", "sigma": 1e-3, "clip_norm": 0.5, "unit": "update"},
+    {"name": "vmf", "kappa": 200.0, "unit": "update", "clip_norm": 0.1},
 ]
 
 
@@ -41,12 +40,12 @@ def soft_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)  # torch's own for label probabilities
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DIGITS)
 @pytest.mark.parametrize("examples", [1, 3])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("each", [True, False])
 def test_gradients(name: str, examples: int, shared: bool, each: bool) -> None:
-    model = MODELS[name]().double()
+    model = DIGITS[name]().double()
     images, labels = dummies(4, examples)
     sets = [parameters_of(model)] * 4
     if not shared:
@@ -68,21 +67,32 @@ def test_gradients(name: str, examples: int, shared: bool, each: bool) -> None:
                 torch.testing.assert_close(given, value, rtol=1e-9, atol=1e-12)
 
 
-def one_mismatch(model: nn.Module, observation: Observation, images: Tensor, labels: Tensor, kind: str) -> Tensor:
-    """The objective of one victim, written out: expected upload of the dummies against what was heard."""
+def plain_expected(model: nn.Module, observation: Observation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The expected upload of one victim's dummies, written out with plain autograd; standardised."""
     leaves = {key: value.clone().requires_grad_() for key, value in observation.parameters.items()}
     config = MechanismConfig.model_validate(observation.settings.mechanism)
-    mechanism = build_mechanism(config)
-    sent = []
+    mechanism = build_mechanism(config, observation.redistribution)
+    gradients = []
     for k in range(len(images)):
         loss = soft_loss(functional_call(model, leaves, (images[k : k + 1],)), labels[k : k + 1])
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
-        sent.append(mechanism.expected(dict(zip(leaves, gradients, strict=True))))
-    expected = {key: sum(one[key] for one in sent) / len(sent) for key in leaves}
-    heard = observation.upload
+        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        gradients.append(dict(zip(leaves, found, strict=True)))
+    if config.unit == "example":
+        gradients = [mechanism.expected(gradient) for gradient in gradients]
+    mean = {key: sum(one[key] for one in gradients) / len(gradients) for key in leaves}
+    return mechanism.standardise(mean if config.unit == "example" else mechanism.expected(mean))
+
+
+def one_mismatch(model: nn.Module, observation: Observation, images: Tensor, labels: Tensor, kind: str) -> Tensor:
+    """The objective of one victim, written out: expected upload of the dummies against what was heard."""
+    expected = plain_expected(model, observation, images, labels)
+    config = MechanismConfig.model_validate(observation.settings.mechanism)
+    heard = build_mechanism(config, observation.redistribution).standardise(observation.upload)
     if kind == "squared":
-        return sum((expected[key] - heard[key]).square().sum() for key in leaves)
-    names = list(leaves)
+        return sum((expected[key] - heard[key]).square().sum() for key in expected)
+    if kind == "L1":
+        return sum((expected[key] - heard[key]).abs().sum() for key in expected)
+    names = list(expected)
     layered = config.name == "vmf" and config.blocks == "layer"
     blocks = [[name] for name in names] if layered else [names]
     cosines = []
@@ -93,42 +103,78 @@ def one_mismatch(model: nn.Module, observation: Observation, images: Tensor, lab
     return 1 - torch.stack(cosines).mean()
 
 
-@pytest.mark.parametrize("kind", ["squared", "angle"])
+def absolute_distance(comparison: Comparison) -> Tensor:
+    """An objective that no inner product tells: it asks for the uploads themselves."""
+    expected, heard = comparison.expected(), comparison.upload()
+    return torch.stack([(expected[key] - heard[key]).abs().flatten(1).sum(dim=1) for key in expected]).sum(dim=0)
+
+
+OBJECTIVES = {"squared": squared_distance, "angle": angle, "L1": absolute_distance}
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
 @pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("name", ["lenet", "mlp"])
+@pytest.mark.parametrize("name", ["lenet", "mlp", "own"])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_mismatch_and_its_derivatives_one_victim_at_a_time(kind: str, examples: int, name: str, rounds: int) -> None:
-    """One batch with every mechanism in it, and parameters of one or two rounds."""
-    models = [MODELS[name]().double() for _ in range(rounds)]
-    if rounds == 2:
-        models[1] = lenet(seed=8).double() if name == "lenet" else mlp("tanh", seed=8).double()
+    """One batch with every mechanism in it, two restarts of some victims, and parameters of one or two rounds.
+
+    The networks lenet and mlp go by the ghost route, own by vmap.
+    """
+    models = [DIGITS[name]().double() for _ in range(rounds)]
     generator = torch.Generator().manual_seed(3)
+    if rounds == 2:
+        with torch.no_grad():
+            for value in models[1].parameters():
+                value.add_(torch.randn(value.shape, generator=generator).double(), alpha=0.2)
     heard = []
     for number, mechanism in enumerate(MECHANISMS * 2):
         pictures = torch.rand(examples, 1, 8, 8, generator=generator)
         truth = torch.randint(10, (examples,), generator=generator)
-        model = models[number % rounds]
-        heard.append(
-            observe(model, pictures, truth, client=number, round_number=number % rounds + 1, mechanism=mechanism)
-        )
+        which = number % rounds
+        heard.append(observe(models[which], pictures, truth, client=number, round_number=which, mechanism=mechanism))
     network = Network(models[0])
+    assert network.route(torch.Size((1, 8, 8)), 10).ghost == (name != "own")
     victims = prepare_victims(heard, network.names, network.device)
-    distance = squared_distance if kind == "squared" else angle
-    matcher = Matcher(network, victims, distance, directional=kind == "angle")
-    images, labels = dummies(len(heard), examples)
+    owners = [number for number in range(len(heard)) for _ in range(1 + number % 2)]
+    matcher = Matcher(network, [victims[owner] for owner in owners], OBJECTIVES[kind])
+    images, labels = dummies(len(owners), examples)
     images, labels = images.requires_grad_(), labels.requires_grad_()
     losses = matcher(images, labels)
     found = torch.autograd.grad(losses.sum(), (images, labels))
-    for row, observation in enumerate(heard):
+    for row, owner in enumerate(owners):
         one_image = images[row].detach().clone().requires_grad_()
         one_label = labels[row].detach().clone().requires_grad_()
-        loss = one_mismatch(models[0], observation, one_image, one_label, kind)
+        loss = one_mismatch(models[0], heard[owner], one_image, one_label, kind)
         wanted = torch.autograd.grad(loss, (one_image, one_label))
         assert losses[row].item() == pytest.approx(loss.item(), rel=1e-9)
         for given, value in zip(found, wanted, strict=True):
             torch.testing.assert_close(given[row], value, rtol=1e-7, atol=1e-11)
-    index = torch.tensor([5, 0, 2])
-    torch.testing.assert_close(matcher.select(index)(images[index], labels[index]), losses[index])
+    index = torch.tensor([5, 0, 2, 11])
+    chosen = matcher.select(index)
+    torch.testing.assert_close(chosen(images[index], labels[index]), losses[index])
+    again = torch.tensor([3, 1])
+    torch.testing.assert_close(chosen.select(again)(images[index[again]], labels[index[again]]), losses[index[again]])
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+def test_precision(name: str, precision: str) -> None:
+    """In float64 the squared distance at the solution is tiny, in float32 it is rounding; results keep their type."""
+    model = DIGITS[name]()
+    pictures, truth = digits()
+    heard = [observe(model, pictures[[0]], truth[[0]])]
+    network = Network(model)
+    victims = prepare_victims(heard, network.names, network.device)
+    images = ((pictures[[0]] - 0.3) / 0.35)[None].requires_grad_()
+    labels = F.one_hot(truth[[0]], 10).float()[None]
+    length = sum(float(value.square().sum()) for value in heard[0].upload.values())
+    (loss,) = Matcher(network, victims, squared_distance, precision)(images, labels) / length
+    (gradient,) = torch.autograd.grad(loss, images)
+    assert gradient.dtype == torch.float32
+    assert loss.dtype == torch.float64
+    limits = {"float64": (0, 1e-11), "float32": (0, 1e-5), "bfloat16": (1e-9, 1e-1)}
+    assert limits[precision][0] <= abs(loss.item()) < limits[precision][1]
 
 
 class Normalised(nn.Module):
@@ -190,15 +236,46 @@ def test_networks_that_cannot_be_batched_are_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])
-def test_chunks_cover_every_row_once_and_are_bounded(count: int) -> None:
-    big = mlp(hidden=(4096, 1024))
-    heard, _, _ = observe_digits(big, 1)
-    network = Network(big)
-    victims = prepare_victims(heard, network.names, network.device) * count
-    parts = list(chunks(network, victims, 64))
+@pytest.mark.parametrize("name", ["lenet", "own"])
+def test_chunks_cover_every_row_once_and_are_bounded(count: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = DIGITS[name]()
+    network = Network(model)
+    victims = prepare_victims(observe_digits(model, 1)[0], network.names, network.device) * count
+    each = row_bytes(network, victims[0], (1, 8, 8), 10)
+    monkeypatch.setattr(memory, "CPU_BYTES", 20 * each)
+    parts = list(chunks(network, victims, (1, 8, 8), 10))
     assert [row for part in parts for row in part] == list(range(count))
-    assert all(len(part) == 1 or len(part) * network.size <= CHUNK for part in parts)
-    assert (len(parts) > 1) == (count > 1 and count * network.size > CHUNK)
+    assert all(len(part) <= 20 for part in parts)
+    assert len(parts) == -(-count // 20)
+
+
+@pytest.mark.parametrize("name", ["lenet", "own"])
+def test_rows_that_need_more_memory_are_told_to(name: str) -> None:
+    """Examples by themselves, gradients that are written out, larger batches."""
+    model = DIGITS[name]()
+    network = Network(model)
+    pictures, truth = digits()
+
+    def needed(examples: int, mechanism: dict[str, object], written: bool = False) -> int:
+        heard = [observe(model, pictures[:examples], truth[:examples], mechanism=mechanism)]
+        (victim,) = prepare_victims(heard, network.names, network.device)
+        return row_bytes(network, victim, (1, 8, 8), 10, written=written)
+
+    one, clipped = needed(4, {"name": "none"}), needed(4, {"name": "gaussian", "sigma": 1.0})
+    assert needed(1, {"name": "none"}) < one <= clipped
+    assert clipped < needed(4, {"name": "laplace", "scale": 1.0}) + (name == "own")
+    assert one < needed(4, {"name": "none"}, written=True) + (name == "own")
+
+
+def test_what_fits_in_no_chunk_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lenet()
+    network = Network(model)
+    victims = prepare_victims(observe_digits(model, 2)[0], network.names, network.device)
+    monkeypatch.setattr(memory, "_device_bytes", lambda _: 10_000)
+    with pytest.raises(
+        AttackRefused, match=r"^one dummy batch of 1 image\(s\) .* needs about 0.0 GiB; cpu has 0.0 GiB$"
+    ):
+        list(chunks(network, victims, (1, 8, 8), 10))
 
 
 def test_oracle_of_the_helper() -> None:

@@ -19,8 +19,8 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
-from attacks.reconstruction.engine import Network
 from attacks.reconstruction.labels import OutputLayer, find_output_layer, infer_labels
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import prepare_victims
 from fedpriv.config import ModelConfig
 from fedpriv.models import build_model

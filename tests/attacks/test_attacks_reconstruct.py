@@ -13,7 +13,8 @@ from attack_victims import digits, errors, lenet, mlp, normalise, observe, obser
 from attacks import reconstruction as room
 from attacks.baselines import guesses
 from attacks.observation import Observation, read_observation, write_observation
-from attacks.reconstruction import ATTACKS, AttackRefused, Attempt, engine, reconstruct
+from attacks.reconstruction import ATTACKS, AttackRefused, Attempt, memory, reconstruct
+from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import prepare_victims
 from fedpriv.config import AdversaryConfig, DlgConfig, IgaConfig
 
@@ -49,10 +50,10 @@ def test_a_victims_result_does_not_depend_on_the_others(name: str) -> None:
 def test_chunks_do_not_change_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, heard = doubled(3)
     whole = reconstruct(name, heard, model, SHORT[name], seed=0)
-    network = engine.Network(model)
+    network = Network(model)
     victims = prepare_victims(heard, network.names, network.device)
-    monkeypatch.setattr(engine, "CHUNK", 2 * (network.size + 64 * engine.PER_PIXEL))
-    assert [len(part) for part in engine.chunks(network, victims * 3, 64)] == [2, 2, 2, 2, 1]
+    monkeypatch.setattr(memory, "CPU_BYTES", 2 * memory.row_bytes(network, victims[0], (1, 8, 8), 10))
+    assert [len(part) for part in memory.chunks(network, victims * 3, (1, 8, 8), 10)] == [2, 2, 2, 2, 1]
     for one, other in zip(whole, reconstruct(name, heard, model, SHORT[name], seed=0), strict=True):
         for left, right in zip(one.attempts, other.attempts, strict=True):
             assert left.loss == pytest.approx(right.loss, rel=1e-6)
@@ -82,7 +83,7 @@ def test_protected_and_unprotected_uploads_start_alike(name: str) -> None:
 def test_restarts_are_chosen_by_their_own_loss(losses: tuple[float | None, ...]) -> None:
     """Peers pick by similarity to the original; the call never sees it, and the best picture may well not be chosen."""
     model, heard = doubled(1)
-    network = engine.Network(model)
+    network = Network(model)
     (victim,) = prepare_victims(heard, network.names, network.device)
     attempts = tuple(
         Attempt(torch.full((1, 1, 8, 8), 0.5), torch.tensor([k]), loss, 1) for k, loss in enumerate(losses)

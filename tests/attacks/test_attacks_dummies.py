@@ -1,0 +1,198 @@
+"""Gradients of dummy batches by both routes against plain autograd, one batch at a time, in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attack_networks import CLASSES, GHOST, SHAPE, VMAP, network
+from torch import Tensor, nn
+
+from attacks.reconstruction.dummies import DummyGradients, ghost_dummies, written_dummies
+from attacks.reconstruction.network import Network
+from attacks.reconstruction.targets import Targets
+from fedpriv.gradients import Vector
+
+ROWS = 4
+OWNERS = [0, 0, 1, 2]  # two restarts of a victim, one of each of two others
+
+
+def dummies(examples: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randn(ROWS, examples, *SHAPE, generator=generator).double()
+    return images, torch.randn(ROWS, examples, CLASSES, generator=generator).double().softmax(dim=2)
+
+
+def trained(model: nn.Module) -> Vector:
+    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def plain(model: nn.Module, images: Tensor, labels: Tensor) -> Vector:
+    """The gradient of one batch, differentiable, as one writes it for a single victim."""
+    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    loss = F.cross_entropy(model(images), labels)  # torch's own for label probabilities
+    found = torch.autograd.grad(loss, list(named.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(named, found, strict=True))
+
+
+def plain_units(model: nn.Module, images: Tensor, labels: Tensor, each: bool) -> list[list[Vector]]:
+    units = [slice(k, k + 1) for k in range(images.shape[1])] if each else [slice(None)]
+    return [[plain(model, images[row, unit], labels[row, unit]) for unit in units] for row in range(len(images))]
+
+
+def inner(one: Vector, other: Vector, block: tuple[str, ...]) -> Tensor:
+    return torch.stack([(one[name] * other[name]).sum() for name in block]).sum()
+
+
+def vectors(like: Vector, count: int) -> list[Vector]:
+    generator = torch.Generator().manual_seed(9)
+    return [
+        {name: torch.randn(value.shape, generator=generator).double() for name, value in like.items()}
+        for _ in range(count)
+    ]
+
+
+def made(name: str, model: nn.Module, images: Tensor, labels: Tensor, each: bool) -> DummyGradients:
+    """By the route that the name says, whatever the network finds itself."""
+    build = ghost_dummies if name in GHOST else written_dummies
+    return build(Network(model), trained(model), images, labels, each=each)
+
+
+@pytest.mark.parametrize("name", [*GHOST, "twice", "bare", "functional", "transposed"])
+@pytest.mark.parametrize("examples", [1, 3])
+@pytest.mark.parametrize("each", [True, False])
+def test_everything_that_is_asked_and_its_derivatives(name: str, examples: int, each: bool) -> None:
+    model = network(name)
+    images, labels = (value.requires_grad_() for value in dummies(examples))
+    found = made(name, model, images, labels, each)
+    wanted = plain_units(model, images, labels, each)
+    targets = vectors(trained(model), 3)
+    names = found.names
+    assert names == tuple(trained(model))
+    for block in (None, names[:1], names[1:]):
+        chosen = names if block is None else block
+        norms = torch.stack([torch.stack([inner(g, g, chosen) for g in row]) for row in wanted])
+        gram = torch.stack(
+            [torch.stack([torch.stack([inner(g, h, chosen) for h in row]) for g in row]) for row in wanted]
+        )
+        dots = torch.stack(
+            [torch.stack([inner(g, targets[OWNERS[i]], chosen) for g in row]) for i, row in enumerate(wanted)]
+        )
+        pairs = [
+            (found.squared(block), norms),
+            (found.gram(block), gram),
+            (found.dot(Targets(targets, OWNERS), block), dots),
+        ]
+        for given, value in pairs:
+            torch.testing.assert_close(given, value, rtol=1e-9, atol=1e-13)
+            weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(1)).double()
+            idle = 0 * (images.sum() + labels.sum())  # a layer that is not used depends on nothing
+            slopes = (
+                torch.autograd.grad((result * weights).sum() + idle, (images, labels), retain_graph=True)
+                for result in (given, value)
+            )
+            for one, other in zip(*slopes, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.norms(), found.squared().sqrt())
+    for key, value in found.rows().items():
+        for i, row in enumerate(wanted):
+            torch.testing.assert_close(value[i], torch.stack([g[key] for g in row]), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", GHOST)
+def test_ghost_route_is_open(name: str) -> None:
+    route = Network(network(name)).route(torch.Size(SHAPE), CLASSES)
+    assert route.ghost, route.reason
+
+
+@pytest.mark.parametrize("name", VMAP)
+def test_ghost_route_is_closed_and_says_why(name: str) -> None:
+    """By what the network did: several of these have nothing but Linear layers."""
+    model = network(name)
+    route = Network(model).route(torch.Size(SHAPE), CLASSES)
+    assert not route.ghost
+    assert VMAP[name][1] in route.reason
+
+
+@pytest.mark.parametrize("name", [*GHOST, *(name for name in VMAP if name != "changed")])
+@pytest.mark.parametrize("zero", [True, False])
+def test_the_route_that_is_found_gives_each_batch_its_own_gradient(name: str, zero: bool) -> None:
+    """Also where the network's own parameters, on which nothing must depend, are zero."""
+    model = network(name)
+    parameters = trained(model)
+    images, labels = dummies(3)
+    blank = network(name)
+    if zero:
+        with torch.no_grad():
+            for value in blank.parameters():
+                if value.requires_grad:
+                    value.zero_()
+    found = Network(blank).dummy_gradients(parameters, images, labels, each=False).rows()
+    if isinstance(getattr(model, "drop", None), nn.Dropout):
+        model.drop.eval()
+    for row in range(ROWS):
+        for key, value in plain(model, images[row], labels[row]).items():
+            torch.testing.assert_close(found[key][row, 0], value, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+def test_zero_gradients_have_norms_with_a_derivative(examples: int) -> None:
+    model = network("mlp")
+    images, labels = dummies(examples)
+    images.requires_grad_()
+    nothing = Network(model, lambda logits, _: 0 * logits.square().sum(dim=1))
+    norms = ghost_dummies(nothing, trained(model), images, labels, each=True).norms()
+    assert not bool(norms.any())
+    (gradient,) = torch.autograd.grad(norms.sum(), images, materialize_grads=True)
+    assert not bool(gradient.any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_low_rank_targets_are_found_and_give_the_same_products(dtype: torch.dtype) -> None:
+    """Uploads of one example without noise are products of two vectors; with noise they are not."""
+    generator = torch.Generator().manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 80), nn.Sigmoid(), nn.Linear(80, CLASSES)).to(dtype)
+    images, labels = (value.to(dtype) for value in dummies(1))
+    clean = [{k: v.detach() for k, v in plain(model, images[row], labels[row]).items()} for row in range(3)]
+    noisy = [{k: v + 1e-4 * torch.randn(v.shape, generator=generator).to(v) for k, v in one.items()} for one in clean]
+    for targets, kind in ((clean, "_LowRank"), (noisy, "_Stacked"), ([*clean[:2], noisy[0]], "_Stacked")):
+        rows = Targets(targets, OWNERS)
+        assert type(rows.matrix("1.weight")).__name__ == kind
+        found = ghost_dummies(Network(model), trained(model), images, labels, each=False).dot(rows)
+        for row, one in enumerate(plain_units(model, images, labels, each=False)):
+            exact = inner(
+                *({k: v.double() for k, v in g.items()} for g in (one[0], targets[OWNERS[row]])), tuple(one[0])
+            )
+            assert found[row].item() == pytest.approx(exact.item(), rel=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("owners", [[0, 0, 1, 2], [2, 1, 0, 0], [0, 1, 0, 2], [1, 1, 1, 1]])
+@pytest.mark.parametrize("hidden", [6, 600])
+def test_targets_of_any_order_and_size(owners: list[int], hidden: int) -> None:
+    """Small matrices are stacked, large ones used where they lie: one by one, in strips, or for several rows."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, hidden), nn.Sigmoid(), nn.Linear(hidden, CLASSES)).double()
+    images, labels = dummies(2)
+    images.requires_grad_()
+    targets = vectors(trained(model), 3)
+    for rows in (torch.arange(4), torch.tensor([3, 1])):
+        kept = Targets(targets, owners).select(rows.tolist())
+        found = ghost_dummies(Network(model), trained(model), images[rows], labels[rows], each=False).dot(kept)
+        units = plain_units(model, images[rows], labels[rows], each=False)
+        wanted = [
+            inner(one[0], targets[owners[row]], tuple(one[0])) for one, row in zip(units, rows.tolist(), strict=True)
+        ]
+        torch.testing.assert_close(found[:, 0], torch.stack(wanted), rtol=1e-9, atol=1e-12)
+        pair = [
+            torch.autograd.grad(value.sum(), images, retain_graph=True)[0] for value in (found, torch.stack(wanted))
+        ]
+        torch.testing.assert_close(*pair, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolution", "residual"])
+def test_bfloat16_runs_the_network_in_bfloat16(name: str) -> None:
+    model = network(name).float()
+    images, labels = (value.float() for value in dummies(2))
+    exact = Network(model).dummy_gradients(trained(model), images, labels, each=True)
+    rough = Network(model).dummy_gradients(trained(model), images, labels, each=True, autocast=torch.bfloat16)
+    one, other = exact.squared().detach(), rough.squared().detach()
+    assert other.dtype == torch.float32
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, other, rtol=0.1, atol=1e-4)
