@@ -7,8 +7,10 @@ with mu sqrt(T) (Dong, Roth and Su 2022, Corollary 3.3), and one is (epsilon, de
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
@@ -144,8 +146,18 @@ def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> 
         steps: number of steps.
         delta: in (0, 1).
     """
-    orders = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER]
-    return rdp_to_epsilon(orders, steps * poisson_gaussian_rdp(orders, sigma, rate), delta)
+    return rdp_to_epsilon(_SAMPLED_ORDERS, steps * _poisson_step_rdp(sigma, rate), delta)
+
+
+_SAMPLED_ORDERS = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER]
+
+
+@lru_cache(maxsize=256)
+def _poisson_step_rdp(sigma: float, rate: float) -> NDArray[np.float64]:
+    """Renyi privacy of one step; kept, because a run asks again after each round."""
+    step = poisson_gaussian_rdp(_SAMPLED_ORDERS, sigma, rate)
+    step.setflags(write=False)
+    return step
 
 
 def poisson_pld_epsilon(sigma: float, rate: float, steps: int, delta: float, upper: float) -> float | None:
