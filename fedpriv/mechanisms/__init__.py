@@ -1,6 +1,7 @@
 """Privacy mechanisms: each turns the gradients of a batch into one vector that may leave the client."""
 
 from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.blocks import block_sizes
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
 from fedpriv.mechanisms.laplace import LaplaceMechanism
@@ -17,6 +18,7 @@ __all__ = [
     "NoMechanism",
     "Redistribution",
     "VmfMechanism",
+    "block_sizes",
     "build_mechanism",
     "layer_shares",
     "public_shares",

@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedpriv.gradients import Block, GradientOperator, Vector
+from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms.base import Mechanism, check_batch_size
 from fedpriv.mechanisms.batch_sum import draw_sum
+from fedpriv.mechanisms.block_sum import draw_block_sums
+from fedpriv.mechanisms.blocks import block_length, block_runs
 from fedpriv.mechanisms.cosine import mean_cosine
 
 __all__ = ["VmfMechanism"]
@@ -22,50 +25,56 @@ class VmfMechanism(Mechanism):
     """Each block of each gradient is scaled (not clipped) to a public length and turned by a von Mises-Fisher draw.
 
     A gradient of zero has no direction and gets a uniform one. The sum over the batch is drawn exactly from the
-    gradients' inner products (see the module ``batch_sum``), not from B draws of K numbers.
+    gradients' inner products (see the module ``batch_sum``), not from B draws of K numbers; for blocks of a given size,
+    which cut through layers, from draws of the blocks (see the module ``block_sum``).
 
     Attributes:
         kappa: concentration, from 0 (a uniform direction: no signal) to 1e7.
-        blocks: whole: one draw for the whole gradient; layer: one for each parameter tensor.
+        blocks: whole: one draw for the whole gradient; layer: one for each parameter tensor; size:D: one for each D
+            consecutive coordinates of all parameters (see ``block_sizes``).
         scale: the length of each block's draw, above 0.
     """
 
     name: ClassVar[str] = "vmf"
 
     kappa: float
-    blocks: Literal["whole", "layer"] = "whole"
+    blocks: str = "whole"
     scale: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.kappa <= MOST_KAPPA:
             raise ValueError(f"kappa = {self.kappa} is not allowed: it is a number from 0 to {MOST_KAPPA:g}")
-        if self.blocks not in ("whole", "layer"):
-            raise ValueError(f"blocks = {self.blocks!r} is not allowed: whole, layer")
+        block_length(self.blocks)
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"scale = {self.scale} is not allowed: it is a finite number above 0")
 
     def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
         rng = _numpy_generator(generator)
+        scale, names = self.scale / batch_size, tuple(gradients.shapes)
+        if block_length(self.blocks) is not None:
+            runs = block_runs(self.blocks, [shape.numel() for shape in gradients.shapes.values()])
+            return draw_block_sums(gradients, self.kappa, scale, runs, generator, rng)
         released: Vector = {}
-        for block in self._blocks(tuple(gradients.shapes)):
-            released |= draw_sum(gradients, self.kappa, self.scale / batch_size, block, generator, rng)
+        for block in (names,) if self.blocks == "whole" else [(name,) for name in names]:
+            released |= draw_sum(gradients, self.kappa, scale, block, generator, rng)
         return released
 
     def expected(self, gradient: Vector) -> Vector:
         """Return scale * A_K(kappa) * g / |g| per block, zero for a block that is zero; differentiable."""
-        expected: Vector = {}
-        for block in self._blocks(tuple(gradient)):
-            squared = torch.stack([gradient[name].square().sum() for name in block]).sum()
-            # At zero the derivative of the norm is not defined: the direction is taken as 0 there, and constant.
-            inverse = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).rsqrt(), 0.0)
-            dimension = sum(gradient[name].numel() for name in block)
-            length = self.scale * mean_cosine(self.kappa, dimension)
-            expected |= {name: length * inverse * gradient[name] for name in block}
-        return expected
+        tensors = [value.numel() for value in gradient.values()]
+        runs = block_runs(self.blocks, tensors)
+        flat = torch.cat([value.reshape(-1) for value in gradient.values()])
+        parts = zip(runs, flat.split([count * size for count, size in runs]), strict=True)
+        means = torch.cat([self._means(part.view(-1, size)).view(-1) for (_, size), part in parts]).split(tensors)
+        return {name: mean.view(value.shape) for mean, (name, value) in zip(means, gradient.items(), strict=True)}
 
-    def _blocks(self, names: tuple[str, ...]) -> tuple[Block, ...]:
-        return (names,) if self.blocks == "whole" else tuple((name,) for name in names)
+    def _means(self, blocks: Tensor) -> Tensor:
+        """The means of draws around blocks, both (m, d)."""
+        squared = blocks.square().sum(dim=1, keepdim=True)
+        # At zero the derivative of the norm is not defined: the direction is taken as 0 there, and constant.
+        inverse = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).rsqrt(), 0.0)
+        return self.scale * mean_cosine(self.kappa, blocks.shape[1]) * inverse * blocks
 
 
 def _numpy_generator(generator: torch.Generator) -> np.random.Generator:

@@ -1,44 +1,19 @@
 """The sum of a batch's draws, drawn at once, against adding up one draw an example in R^K (see ``vmf_oracle``).
 
-Compared are two samples of sums: their projections on gradients, on the mean and on others, a product of two of these
-(for the covariance) and their norms, each by a Kolmogorov-Smirnov test, and their means. All seeds are fixed. Each case
-raises a false alarm with probability ALARM had they been random; what the comparison can see is tested too.
+What is compared is in ``sum_comparison``. All seeds are fixed. Each case raises a false alarm with probability ALARM
+had they been random; what the comparison can see is tested too.
 """
-
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from scipy import stats
+from sum_comparison import Floats, gradients, smallest_pvalue
 from vmf_oracle import draw_sums
 
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import VmfMechanism
 
 ALARM = 1e-4
-Floats = NDArray[np.float64]
-
-
-def gradients(case: str, examples: int, dimension: int) -> Floats:
-    """Rows of different lengths, none of them 1."""
-    rng = np.random.default_rng(41)
-    rows = rng.standard_normal((examples, dimension)) * np.logspace(-1, 1, examples)[:, None]
-    match case:
-        case "duplicates":
-            rows[1::2] = 2 * rows[0]
-        case "opposite":
-            rows[1] = -rows[0]
-        case "zeros":
-            rows[::2] = 0
-        case "all-zero":
-            rows[:] = 0
-        case "plane":
-            rows = rng.standard_normal((examples, 2)) @ rng.standard_normal((2, dimension))
-        case "close":
-            rows = rows[:1] + 1e-3 * rows
-    return rows
 
 
 def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int) -> Floats:
@@ -48,28 +23,6 @@ def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int) 
     mechanism, generator = VmfMechanism(kappa), torch.Generator().manual_seed(seed)
     releases = (mechanism.release(operator, 1, generator) for _ in range(count))
     return np.stack([torch.cat(list(one.values())).double().numpy() for one in releases])
-
-
-def statistics(rows: Floats) -> Iterator[Callable[[Floats], Floats]]:
-    rng = np.random.default_rng(42)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    mean = (rows / np.where(lengths > 0, lengths, 1)).sum(axis=0)
-    axes = [rows[0], rows[-1], mean, *rng.standard_normal((3, rows.shape[1]))]
-    axes = [axis for axis in axes if axis.any()]
-    for axis in axes:
-        yield lambda sums, axis=axis: sums @ axis / np.linalg.norm(axis)
-    yield lambda sums: (sums @ axes[0]) * (sums @ axes[-1])
-    yield lambda sums: np.linalg.norm(sums, axis=1)
-
-
-def smallest_pvalue(rows: Floats, left: Floats, right: Floats) -> float:
-    """Of all comparisons, times their number."""
-    # Rounded, because the norm of a single draw is 1 up to the last bits.
-    found = [stats.ks_2samp(of(left).round(5), of(right).round(5)).pvalue for of in statistics(rows)]
-    error = np.sqrt(left.var(axis=0) / len(left) + right.var(axis=0) / len(right))
-    means = np.abs(left.mean(axis=0) - right.mean(axis=0)) / error
-    found.append(2 * stats.norm.sf(means.max()) * len(means))
-    return float(min(found) * len(found))
 
 
 SHAPES = [(1, 2), (2, 2), (5, 3), (3, 4), (4, 4), (4, 5), (7, 6), (6, 30), (12, 200)]

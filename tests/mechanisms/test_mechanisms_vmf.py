@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from torch.nn import functional
 
 from fedpriv.gradients import DenseGradients, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.mechanisms import GaussianMechanism, Mechanism, NoMechanism, VmfMechanism
+from fedpriv.mechanisms import GaussianMechanism, Mechanism, NoMechanism, VmfMechanism, block_sizes
 
-Blocks = Literal["whole", "layer"]
+BLOCKS = ["whole", "layer", "size:1", "size:4", "size:99"]
 
 
 def rows(examples: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -29,39 +28,43 @@ def flat(vector: Vector) -> Tensor:
     return torch.cat([value.flatten() for value in vector.values()])
 
 
+def cut(vector: Vector, blocks: str) -> tuple[Tensor, ...]:
+    """The blocks that the ledger counts."""
+    return flat(vector).split(list(block_sizes(blocks, [value.numel() for value in vector.values()])))
+
+
 def release(mechanism: Mechanism, gradients: dict[str, Tensor], batch_size: int = 1, seed: int = 1) -> Vector:
     return mechanism.release(DenseGradients(gradients), batch_size, torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
+@pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_draw_has_the_public_length(blocks: Blocks, kappa: float, dtype: torch.dtype) -> None:
-    """A batch of one is one draw: of length ``scale`` in each block, whatever the gradient's length."""
+def test_one_draw_has_the_public_length(blocks: str, kappa: float, dtype: torch.dtype) -> None:
+    """A batch of one is one draw: of length ``scale`` in each block that the ledger counts, whatever the gradient's."""
     gradients = {name: 1e3 * value for name, value in rows(1, dtype).items()}
     released = release(VmfMechanism(kappa, blocks, 2.5), gradients)
     assert {name: value.shape for name, value in released.items()} == {
         name: value.shape[1:] for name, value in gradients.items()
     }
     assert all(value.dtype == dtype for value in released.values())
-    lengths = [flat(released).norm()] if blocks == "whole" else [value.norm() for value in released.values()]
-    assert [float(length) for length in lengths] == pytest.approx(len(lengths) * [2.5], rel=1e-5)
+    lengths = [float(part.norm()) for part in cut(released, blocks)]
+    assert lengths == pytest.approx(len(lengths) * [2.5], rel=1e-5)
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
-def test_much_concentration_gives_the_mean_direction(blocks: Blocks) -> None:
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_much_concentration_gives_the_mean_direction(blocks: str) -> None:
     gradients = rows(4)
     released = release(VmfMechanism(1e7, blocks), gradients, batch_size=4)
-    names = [tuple(gradients)] if blocks == "whole" else [(name,) for name in gradients]
-    for block in names:
-        columns = torch.cat([gradients[name].flatten(1) for name in block], dim=1)
-        mean = (columns / columns.norm(dim=1, keepdim=True)).mean(dim=0)
+    each = [cut({name: value[i] for name, value in gradients.items()}, blocks) for i in range(4)]
+    for part, *columns in zip(cut(released, blocks), *each, strict=True):
+        mean = torch.stack([column / column.norm() for column in columns]).mean(dim=0)
         # The noise of a draw has a length of about sqrt(K / kappa), below 1.5e-3 here.
-        assert float((flat({name: released[name] for name in block}) - mean).norm()) < 5e-3
+        assert float((part - mean).norm()) < 5e-3
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
-def test_an_empty_batch_gives_zero(blocks: Blocks) -> None:
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_an_empty_batch_gives_zero(blocks: str) -> None:
     released = release(VmfMechanism(3.0, blocks), rows(0), batch_size=8)
     assert list(released) == ["a", "b", "c"]
     assert float(flat(released).abs().max()) == 0
@@ -81,9 +84,9 @@ def test_only_the_direction_of_a_gradient_counts() -> None:
     assert torch.allclose(flat(before), flat(after), atol=1e-4)
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
-def test_repeats_with_the_generator(blocks: Blocks) -> None:
-    mechanism = VmfMechanism(20.0, blocks)
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_repeats_with_the_generator(blocks: str) -> None:
+    mechanism = VmfMechanism(0.2, blocks)
     first, again, other = (flat(release(mechanism, rows(5, torch.float32), seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.isclose(first, other).all()
@@ -91,8 +94,14 @@ def test_repeats_with_the_generator(blocks: Blocks) -> None:
 
 @pytest.mark.parametrize(
     "mechanism",
-    [NoMechanism(), GaussianMechanism(0.5, 0.1), VmfMechanism(50.0), VmfMechanism(5.0, "layer")],
-    ids=["none", "gaussian", "vmf", "vmf-layer"],
+    [
+        NoMechanism(),
+        GaussianMechanism(0.5, 0.1),
+        VmfMechanism(50.0),
+        VmfMechanism(5.0, "layer"),
+        VmfMechanism(2.0, "size:7"),
+    ],
+    ids=["none", "gaussian", "vmf", "vmf-layer", "vmf-size"],
 )
 @pytest.mark.parametrize("examples", [3, 20])
 def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: int) -> None:
@@ -108,8 +117,8 @@ def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: in
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
-def test_refuses_gradients_that_are_not_finite(value: float, blocks: Blocks) -> None:
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_refuses_gradients_that_are_not_finite(value: float, blocks: str) -> None:
     gradients = rows(5)
     gradients["b"][3, 1] = value
     with pytest.raises(ValueError, match=r"1 of 5 examples, the first at position 3 .* NaN or infinite"):
@@ -130,8 +139,8 @@ def test_one_coordinate_is_a_random_sign(examples: int, kappa: float) -> None:
     assert stats.chisquare(counts, count * probabilities).pvalue > 1e-5
 
 
-@pytest.mark.parametrize(("blocks", "kappa"), [("whole", 9.0), ("layer", 1.0)])
-def test_expected_is_the_mean_of_releases(blocks: Blocks, kappa: float) -> None:
+@pytest.mark.parametrize(("blocks", "kappa"), [("whole", 9.0), ("layer", 1.0), ("size:1", 2.0), ("size:4", 2.0)])
+def test_expected_is_the_mean_of_releases(blocks: str, kappa: float) -> None:
     """Per coordinate within 5.5 standard errors, 18 coordinates: false alarm below 1e-6."""
     gradients = rows(1)
     mechanism = VmfMechanism(kappa, blocks, 2.0)
@@ -143,8 +152,8 @@ def test_expected_is_the_mean_of_releases(blocks: Blocks, kappa: float) -> None:
     assert float((deviations - 0.2 * expected / (draws.std(dim=0) / count**0.5)).abs().max()) > 5.5
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
-def test_expected_is_differentiable(blocks: Blocks) -> None:
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_expected_is_differentiable(blocks: str) -> None:
     mechanism = VmfMechanism(6.0, blocks)
     starts = tuple(value[0].clone().requires_grad_() for value in rows(1).values())
 
@@ -154,8 +163,8 @@ def test_expected_is_differentiable(blocks: Blocks) -> None:
     assert torch.autograd.gradcheck(function, starts)
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer"])
-def test_expected_of_zero_is_zero_with_finite_derivatives(blocks: Blocks) -> None:
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_expected_of_zero_is_zero_with_finite_derivatives(blocks: str) -> None:
     value = torch.zeros(4, requires_grad=True)
     expected = VmfMechanism(6.0, blocks).expected({"a": value})["a"]
     assert torch.equal(expected, torch.zeros(4))
@@ -171,11 +180,15 @@ def test_expected_of_zero_is_zero_with_finite_derivatives(blocks: Blocks) -> Non
         (math.nan, "whole", 1),
         (2e7, "whole", 1),
         (1, "size", 1),
+        (1, "size:0", 1),
+        (1, "size:-3", 1),
+        (1, "size:2.5", 1),
+        (1, "size: 2", 1),
         (1, "whole", 0),
         (1, "layer", math.inf),
     ],
 )
-def test_refuses_settings(kappa: float, blocks: Blocks, scale: float) -> None:
+def test_refuses_settings(kappa: float, blocks: str, scale: float) -> None:
     with pytest.raises(ValueError, match="is not allowed"):
         VmfMechanism(kappa, blocks, scale)
 

@@ -1,0 +1,128 @@
+"""The sum of one von Mises-Fisher draw an example and block of D coordinates, for blocks that cut through layers.
+
+The gradients are written out, some examples at a time, and each block of each of them is replaced by its draw: for
+small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none.
+
+A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see the module ``cosine``) and v uniform on the unit sphere
+of R^(D-1). The reflection that maps e_1 to the direction mu turns it into a draw around mu: with c = 1 if mu_1 >= 0,
+else -1, and w = mu + c e_1, z -> z - 2 w (w.z) / (w.w) maps -c e_1 to mu, and w.w = 2 (1 + |mu_1|), so that nothing
+cancels, in any dimension and in any type. (Ulrich 1984, Computer generation of distributions on the m-sphere; the
+reflection is Householder's.)
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.mechanisms.base import refuse_not_finite
+from fedpriv.mechanisms.cosine import draw_cosines
+
+__all__ = ["draw_block_sums"]
+
+# Numbers that are worked on together: few enough to stay in the cache.
+CHUNK = 1 << 18
+
+
+def draw_block_sums(
+    gradients: GradientOperator,
+    kappa: float,
+    scale: float,
+    runs: Sequence[tuple[int, int]],
+    generator: torch.Generator,
+    rng: np.random.Generator,
+) -> Vector:
+    """Draw ``scale`` times the sum over the batch of gradients whose blocks b are replaced by VMF(b / |b|, kappa).
+
+    A block counts as zero, and gets a uniform direction, when all its coordinates are below the smallest normal number
+    over the precision of their type (1e-31 in float32).
+
+    Args:
+        gradients: the batch; the sum over an empty one is zero.
+        kappa: concentration, at least 0.
+        scale: factor of the result.
+        runs: the blocks of all parameters laid end to end, as from ``block_runs``.
+        generator: for the normal numbers, B x K of them.
+        rng: for the cosines, one for each example and block.
+
+    Raises:
+        ValueError: a gradient is not finite.
+    """
+    _refuse_not_finite(gradients)
+    total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
+    ends = [count * size for count, size in runs]
+    # The rows, the same laid end to end, and what a draw needs when a block is most of the parameters.
+    together = max(1, gradients.chunk_bytes // (8 * max(1, total.nbytes)))
+    for start in range(0, gradients.examples, together):
+        rows = gradients.rows(start, min(start + together, gradients.examples))
+        flat = torch.cat([value.flatten(1) for value in rows.values()], dim=1)
+        parts = zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True)
+        for (_, size), sums, some in parts:
+            _add_draws(sums.view(-1, size), some.unflatten(1, (-1, size)), kappa, generator, rng)
+    return _shaped(total.mul_(scale), gradients)
+
+
+def _refuse_not_finite(gradients: GradientOperator) -> None:
+    norms = gradients.norms()
+    if not bool(torch.isfinite(norms).all()):
+        # Too large to be squared in their own type is no reason to refuse.
+        refuse_not_finite(gradients.gram(precise=True).diagonal(), gradients)
+
+
+def _add_draws(total: Tensor, rows: Tensor, kappa: float, generator: torch.Generator, rng: np.random.Generator) -> None:
+    """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place."""
+    examples, _, length = rows.shape
+    step = max(1, CHUNK // (examples * length))
+    for sums, some in zip(total.split(step), rows.split(step, dim=1), strict=True):
+        first, rest = _draws(some, kappa, generator, rng)
+        sums[:, 0] += first.sum(dim=0)
+        sums[:, 1:] += rest.sum(dim=0)
+
+
+def _draws(rows: Tensor, kappa: float, generator: torch.Generator, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draws around the blocks in ``rows`` (n, m, d): their first coordinates (n, m) and the others (n, m, d - 1)."""
+    directions, present = _directions(rows)
+    cosine, sine = _angles(present, kappa, rows, rng)
+    shape = (*present.shape, rows.shape[2] - 1)
+    rest = torch.randn(shape, generator=generator, dtype=rows.dtype, device=generator.device).to(rows.device)
+    # In one dimension there is no rest, and its length is 0.
+    rest *= (sine / torch.linalg.vector_norm(rest, dim=2).clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
+    sign = torch.where(directions[..., 0] >= 0, 1, -1).to(rows.dtype)
+    first = -sign * cosine
+    normal, tail = directions[..., 0] + sign, directions[..., 1:]
+    share = (normal * first + (tail * rest).sum(dim=2)) / normal.abs()
+    return first - share * normal, rest.sub_(share[..., None] * tail)
+
+
+def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale blocks (n, m, d) to length 1 and tell which of them have a direction, (n, m); e_1 stands in for the others.
+
+    They are divided by their largest coordinate first, which no type is too small for.
+    """
+    limits = torch.finfo(rows.dtype)
+    largest = rows.abs().amax(dim=2)
+    present = largest > limits.tiny / limits.eps
+    scaled = torch.where(present[..., None], rows / largest[..., None], 0.0)
+    scaled[..., 0] += ~present
+    return scaled.div_(torch.linalg.vector_norm(scaled, dim=2, keepdim=True)), present
+
+
+def _angles(present: Tensor, kappa: float, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw cosines and sines, (n, m) each, as numbers like those of ``rows``; uniform ones where no direction is."""
+    length = rows.shape[2]
+    drawn = draw_cosines(kappa, length, present.numel(), rng)
+    cosine, sine = (torch.from_numpy(values).view(present.shape) for values in drawn)
+    absent = ~present.cpu()
+    missing = int(absent.sum())
+    if missing:
+        uniform = draw_cosines(0.0, length, missing, rng)
+        cosine[absent], sine[absent] = torch.from_numpy(uniform.cosine), torch.from_numpy(uniform.sine)
+    return cosine.to(rows), sine.to(rows)
+
+
+def _shaped(flat: Tensor, gradients: GradientOperator) -> Vector:
+    """A vector of all parameters, laid end to end, as tensors of their shapes."""
+    parts = flat.split([shape.numel() for shape in gradients.shapes.values()])
+    return {name: part.view(shape) for part, (name, shape) in zip(parts, gradients.shapes.items(), strict=True)}
