@@ -36,6 +36,8 @@ class DummyGradients:
 
     def __init__(self, factors: Mapping[str, Factor]) -> None:
         self._factors = dict(factors)
+        self._squared: dict[Block, Tensor] = {}
+        self._joined: dict[Block, Written] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,7 +50,10 @@ class DummyGradients:
 
     def squared(self, block: Block | None = None) -> Tensor:
         """Return the squared norms, (N, U)."""
-        return _sum([self._factors[name].squared() for name in block or self.names])
+        block = block or self.names
+        if block not in self._squared:
+            self._squared[block] = _sum([factor.squared() for _, factor in self._parts(block)])
+        return self._squared[block]
 
     def norms(self, block: Block | None = None) -> Tensor:
         """Return the norms, (N, U); the derivative at a norm of zero is zero."""
@@ -58,15 +63,26 @@ class DummyGradients:
 
     def gram(self, block: Block | None = None) -> Tensor:
         """Return the inner products of each row's units, (N, U, U)."""
-        return _sum([self._factors[name].gram() for name in block or self.names])
+        return _sum([factor.gram() for _, factor in self._parts(block or self.names)])
 
     def dot(self, targets: Targets, block: Block | None = None) -> Tensor:
         """Return the inner products with each row's target, (N, U)."""
-        return _sum([self._factors[name].dot(targets, name) for name in block or self.names])
+        return _sum([factor.dot(targets, names) for names, factor in self._parts(block or self.names)])
 
     def rows(self, block: Block | None = None) -> Vector:
         """Return the gradients written out, tensors (N, U, *shape)."""
         return {name: self._factors[name].rows() for name in block or self.names}
+
+    def _parts(self, block: Block) -> list[tuple[Block, Factor]]:
+        """The block's factors with their names; all that are written out as one."""
+        written = {name: factor for name in block if isinstance(factor := self._factors[name], Written)}
+        parts: list[tuple[Block, Factor]] = [((name,), self._factors[name]) for name in block if name not in written]
+        if written:
+            names = tuple(written)
+            if names not in self._joined:
+                self._joined[names] = Written.joined(list(written.values()))
+            parts.append((names, self._joined[names]))
+        return parts
 
 
 def written_dummies(
@@ -123,7 +139,7 @@ def ghost_dummies(
         factors: dict[str, Factor] = {}
         for entry, error in zip(trained, errors, strict=True):
             kept, felt = entry.inputs.to(images.dtype), torch.zeros_like(entry.output) if error is None else error
-            made = RULES[type(entry.layer)].factors(entry.layer, kept, felt.to(images.dtype), units)
+            made = RULES[type(entry.layer)](entry.layer, kept, felt.to(images.dtype), units)
             factors |= dict(zip(_names(entry), made, strict=True))
     unused = {name: parameters[name] for name in network.names if name not in factors}
     factors |= {name: Written(value.new_zeros(*units, *value.shape)) for name, value in unused.items()}

@@ -5,12 +5,14 @@ Everything can be differentiated.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attacks.reconstruction.targets import Matrix, Targets
+from fedpriv.gradients import Block
 
 __all__ = ["Factor", "Outer", "Written"]
 
@@ -33,8 +35,8 @@ class Factor(ABC):
         """Return the inner products of each row's units, (N, U, U)."""
 
     @abstractmethod
-    def dot(self, targets: Targets, name: str) -> Tensor:
-        """Return the inner products with each row's target for the parameter of that name, (N, U)."""
+    def dot(self, targets: Targets, block: Block) -> Tensor:
+        """Return the inner products with each row's target for the parameters of these names, (N, U)."""
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -55,13 +57,18 @@ class Written(Factor):
     def gram(self) -> Tensor:  # noqa: D102
         return torch.bmm(self._flat, self._flat.mT)
 
-    def dot(self, targets: Targets, name: str) -> Tensor:  # noqa: D102
+    def dot(self, targets: Targets, block: Block) -> Tensor:  # noqa: D102
         if len(targets.vectors) == 1:
-            return self._flat @ targets.vectors[0][name].reshape(-1)
-        return (self._flat * targets.flat(name)[:, None]).sum(dim=2)
+            return self._flat @ targets.flat(block)[0]
+        return (self._flat * targets.flat(block)[:, None]).sum(dim=2)
 
     def rows(self) -> Tensor:  # noqa: D102
         return self._rows
+
+    @staticmethod
+    def joined(factors: Sequence["Written"]) -> "Written":
+        """Return the gradients of several parameters side by side: (N, U, numbers)."""
+        return factors[0] if len(factors) == 1 else Written(torch.cat([factor._flat for factor in factors], dim=2))
 
 
 class Outer(Factor):
@@ -94,8 +101,9 @@ class Outer(Factor):
         products = torch.bmm(inputs, inputs.mT) * torch.bmm(errors, errors.mT)
         return products.reshape(rows, units, positions, units, positions).sum(dim=(2, 4))
 
-    def dot(self, targets: Targets, name: str) -> Tensor:  # noqa: D102
-        products: Tensor = _Bilinear.apply(self._inputs.flatten(1, 2), self._errors.flatten(1, 2), targets.matrix(name))
+    def dot(self, targets: Targets, block: Block) -> Tensor:  # noqa: D102
+        matrix = targets.matrix(block[0])
+        products: Tensor = _Bilinear.apply(self._inputs.flatten(1, 2), self._errors.flatten(1, 2), matrix)
         summed: Tensor = products.unflatten(1, self._inputs.shape[1:3]).sum(dim=2)
         return summed
 

@@ -5,6 +5,7 @@ convolution is the same with the patches that its kernel is applied to. Inputs, 
 graph, so that what follows from them can be differentiated with respect to the dummy images.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,9 +18,8 @@ from attacks.reconstruction.factors import Factor, Outer, Written
 
 __all__ = ["RULES", "Entry", "Rule", "taped_forward"]
 
-# A convolution runs as one product with its patches where these are at most so many numbers an image: then they fit in
-# the cache, and one step back from patches to image serves both the network and the gradients.
-SMALL = 2**15
+# Patches overlap: they are copied out for so many bytes at a time, which stay in the cache.
+CACHE_BYTES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Entry:
     Attributes:
         name: of the layer in the network.
         layer: itself.
-        inputs: (R, ...), one of R images each; of a convolution the patches (R, groups, in * kernel, positions).
+        inputs: (R, ...), for R images.
         output: (R, ...).
     """
 
@@ -39,47 +39,20 @@ class Entry:
     output: Tensor
 
 
-class Rule(NamedTuple):
-    """How a kind of layer runs, and what its parameters' gradients are.
-
-    Attributes:
-        run: (layer, its input) -> what is kept of the input, output.
-        factors: (layer, what was kept, gradients of the output, (N, U)) -> the gradients of weight and bias of N rows
-            of U units; the R images are spread over them in order.
-    """
-
-    run: Callable[[Any, Tensor], tuple[Tensor, Tensor]]
-    factors: Callable[[Any, Tensor, Tensor, tuple[int, int]], tuple[Factor, Factor]]
+Rule = Callable[[Any, Tensor, Tensor, tuple[int, int]], tuple[Factor, Factor]]
+"""(layer, input (R, ...), gradients of the output (R, ...), (N, U)) -> the gradients of weight and bias of N rows of U
+units; the R images are spread over the units in order."""
 
 
 def taped_forward(name: str, layer: nn.Module, entries: list[Entry]) -> Callable[[Tensor], Tensor]:
     """Return what a layer does, with a line in ``entries`` for each call."""
-    run = RULES[type(layer)].run
 
     def forward(x: Tensor) -> Tensor:
-        kept, output = run(layer, x)
-        entries.append(Entry(name, layer, kept, output))
+        output: Tensor = type(layer).forward(layer, x)
+        entries.append(Entry(name, layer, x, output))
         return output
 
     return forward
-
-
-def _run_plain(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    return x, type(layer).forward(layer, x)
-
-
-def _run_convolution(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    patches, positions = _patches(layer, x)
-    if patches[0].numel() > SMALL:
-        return patches, type(layer).forward(layer, x)
-    weight = layer.weight.flatten(1).unflatten(0, (layer.groups, -1))
-    if layer.groups == 1:
-        output = torch.bmm(weight.expand(len(x), -1, -1), patches[:, 0])
-    else:
-        output = (weight @ patches).flatten(1, 2)
-    if layer.bias is not None:
-        output = output + layer.bias[:, None]
-    return patches, output.unflatten(2, positions)
 
 
 def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
@@ -88,15 +61,11 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) 
     return Outer(inputs, errors, layer.weight.shape), Written(errors.sum(dim=2))
 
 
-def _convolution(layer: Any, patches: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
-    groups, positions = patches.shape[1], patches.shape[3]
-    errors = error.flatten(2)
-    images = len(error) // (units[0] * units[1])
-    tall = layer.out_channels // groups
-    rows = torch.bmm(errors.reshape(-1, tall, positions), patches.flatten(0, 1).mT)
-    rows = rows.reshape(*units, images, *layer.weight.shape)
-    biases = errors.sum(dim=2).reshape(*units, images, -1)
-    return Written(_total(rows)), Written(_total(biases))
+def _convolution(layer: Any, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+    x, windows = _padded(layer, x)
+    rows = _KernelGradients.apply(x, error.flatten(2), windows)
+    shape = (*units, *layer.weight.shape)
+    return Written(_total(rows, shape)), Written(_total(error.flatten(2).sum(dim=2), (*units, layer.out_channels)))
 
 
 def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
@@ -113,22 +82,25 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, units: tuple[int,
 
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Conv1d: Rule(_run_convolution, _convolution),
-    nn.Conv2d: Rule(_run_convolution, _convolution),
-    nn.GroupNorm: Rule(_run_plain, _group_norm),
-    nn.LayerNorm: Rule(_run_plain, _layer_norm),
-    nn.Linear: Rule(_run_plain, _linear),
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Linear: _linear,
 }
 
 
-def _total(values: Tensor) -> Tensor:
-    """Sum over the images of a unit."""
-    return values[:, :, 0] if values.shape[2] == 1 else values.sum(dim=2)
+def _total(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Sum over the images of each unit, to (N, U, *shape)."""
+    if values.numel() == math.prod(shape):
+        return values.reshape(shape)
+    return values.reshape(*shape[:2], -1, *shape[2:]).sum(dim=2)
 
 
 class _Windows(NamedTuple):
-    """Where a kernel is applied to a padded image: sizes of kernel, its steps inside, steps between, positions."""
+    """Where a kernel is applied to a padded image: its size, steps inside and between, the image's size."""
 
+    groups: int
     kernel: tuple[int, int]
     dilation: tuple[int, int]
     stride: tuple[int, int]
@@ -141,8 +113,8 @@ class _Windows(NamedTuple):
         return first, second
 
 
-def _patches(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The patches (R, groups, in / groups * kernel, positions) of images (R, in, *size), and the positions' shape."""
+def _padded(layer: Any, x: Tensor) -> tuple[Tensor, _Windows]:
+    """Pad images (R, in, *size), as pictures (R, in, H, W), and say where the kernel is applied to them."""
     if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
         sides = layer._reversed_padding_repeated_twice
     else:
@@ -154,41 +126,53 @@ def _patches(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     kernel, dilation, stride = (
         (1, *size) if flat else size for size in (layer.kernel_size, layer.dilation, layer.stride)
     )
-    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]))
-    patches: Tensor = _Unfold.apply(x, windows)
-    positions = windows.positions[1:] if flat else windows.positions
-    return patches.unflatten(1, (layer.groups, -1)), positions
+    return x, _Windows(layer.groups, kernel, dilation, stride, (x.shape[2], x.shape[3]))
 
 
-class _Unfold(torch.autograd.Function):
-    """Images (R, C, H, W) to patches (R, C * kernel, positions): a copy of a view, faster than ``F.unfold``."""
+class _KernelGradients(torch.autograd.Function):
+    """Gradients (R, out, in / groups * kernel) of a kernel from padded images (R, in, H, W) and errors (R, out, P).
+
+    Patches are never kept, and only for a few images at a time are they there at all.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, windows: _Windows) -> Tensor:
+    def forward(ctx: Any, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
+        ctx.save_for_backward(x, errors)
         ctx.windows = windows
-        return _unfold(x, windows)
+        step = _step(x, windows)
+        pieces = zip(x.split(step), errors.split(step), strict=True)
+        return torch.cat([_grouped(e, windows) @ _unfold(some, windows).mT for some, e in pieces]).flatten(1, 2)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        folded: Tensor = _Fold.apply(gradient, ctx.windows)
-        return folded, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, errors = ctx.saved_tensors
+        step = _step(x, ctx.windows)
+        pieces = zip(x.split(step), errors.split(step), gradient.split(step), strict=True)
+        of_images, of_errors = zip(*(_backward(*piece, ctx.windows) for piece in pieces), strict=True)
+        return torch.cat(of_images), torch.cat(of_errors), None
 
 
-class _Fold(torch.autograd.Function):
-    """The adjoint of ``_Unfold``: sums of overlapping patches."""
+def _backward(x: Tensor, errors: Tensor, gradient: Tensor, windows: _Windows) -> tuple[Tensor, Tensor]:
+    kernels = _grouped(gradient, windows)
+    of_errors = kernels @ _unfold(x, windows)
+    patches = (kernels.mT @ _grouped(errors, windows)).flatten(1, 2)
+    folded = F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
+    return folded, of_errors.flatten(1, 2)
 
-    @staticmethod
-    def forward(ctx: Any, patches: Tensor, windows: _Windows) -> Tensor:
-        ctx.windows = windows
-        return F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        unfolded: Tensor = _Unfold.apply(gradient, ctx.windows)
-        return unfolded, None
+def _grouped(values: Tensor, windows: _Windows) -> Tensor:
+    """(R, out, n) as (R, groups, out / groups, n)."""
+    return values.unflatten(1, (windows.groups, -1))
+
+
+def _step(x: Tensor, windows: _Windows) -> int:
+    """How many images' patches are made at once."""
+    numbers = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.positions)
+    return max(1, CACHE_BYTES // (numbers * x.element_size()))
 
 
 def _unfold(x: Tensor, windows: _Windows) -> Tensor:
+    """The patches (R, groups, in / groups * kernel, positions) of padded images (R, in, H, W): a copy of a view."""
     x = x.contiguous()
     images, channels, height, width = x.shape
     down, across = windows.positions
@@ -196,4 +180,5 @@ def _unfold(x: Tensor, windows: _Windows) -> Tensor:
     inside = (windows.dilation[0] * width, windows.dilation[1])
     between = (windows.stride[0] * width, windows.stride[1])
     view = x.as_strided(shape, (channels * height * width, height * width, *inside, *between))
-    return view.reshape(images, -1, down * across)
+    patches: Tensor = view.reshape(images, windows.groups, -1, down * across)
+    return patches

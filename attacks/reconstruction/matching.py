@@ -162,16 +162,20 @@ class _Group:
         if self.scales is None:
             return self._written(gradients)
         weights = self.model.weights(gradients, self.scales)
-        dot = [_sum([self._dot(gradients, name, weights[name]) for name in block]) for block in self.blocks]
-        squared = [_sum([_squared(gradients, name, weights[name]) for name in block]) for block in self.blocks]
+        dot, squared = [], []
+        for block in self.blocks:
+            parts = [(names, weight) for names, weight in weights if set(names) <= set(block)]
+            dot.append(_sum([(weight * gradients.dot(self.targets, names)).sum(dim=1) for names, weight in parts]))
+            squared.append(_sum([_squared(gradients, names, weight) for names, weight in parts]))
 
         def write() -> Vector:
-            return {name: _weighted(weights[name], value) for name, value in gradients.rows().items()}
+            return {
+                name: _weighted(weight, rows)
+                for names, weight in weights
+                for name, rows in gradients.rows(names).items()
+            }
 
         return self._comparison(torch.stack(dot, dim=1), torch.stack(squared, dim=1), write)
-
-    def _dot(self, gradients: DummyGradients, name: str, weights: Tensor) -> Tensor:
-        return (weights * gradients.dot(self.targets, (name,))).sum(dim=1)
 
     def _written(self, gradients: DummyGradients) -> Comparison:
         rows = gradients.rows()
@@ -196,11 +200,11 @@ def _alike(rows: Sequence[Victim]) -> list[list[tuple[int, Victim]]]:
     return list(groups.values())
 
 
-def _squared(gradients: DummyGradients, name: str, weights: Tensor) -> Tensor:
+def _squared(gradients: DummyGradients, block: Block, weights: Tensor) -> Tensor:
     """The squared norm (N,) of the sum of the units with weights (N, U)."""
     if weights.shape[1] == 1:
-        return (weights.square() * gradients.squared((name,))).sum(dim=1)
-    return torch.einsum("nu,nuv,nv->n", weights, gradients.gram((name,)), weights)
+        return (weights.square() * gradients.squared(block)).sum(dim=1)
+    return torch.einsum("nu,nuv,nv->n", weights, gradients.gram(block), weights)
 
 
 def _weighted(weights: Tensor, rows: Tensor) -> Tensor:

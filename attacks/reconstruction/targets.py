@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from fedpriv.gradients import Vector
+from fedpriv.gradients import Block, Vector
 
 __all__ = ["Matrix", "Targets"]
 
@@ -34,7 +34,7 @@ class Targets:
         self.vectors = tuple(vectors)
         self.owners = tuple(owners)
         self._matrices: dict[str, Matrix] = {}
-        self._flat: dict[str, Tensor] = {}
+        self._flat: dict[Block, Tensor] = {}
         self._factored: dict[tuple[int, str], tuple[Tensor, Tensor] | None] = {}
 
     def __len__(self) -> int:
@@ -69,16 +69,17 @@ class Targets:
         """The squared norm of each row's tensor of that name: (N,)."""
         return torch.stack([vector[name].square().sum() for vector in self.vectors])[self.index]
 
-    def flat(self, name: str) -> Tensor:
-        """Each row's tensor of that name: (N, numbers)."""
-        if name not in self._flat:
-            stacked = torch.stack([vector[name].flatten() for vector in self.vectors])
-            self._flat[name] = stacked if self.owners == tuple(range(len(self.vectors))) else stacked[self.index]
-        return self._flat[name]
+    def flat(self, block: Block) -> Tensor:
+        """Each row's tensors of these names side by side: (N, numbers)."""
+        if block not in self._flat:
+            vectors = [torch.cat([vector[name].flatten() for name in block]) for vector in self.vectors]
+            stacked = torch.stack(vectors)
+            self._flat[block] = stacked if self.owners == tuple(range(len(vectors))) else stacked[self.index]
+        return self._flat[block]
 
     def rows(self) -> Vector:
         """Each row's target, written out: (N, *shape)."""
-        return {name: self.flat(name).unflatten(1, value.shape) for name, value in self.vectors[0].items()}
+        return {name: self.flat((name,)).unflatten(1, value.shape) for name, value in self.vectors[0].items()}
 
     def matrix(self, name: str) -> "Matrix":
         """Each row's tensor of that name as a matrix."""

@@ -20,7 +20,7 @@ from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction.dummies import DummyGradients
 from attacks.reconstruction.errors import AttackRefused
 from fedpriv.config import MechanismConfig
-from fedpriv.gradients import Vector
+from fedpriv.gradients import Block, Vector
 from fedpriv.mechanisms import (
     GaussianMechanism,
     HeterogeneousGaussianMechanism,
@@ -112,8 +112,8 @@ class UploadModel:
                     return {name: 1 / float(value.flatten()[0]) for name, value in deviations.items()}
         return None
 
-    def weights(self, gradients: DummyGradients, scales: Mapping[str, float]) -> Mapping[str, Tensor]:
-        """Return, for each tensor, the weights (N, U) of the units in the standardised expected upload.
+    def weights(self, gradients: DummyGradients, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
+        """Return the weights (N, U) of the units in the standardised expected upload, and which tensors have them.
 
         The expected upload is the sum over the U units of their gradients with these weights: with none 1 / U, with
         gaussian min(1, C / |g|) / U, with vmf A_K(kappa) / (|g| U), per block.
@@ -122,15 +122,17 @@ class UploadModel:
             gradients: of the dummies; a unit is an example where :attr:`needs_examples`, else the mean of a batch.
             scales: as :meth:`tensor_scales` returns them.
         """
-        squared = {name: gradients.squared((name,)) for name in gradients.names}
-        units = next(iter(squared.values())).shape[1]
         # A mechanism for whole updates sees the mean gradient times this, and what it sends is divided by it again.
         factor = self.step if self.unit == "update" else 1.0
-        weights: dict[str, Tensor] = {}
+        weights: list[tuple[Block, Tensor]] = []
         for block in self._weighed_together(gradients.names):
-            norm = reduce(torch.add, [squared[name] * (factor * scales[name]) ** 2 for name in block])
-            weight = self._weight(norm, gradients.dimension(block), len(gradients.names)) / units
-            weights |= {name: weight * scales[name] for name in block}
+            parts = [
+                (scale, tuple(name for name in block if scales[name] == scale))
+                for scale in dict.fromkeys(scales[name] for name in block)
+            ]
+            norm = reduce(torch.add, [gradients.squared(names) * (factor * scale) ** 2 for scale, names in parts])
+            weight = self._weight(norm, gradients.dimension(block), len(gradients.names)) / norm.shape[1]
+            weights += [(names, weight * scale) for scale, names in parts]
         return weights
 
     def _weighed_together(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
