@@ -1,0 +1,137 @@
+"""Every mechanism, unit, calibration and precision through a whole run: training, ledger, observations, attacks."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from attacks.observation import list_observations, read_observation
+from fedpriv.config import NOISE_PARAMETER, Experiment
+from fedpriv.lab import resume_run, start_run
+from fedpriv.progress import Silent
+from fedpriv.runs import RunFolder
+from fedpriv.world import build_world
+from tests.integration.small import experiment
+
+ATTACKED = {"attacks": ["iga", "dlg"], "victims": 2, "iga": {"iterations": 5}, "dlg": {"iterations": 3, "restarts": 1}}
+
+MECHANISMS: dict[str, dict[str, object]] = {
+    "gaussian by layer": {"name": "gaussian", "sigma": 0.5, "clipping": "layer"},
+    "gaussian, one update, classic": {
+        "name": "gaussian", "epsilon": 0.5, "unit": "update", "calibration": "classic"
+    },
+    "gaussian, one update, extended": {
+        "name": "gaussian", "epsilon": 4.0, "unit": "update", "calibration": "extended"
+    },
+    "gaussian, one update, analytic": {"name": "gaussian", "epsilon": 4.0, "unit": "update"},
+    "gaussian, target": {"name": "gaussian", "target_epsilon": 8.0},
+    "laplace": {"name": "laplace", "epsilon": 50.0},
+    "laplace, update": {"name": "laplace", "scale": 0.1, "unit": "update"},
+    "laplace, target": {"name": "laplace", "target_epsilon": 8.0},
+    "hgm": {"name": "hgm", "sigma": 0.5},
+    "hgm by layer": {"name": "hgm", "sigma": 0.5, "redistribution": "layer"},
+    "hgm, public": {"name": "hgm", "sigma": 0.5, "redistribution": "public", "public_examples": 20},
+    "hgm, one update": {"name": "hgm", "epsilon": 4.0, "unit": "update", "redistribution": "layer"},
+    "hgm, target": {"name": "hgm", "target_epsilon": 8.0, "redistribution": "public", "inflation": 2.0},
+    "vmf, blocks of 256": {"name": "vmf", "kappa": 40.0, "blocks": "size:256"},
+    "vmf, update": {"name": "vmf", "epsilon": 80.0, "unit": "update"},
+    "vmf, target": {"name": "vmf", "target_epsilon": 8.0, "blocks": "layer"},
+}  # fmt: skip
+
+
+def settings(mechanism: dict[str, object], precision: str = "float32") -> Experiment:
+    return experiment(
+        mechanism=mechanism, adversary=ATTACKED, engine={"precision": precision}, data={"train_examples": 80}
+    )
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_whole_run(name: str, tmp_path: Path) -> None:
+    """The ledger, the adversary and the plan name the same noise; nothing is refused or warned about."""
+    built = build_world(settings(MECHANISMS[name]))
+    summary = start_run(built.experiment, tmp_path / "run", "", Silent())
+    assert summary.status == "completed"
+    assert not [text for text in summary.warnings if "refused" in text or "does not read" in text]
+    assert {(attack.attack, attack.upload) for attack in summary.attacks} >= {
+        (attack, upload) for attack in ("iga", "dlg") for upload in ("protected", "unprotected")
+    }
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    config = built.plans[ledger["worst"]["client"]].config
+    parameter = NOISE_PARAMETER[config.name]
+    assert ledger["mechanism"] == config.name
+    assert ledger["unit"] == config.unit
+    assert ledger["parameters"][parameter] == config.noise
+    assert set(ledger["parameters"]) <= set(config.read_keys)
+    assert not {"epsilon", "target_epsilon", "calibration"} & set(ledger["parameters"])
+    assert ledger["worst"]["epsilon"] > 0
+    if "target_epsilon" in MECHANISMS[name]:
+        assert 8 * 0.99 <= ledger["worst"]["epsilon"] <= 8
+    for path in list_observations(tmp_path / "run" / "observations"):
+        heard = read_observation(path)
+        assert heard.settings.mechanism[parameter] == built.plans[heard.client].config.noise
+        assert (heard.redistribution is None) == (config.name != "hgm")
+        if heard.redistribution is not None:
+            known = built.plans[heard.client].redistribution
+            assert known is not None
+            for key, value in known.shares.items():
+                assert torch.equal(heard.redistribution.shares[key], value)
+    assert config.name in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("gaussian by layer", "fedsgd"), ("laplace", "fedavg"), ("hgm, public", "fedsgd"), ("vmf, update", "fedavg")],
+)
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+def test_precision_from_the_clients_to_the_checkpoint(
+    precision: str, name: str, algorithm: str, tmp_path: Path
+) -> None:
+    """And a resumed run goes on in it, to the same bytes."""
+    tree = settings(MECHANISMS[name], precision)
+    tree = tree.model_copy(update={"federation": tree.federation.model_copy(update={"algorithm": algorithm})})
+    start_run(tree, tmp_path / "run", "", Silent())
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    checkpoint = load_file(tmp_path / "run" / "checkpoint" / "server.safetensors")
+    assert {value.dtype for key, value in checkpoint.items() if key.startswith("parameters/")} == {dtype}
+    (path, *_) = list_observations(tmp_path / "run" / "observations")
+    heard = read_observation(path)
+    vectors = [heard.parameters, heard.upload, heard.redistribution.shares if heard.redistribution else {}]
+    assert {value.dtype for vector in vectors for value in vector.values()} == {dtype}
+    if precision == "float64":
+        # More digits than float32 has: nothing on the way rounded them off.
+        assert any(not torch.equal(value, value.float().double()) for value in heard.upload.values())
+        assert any(
+            not torch.equal(value, value.float().double())
+            for key, value in checkpoint.items()
+            if key.startswith("parameters/")
+        )
+    before = RunFolder.open(tmp_path / "run").load_checkpoint()
+    (tmp_path / "run" / "checkpoint" / "server.safetensors").unlink()
+    (tmp_path / "run" / "asked.jsonl").unlink()
+    resume_run(tmp_path / "run", Silent())
+    after = RunFolder.open(tmp_path / "run").load_checkpoint()
+    assert before is not None
+    assert after is not None
+    assert before.tensors.keys() == after.tensors.keys()
+    assert all(torch.equal(after.tensors[key], value) for key, value in before.tensors.items())
+
+
+def test_public_examples_must_be_there() -> None:
+    with pytest.raises(ValueError, match=r"public_examples = 5000: digits has \d+ test images"):
+        build_world(settings({"name": "hgm", "sigma": 1.0, "redistribution": "public", "public_examples": 5000}))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "says"),
+    [
+        ({"name": "vmf", "kappa": 4.0, "sigma": 3.0}, "mechanism.sigma is set, but vmf"),
+        ({"name": "laplace", "scale": 4.0, "clipping": "layer"}, "mechanism.clipping is set, but laplace"),
+        ({"name": "gaussian", "sigma": 4.0, "calibration": "classic"}, "mechanism.calibration is set, but gaussian"),
+        ({"name": "hgm", "sigma": 4.0, "inflation": 3.0}, "mechanism.inflation is set, but hgm"),
+    ],
+)
+def test_a_setting_without_effect_is_a_warning(mechanism: dict[str, object], says: str, tmp_path: Path) -> None:
+    quiet = experiment(mechanism=mechanism, federation={"rounds": 1})
+    assert [text for text in start_run(quiet, tmp_path / "run", "", Silent()).warnings if says in text]
