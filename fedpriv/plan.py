@@ -24,10 +24,13 @@ from fedpriv.config import Experiment, MechanismConfig
 from fedpriv.data import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
-from fedpriv.mechanisms import Mechanism, Redistribution, build_mechanism
+from fedpriv.mechanisms import Mechanism, Redistribution, block_sizes, build_mechanism
 from fedpriv.randomness import numpy_stream, torch_stream
 
 __all__ = ["Plan", "participants", "plan_client"]
+
+# sigma for one release of sensitivity 1, from (epsilon, delta).
+_SINGLE_RELEASE = {"classic": classic_sigma, "extended": extended_sigma, "analytic": analytic_sigma}
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.config.noise is not None and self.config != self.config.with_noise(self.config.noise):
-            raise ValueError(f"the plan of client {self.client} has a target beside the noise itself")
+            raise ValueError(f"the settings in the plan of client {self.client} hold more than the noise itself")
         build_mechanism(self.config, self.redistribution)
 
     def steps(self, round_number: int) -> range:
@@ -130,14 +133,7 @@ class Plan:
     @property
     def dimensions(self) -> tuple[int, ...]:
         """The numbers of coordinates of the parts of a gradient that get a draw of their own."""
-        dimension = sum(self.tensors)
-        if self.config.name != "vmf" or self.config.blocks == "whole":
-            return (dimension,)
-        if self.config.blocks == "layer":
-            return self.tensors
-        size = int(self.config.blocks.removeprefix("size:"))
-        full, rest = divmod(dimension, size)
-        return (size,) * full + ((rest,) if rest else ())
+        return block_sizes(self.config.blocks if self.config.name == "vmf" else "whole", self.tensors)
 
     @property
     def sampling_name(self) -> SamplingName:
@@ -203,19 +199,16 @@ def plan_client(
     # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
     some = config if config.name == "none" else config.with_noise(1.0)
     draft = Plan(client, sampling, steps, some, tuple(tensors), experiment.seed, redistribution)
-    if config.name == "none":
-        return draft
-    rounds = range(1, experiment.federation.rounds + 1)
-    asked = [number for number in rounds if client in participants(experiment, number)]
-    return replace(draft, config=config.with_noise(_noise(config, draft, asked)))
+    return draft if config.name == "none" else replace(draft, config=config.with_noise(_noise(experiment, draft)))
 
 
-def _noise(config: MechanismConfig, draft: Plan, rounds: Sequence[int]) -> float:
-    """Return sigma, scale or kappa: as given, from the nominal epsilon, or calibrated for ``rounds``."""
+def _noise(experiment: Experiment, draft: Plan) -> float:
+    """Return sigma, scale or kappa: as given, from a nominal epsilon, or calibrated."""
+    config = experiment.mechanism
     if config.noise is not None:
         return config.noise
     if config.epsilon is None or (config.name in ("gaussian", "hgm") and config.unit == "example"):
-        return _calibrated(config, draft, rounds)
+        return _calibrated(experiment, draft)
     match config.name:
         case "vmf":
             # The paper's nominal epsilon (Faustini et al., Corollary 2).
@@ -227,19 +220,18 @@ def _noise(config: MechanismConfig, draft: Plan, rounds: Sequence[int]) -> float
             return 2 * _SINGLE_RELEASE[config.calibration](config.epsilon, config.delta)
 
 
-_SINGLE_RELEASE = {"classic": classic_sigma, "extended": extended_sigma, "analytic": analytic_sigma}
-
-
-def _calibrated(config: MechanismConfig, draft: Plan, rounds: Sequence[int]) -> float:
-    """The least noise with which the ledger's figure for ``rounds`` is at most the target."""
+def _calibrated(experiment: Experiment, draft: Plan) -> float:
+    """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
+    config = experiment.mechanism
     target = config.epsilon if config.target_epsilon is None else config.target_epsilon
     if target is None:
         raise ValueError(f"{config.name} has neither noise nor target")
+    rounds = range(1, experiment.federation.rounds + 1)
+    planned = draft.accounted([number for number in rounds if draft.client in participants(experiment, number)])
     # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
-    count = max(1, draft.participations(rounds))
-    release = draft.accounted(rounds)
+    planned = replace(planned, participations=max(1, planned.participations))
     try:
-        return _least_noise(target, replace(release, participations=count))
+        return _least_noise(target, planned)
     except InputError as error:
         key = "epsilon" if config.target_epsilon is None else "target_epsilon"
         raise InputError(f"mechanism.{key} = {target:g} for client {draft.client}: {error}") from None

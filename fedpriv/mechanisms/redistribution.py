@@ -109,11 +109,9 @@ def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistr
     if largest == 0:
         return uniform_shares(reference)
     powers = {name: (value / largest).pow(inflation) for name, value in sensitivity.items()}
-    total = sum(float(value.sum()) for value in powers.values())
-    dimension = sum(value.numel() for value in powers.values())
-    return Redistribution(
-        {name: ((1 - EVEN) / total * value + EVEN / dimension).to(reference[name]) for name, value in powers.items()}
-    )
+    scale = (1 - EVEN) / sum(float(value.sum()) for value in powers.values())
+    even = EVEN / sum(value.numel() for value in powers.values())
+    return Redistribution({name: (scale * value + even).to(reference[name]) for name, value in powers.items()})
 
 
 def _pick(output: int, outputs: Tensor, _: Tensor) -> Tensor:
