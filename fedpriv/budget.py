@@ -5,20 +5,15 @@ asks the same clients, and an eavesdropper learns nothing from who is not asked 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedpriv.accounting import Release, guarantee
+from fedpriv.accounting import Release, running_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.plan import Plan, participants
 
 __all__ = ["Budget", "Stop", "last_round"]
-
-
-def running_epsilon(release: Release) -> float:
-    figure = guarantee(release).epsilon
-    return math.inf if figure is None else figure
 
 
 @dataclass(frozen=True)
@@ -38,17 +33,38 @@ class Stop:
     next_epsilon: float | None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Account:
-    """The epsilon of releases of one kind, by how many there were; clients of a run mostly share one or two."""
+    """The epsilon of releases of one kind, by how many there were; the clients of a run mostly share one or two.
+
+    Attributes:
+        release: without participations.
+        kind: the same number for accounts that differ in the rate only.
+        known: participations -> epsilon.
+    """
 
     release: Release
+    kind: int
     known: dict[int, float] = field(default_factory=dict)
 
     def epsilon(self, participations: int) -> float:
+        """What is proven after so many participations; it grows with them."""
         if participations not in self.known:
             self.known[participations] = running_epsilon(replace(self.release, participations=participations))
         return self.known[participations]
+
+    def most(self, target: float, planned: int) -> int:
+        """The most participations, ``planned`` at most, whose epsilon is at most ``target``."""
+        within, above = 0, planned + 1
+        if self.epsilon(planned) <= target:
+            return planned
+        while above - within > 1:
+            middle = (within + above) // 2
+            if self.epsilon(middle) <= target:
+                within = middle
+            else:
+                above = middle
+        return within
 
 
 class Budget:
@@ -66,11 +82,12 @@ class Budget:
         """
         self._federation = experiment.federation
         self._plans = plans
-        accounts: dict[Release, _Account] = {}
-        self._accounts = [accounts.setdefault(release, _Account(release)) for release in map(_unused, plans)]
+        self._accounts = _accounts(plans)
+        self._most = [_most(experiment, plan, account) for plan, account in zip(plans, self._accounts, strict=True)]
         self._participations = [0] * len(plans)
         self._last_round = [0] * len(plans)
         self._open = list(range(len(plans)))
+        self._looked_at = 0
         self._worst = 0.0
         self._stops: list[Stop] = []
         self._check_first_round()
@@ -87,11 +104,13 @@ class Budget:
 
     def left(self, round_number: int) -> tuple[int, ...]:
         """The clients that may take part in a round, ascending; whoever may not now, may not later: it stops here."""
-        target = self._federation.target_epsilon
-        if target is not None:
-            over = [client for client in self._open if self._after(client, round_number) > target]
+        if self._federation.target_epsilon is None or round_number == self._looked_at:
+            return tuple(self._open)
+        self._looked_at = round_number
+        over = [client for client in self._open if self._after(client, round_number) > self._most[client]]
+        if over:
             self._stops += [self._stop(client, round_number) for client in over]
-            self._open = [client for client in self._open if client not in set(over)] if over else self._open
+            self._open = [client for client in self._open if client not in set(over)]
         return tuple(self._open)
 
     def is_used_up(self, round_number: int) -> bool:
@@ -101,11 +120,11 @@ class Budget:
     def spend(self, round_number: int, clients: Sequence[int]) -> None:
         """Note that clients are asked in a round, which is later than those noted before."""
         for client in clients:
-            self._participations[client] += self._plans[client].further_participations(
-                self._last_round[client], round_number
-            )
+            self._participations[client] = self._after(client, round_number)
             self._last_round[client] = round_number
-            self._worst = max(self._worst, self._accounts[client].epsilon(self._participations[client]))
+        changed = {(self._accounts[client], self._participations[client]) for client in clients}
+        epsilons = [account.epsilon(participations) for account, participations in _candidates(changed)]
+        self._worst = max(self._worst, *epsilons, 0.0)
 
     def replay(self, asked: Mapping[int, Sequence[int]]) -> None:
         """Note rounds of the past.
@@ -117,13 +136,15 @@ class Budget:
             self.left(number)
             self.spend(number, clients)
 
-    def _after(self, client: int, round_number: int) -> float:
-        more = self._plans[client].further_participations(self._last_round[client], round_number)
-        return self._accounts[client].epsilon(self._participations[client] + more)
+    def _after(self, client: int, round_number: int) -> int:
+        """A client's participations after one more round."""
+        further = self._plans[client].further_participations(self._last_round[client], round_number)
+        return self._participations[client] + further
 
     def _stop(self, client: int, round_number: int) -> Stop:
-        epsilon = self._accounts[client].epsilon(self._participations[client])
-        return Stop(client, self._last_round[client], epsilon, _finite(self._after(client, round_number)))
+        account = self._accounts[client]
+        next_epsilon = _finite(account.epsilon(self._after(client, round_number)))
+        return Stop(client, self._last_round[client], account.epsilon(self._participations[client]), next_epsilon)
 
     def _check_first_round(self) -> None:
         if not self.is_used_up(1):
@@ -150,8 +171,35 @@ def last_round(experiment: Experiment, plans: Sequence[Plan], latest: int) -> in
     return latest
 
 
-def _unused(plan: Plan) -> Release:
-    return plan.accounted(())
+def _accounts(plans: Sequence[Plan]) -> list[_Account]:
+    """One account for each plan; plans whose releases are alike share one."""
+    releases = [plan.accounted(()) for plan in plans]
+    kinds: dict[Release, int] = {}
+    accounts: dict[Release, _Account] = {}
+    for release in releases:
+        if release not in accounts:
+            accounts[release] = _Account(release, kinds.setdefault(replace(release, rate=1.0), len(kinds)))
+    return [accounts[release] for release in releases]
+
+
+def _most(experiment: Experiment, plan: Plan, account: _Account) -> float:
+    """How many participations federation.target_epsilon allows."""
+    target = experiment.federation.target_epsilon
+    if target is None:
+        return math.inf
+    return account.most(target, experiment.federation.rounds * plan.steps_per_round)
+
+
+def _candidates(pairs: Iterable[tuple[_Account, int]]) -> list[tuple[_Account, int]]:
+    """Of accounts and their participations those that can be the worst.
+
+    Epsilon grows with the rate and with the participations: what another of its kind has more of both of is left out.
+    """
+    chosen: list[tuple[_Account, int]] = []
+    for pair in sorted(pairs, key=lambda pair: (pair[0].kind, -pair[0].release.rate, -pair[1])):
+        if not chosen or chosen[-1][0].kind != pair[0].kind or chosen[-1][1] < pair[1]:
+            chosen.append(pair)
+    return chosen
 
 
 def _finite(epsilon: float) -> float | None:

@@ -91,7 +91,9 @@ def _accuracy(view: View) -> Tile:
     conditions = [("after", f"{count(done)} of {count(planned)} rounds")]
     if loss is not None:
         conditions.append(("test loss", figure(loss)))
-    return Tile("Test accuracy", percent(accuracy), conditions=tuple(conditions))
+    ended_early = view.summary is not None and view.summary.status == "completed" and view.summary.reason is not None
+    remark = "The run ended early: its privacy budget is used up." if ended_early else ""
+    return Tile("Test accuracy", percent(accuracy), conditions=tuple(conditions), remark=remark)
 
 
 def _privacy(view: View) -> list[Tile]:

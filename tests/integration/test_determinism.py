@@ -32,16 +32,27 @@ SETTINGS = {
         mechanism={"name": "gaussian", "sigma": 0.1, "unit": "update"}, federation={"algorithm": "fedavg"}
     ),
     "none, some clients": experiment(federation={"clients_per_round": 2, "server_momentum": 0.9}, adversary=ATTACKED),
+    "clients that stop": experiment(
+        mechanism={"name": "vmf", "kappa": 40.0, "unit": "example"},
+        training={"batch_size": 32},
+        data={"partition": "dirichlet"},
+        federation={"clients_per_round": 3, "rounds": 40, "target_epsilon": 35.0},
+        adversary=ATTACKED,
+    ),
     "lenet": experiment(model={"name": "lenet"}, training={"batch_size": 16}, adversary=ATTACKED),
 }
 
 
 def fingerprint(folder: Path) -> dict[str, bytes]:
-    """Everything that must repeat: parameters, observations, ledger, pictures."""
+    """Everything that must repeat: parameters, observations, ledger, pictures, who was asked, the running epsilon."""
     names = ["ledger.json", "partition.json", "checkpoint/server.safetensors"]
     files = [folder / name for name in names]
     files += sorted((folder / "observations").iterdir()) + sorted((folder / "reconstructions").glob("*.png"))
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    run = RunFolder.open(folder)
+    found["asked"] = repr(sorted(run.asked().items())).encode()
+    found["epsilon"] = repr([record.epsilon for record in run.rounds()]).encode()
+    return found
 
 
 def on_engine(settings: Experiment, engine: str) -> Experiment:
@@ -56,7 +67,9 @@ def test_twice_inline_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedsgd, vmf by layer, dirichlet", "fedavg, gaussian, poisson", "lenet"])
+@pytest.mark.parametrize(
+    "name", ["fedsgd, vmf by layer, dirichlet", "fedavg, gaussian, poisson", "clients that stop", "lenet"]
+)
 def test_ray_gives_the_bytes_of_inline(name: str, tmp_path: Path) -> None:
     for engine in ("inline", "ray"):
         start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())
@@ -92,15 +105,17 @@ def _wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[bytes])
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An experiment of some seconds, its file and its uninterrupted folder."""
+    """An experiment of some seconds in which three of four clients stop; its file and its uninterrupted folder."""
     folder = tmp_path_factory.mktemp("long")
     settings = experiment(
         mechanism={"name": "vmf", "kappa": 40.0},
-        federation={"rounds": 600, "server_optimizer": "adam"},
+        data={"partition": "dirichlet"},
+        federation={"rounds": 600, "server_optimizer": "adam", "target_epsilon": 60.0},
         adversary=ATTACKED,
     )
     (folder / "x.toml").write_text(settings.to_toml())
-    start_run(settings, folder / "whole", "", Silent())
+    stops = start_run(settings, folder / "whole", "", Silent()).stops
+    assert sorted(stop.client for stop in stops) == [0, 2, 3]
     return folder / "x.toml", folder / "whole"
 
 

@@ -40,7 +40,7 @@ def make_run(tmp_path: Path, originals: Callable[[Recipe], Path]) -> Callable[..
 def _each_plot_once() -> Iterator[None]:
     """Draw the same plot once a session: that drawing repeats is tested in test_report_figures.py."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("accuracy_plot", "loss_plot", "partition_plot"):
+        for name in ("accuracy_plot", "loss_plot", "epsilon_plot", "partition_plot"):
             patch.setattr(page, name, cache(getattr(page, name)))
         yield
 

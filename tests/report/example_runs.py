@@ -49,6 +49,9 @@ class Recipe:
     note: str = ""
     status: str = "completed"
     reason: str | None = None
+    target: float | None = None
+    stops: tuple[tuple[int, int], ...] = ()
+    running: bool = True
 
 
 def experiment_of(recipe: Recipe) -> Experiment:
@@ -62,7 +65,12 @@ def experiment_of(recipe: Recipe) -> Experiment:
             "seed": 7,
             "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.5},
             "model": {"name": "lenet", "init": "uniform"},
-            "federation": {"clients": recipe.clients, "rounds": recipe.rounds, "algorithm": recipe.algorithm},
+            "federation": {
+                "clients": recipe.clients,
+                "rounds": recipe.rounds,
+                "algorithm": recipe.algorithm,
+                **({"target_epsilon": recipe.target} if recipe.target else {}),
+            },
             "training": {"batch_size": 1, "sampling": recipe.sampling},
             "mechanism": mechanism,
             "adversary": {
@@ -129,6 +137,8 @@ def _metrics(recipe: Recipe) -> list[dict[str, Any]]:
                 "seconds": 0.73,
                 "bytes_up": 63_304 * recipe.clients if number else 0,
                 "bytes_down": 63_304 * recipe.clients if number else 0,
+                # Folders of older versions have no such key.
+                **({"epsilon": None if recipe.mechanism == "none" else 0.4 * number} if recipe.running else {}),
             }
         )
     return records
@@ -276,6 +286,9 @@ def _summary(
         "test_accuracy": records[-1]["accuracy"],
         "test_loss": records[-1]["loss"],
         "ledger": worst,
+        "stops": [
+            {"client": client, "round": number, "epsilon": 7.5, "next_epsilon": 8.1} for client, number in recipe.stops
+        ],
         "attacks": [_result(recipe, *key, group) for key, group in groups.items()],
         "seconds": 192.4,
         "verdict": _verdict(recipe, records[-1], worst, scores),

@@ -58,7 +58,7 @@ def test_plots_and_page_follow_the_colour_scheme(
     browser.open(write_report(make_run()), 1200, scheme)
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == background
     plots = browser.evaluate(SOURCES)
-    assert len(plots) == 3
+    assert len(plots) == 4
     for shown, in_the_dark, in_the_light in plots:
         assert in_the_dark != in_the_light
         assert shown == (in_the_dark if scheme == "dark" else in_the_light)

@@ -6,7 +6,7 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from fedpriv.report.figures import Plot, accuracy_plot, loss_plot, partition_plot
+from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
 from fedpriv.report.view import Partition
 from fedpriv.runs import Failure, RoundRecord
 
@@ -73,6 +73,39 @@ def test_a_loss_that_explodes_is_drawn_on_a_logarithmic_scale() -> None:
     assert narrow is not None
     assert "logarithmic scale" in wide.alt
     assert "logarithmic scale" not in narrow.alt
+
+
+def proven(*epsilons: float | None) -> list[RoundRecord]:
+    return [RoundRecord(number, 1.0, 0.5, (), (), (), 0.1, 1, 1, epsilon) for number, epsilon in enumerate(epsilons)]
+
+
+def test_the_running_epsilon_is_drawn_with_its_target() -> None:
+    plot = epsilon_plot(proven(0.0, 1.5, 2.75), 3.0)
+    assert plot is not None
+    assert plot.alt == (
+        "Proven epsilon of the worst client over rounds: 0 at round 0, 2.75 at round 2; clients stop at 3."
+    )
+    assert {"2.75", "target 3", "Proven ε of the worst client"} <= set(texts(plot.light))
+    free = epsilon_plot(proven(0.0, 1.5, 2.75), None)
+    assert free is not None
+    assert not any("target" in text for text in texts(free.dark))
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "target", "drawn"),
+    [
+        ((), None, False),
+        ((None, None), None, False),
+        ((0.0,), 3.0, False),
+        ((0.0, 2.0, 2.0), None, False),
+        ((0.0, 2.0, 2.0), 3.0, True),
+        ((0.0, None, 2.0, 4.0), None, True),
+    ],
+)
+def test_an_epsilon_that_says_nothing_is_not_drawn(
+    epsilons: tuple[float | None, ...], target: float | None, drawn: bool
+) -> None:
+    assert (epsilon_plot(proven(*epsilons), target) is not None) == drawn
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (8, 10), (17, 10), (100, 100)])

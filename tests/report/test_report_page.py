@@ -107,6 +107,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"attacks": ()},
     {"counterfactual": False, "images": 2, "victims": 2},
     {"clients": 30, "status": "interrupted", "reason": "interrupted", "finished": 3},
+    {"target": 8.0, "stops": ((3, 11), (0, 17)), "clients": 4, "reason": "the budget is used up", "finished": 17},
+    {"running": False},
 ]
 
 
@@ -325,6 +327,44 @@ def test_the_ledger_lists_all_clients_worst_first(make_run: MakeRun, clients: in
     assert len(section.find("table")) == 1 + folded
 
 
+def test_clients_that_stopped_are_told_with_their_last_round(make_run: MakeRun) -> None:
+    folder = make_run(target=8.0, stops=((3, 11), (0, 0)), clients=4, finished=17, reason="used up", failures=())
+    root = report(folder)
+    section = root.section("ledger")
+    assert "would take its ε above 8 ( federation.target_epsilon )" in section.text
+    assert "2 of 4 clients stopped" in section.text
+    table = section.find("table")[-1]
+    assert table.find("th")[9].text == "Stopped after round"
+    rows = {row.find("th")[0].text.split()[0]: row.find("td")[-1].text for row in table.find("tbody")[0].find("tr")}
+    assert rows == {"0": "0", "1": "not stopped", "2": "not stopped", "3": "11"}
+    assert "8, at which clients stop" in tile(root, "Proven ε").text
+    accuracy = tile(root, "Test accuracy").text
+    assert "17 of 20 rounds" in accuracy
+    assert "its privacy budget is used up" in accuracy
+
+
+def test_a_target_that_nobody_reached_is_told(make_run: MakeRun) -> None:
+    root = report(make_run(target=500.0))
+    assert "No client came that far." in root.section("ledger").text
+    assert "Stopped after round" not in root.text
+    assert "federation.target_epsilon )" not in report(make_run()).section("ledger").text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "drawn"),
+    [({}, True), ({"running": False}, False), ({"mechanism": "none", "sampling": "shuffled"}, False)],
+)
+def test_the_running_epsilon_is_drawn_where_there_is_one(
+    make_run: MakeRun, recipe: dict[str, Any], drawn: bool
+) -> None:
+    alts = [image.attributes["alt"] or "" for image in report(make_run(**recipe)).section("training").find("img")]
+    assert len(alts) == 2 + drawn
+    assert (
+        any(alt.startswith("Proven epsilon of the worst client over rounds: 0 at round 0, 8 at") for alt in alts)
+        == drawn
+    )
+
+
 def test_every_theorem_and_note_is_printed_once_and_referred_to(make_run: MakeRun) -> None:
     folder = make_run(mechanism="vmf", noise=50.0, sampling="shuffled")
     lines = read_json(folder / "ledger.json")["clients"]
@@ -398,7 +438,8 @@ def test_settings_of_attacks_that_were_not_made_are_left_out(make_run: MakeRun) 
 
 def test_the_partition_and_its_curves_are_described(make_run: MakeRun) -> None:
     root = report(make_run())
-    assert [image.attributes["alt"][:9] for image in root.section("training").find("img")] == ["Test accu", "Test loss"]
+    starts = [(image.attributes["alt"] or "")[:9] for image in root.section("training").find("img")]
+    assert starts == ["Test accu", "Test loss", "Proven ep"]
     assert "8 clients" in (root.section("data").find("img")[0].attributes["alt"] or "")
 
 

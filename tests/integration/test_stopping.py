@@ -1,0 +1,104 @@
+"""A privacy target that is reached: clients stop, the run goes on or ends, and everything says so."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedpriv.config import Experiment
+from fedpriv.display import Display
+from fedpriv.errors import InputError
+from fedpriv.lab import resume_run, start_run
+from fedpriv.progress import Silent
+from fedpriv.runs import RunFolder
+from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
+
+VMF = {"name": "vmf", "kappa": 40.0}
+ATTACKED = {"attacks": ["iga"], "rounds": [1, 25], "victims": 1, "iga": {"iterations": 3}}
+
+
+def settings(**federation: object) -> Experiment:
+    """Clients of 233, 671, 319 and 214 examples in batches of 32: passes of 7, 20, 9 and 6 rounds."""
+    return experiment(
+        mechanism=VMF,
+        data={"partition": "dirichlet"},
+        training={"batch_size": 32},
+        federation={"rounds": 30, **federation},
+        adversary=ATTACKED,
+    )
+
+
+def read(folder: Path, name: str) -> dict[str, object]:
+    tree: dict[str, object] = json.loads((folder / name).read_text())
+    return tree
+
+
+def test_clients_stop_and_the_others_go_on(tmp_path: Path) -> None:
+    """The target lies between two passes (epsilon 23.6) and three (31)."""
+    summary = start_run(settings(target_epsilon=30.0), tmp_path / "run", "", Silent())
+    assert (summary.status, summary.reason, summary.rounds) == ("completed", None, 30)
+    assert [(stop.client, stop.round) for stop in summary.stops] == [(3, 12), (0, 14), (2, 18)]
+    assert all(stop.epsilon < 30 < (stop.next_epsilon or 0) for stop in summary.stops)
+    asked = RunFolder.open(tmp_path / "run").asked()
+    assert [asked[number] for number in (12, 13, 15, 19, 30)] == [(0, 1, 2, 3), (0, 1, 2), (1, 2), (1,), (1,)]
+    ledger = read(tmp_path / "run", "ledger.json")["clients"]
+    assert isinstance(ledger, list)
+    assert [line["participations"] for line in ledger] == [2, 2, 2, 2]
+    assert all(line["epsilon"] <= 30 for line in ledger)
+    assert "3 of 4 clients stopped between rounds 12 and 18" in " ".join(summary.verdict)
+    assert summary.to_json()["stops"][0]["client"] == 3
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "3 of 4 clients stopped for that reason" in page
+    assert "Stopped after round" in page
+
+
+def test_the_metrics_tell_what_is_proven_so_far(tmp_path: Path) -> None:
+    start_run(settings(target_epsilon=30.0), tmp_path / "run", "", Silent())
+    epsilons = [record.epsilon for record in RunFolder.open(tmp_path / "run").rounds()]
+    worst = read(tmp_path / "run", "ledger.json")["worst"]
+    assert isinstance(worst, dict)
+    assert epsilons[0] == 0.0
+    assert epsilons[1] == epsilons[6] < epsilons[7] == epsilons[30] == worst["epsilon"]
+
+
+def test_a_used_up_budget_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    summary = start_run(settings(target_epsilon=30.0, min_clients=2), tmp_path / "run", "", Silent())
+    assert (summary.status, summary.rounds) == ("completed", 18)
+    assert summary.reason is not None
+    assert summary.reason.startswith("the run ended after round 18 of 30 because the privacy budget is used up: 1 of 4")
+    assert "The run ended after round 18 of 30" in summary.verdict[-1]
+    assert any("round 25 of adversary.rounds will not happen" in text for text in summary.warnings)
+    assert {score["round"] for score in map(json.loads, _lines(tmp_path / "run/reconstructions/scores.jsonl"))} == {1}
+    again = resume_run(tmp_path / "run", Silent())
+    assert (again.rounds, again.reason, again.stops) == (summary.rounds, summary.reason, summary.stops)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def test_a_target_that_allows_no_round_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"target_epsilon = 1 allows no round: the first would take 4 of 4 clients"):
+        start_run(settings(target_epsilon=1.0), tmp_path / "run", "", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_client_that_fails_has_taken_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its upload could be used or not, it may have released something."""
+    whole = start_run(settings(target_epsilon=30.0), tmp_path / "whole", "", Silent())
+    monkeypatch.setattr("fedpriv.lab.run.client_app", misbehaving(MISBEHAVIOURS["nan"][0], {3}))
+    failing = start_run(settings(target_epsilon=30.0), tmp_path / "failing", "", Silent())
+    assert failing.stops == whole.stops
+    assert RunFolder.open(tmp_path / "failing").asked() == RunFolder.open(tmp_path / "whole").asked()
+
+
+def test_the_terminal_says_who_stops_in_80_columns(tmp_path: Path) -> None:
+    console = Console(record=True, width=80, force_terminal=False, file=io.StringIO())
+    with Display(console) as display:
+        start_run(settings(target_epsilon=30.0), tmp_path / "run", "", display)
+    text = console.export_text()
+    assert "round 13: client 3 stops at federation.target_epsilon; 3 left" in text
+    assert "ε 23.6" in text
+    assert max(len(line) for line in text.splitlines()) <= 80

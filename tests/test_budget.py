@@ -1,0 +1,262 @@
+"""Who may still take part: never above the target, never stopped without need, the same whenever it is asked."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from fedpriv import budget as budget_module
+from fedpriv.accounting import Release, running_epsilon
+from fedpriv.budget import Budget, last_round
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import uniform_shares
+from fedpriv.plan import Plan, participants, plan_client
+from fedpriv.randomness import numpy_stream
+
+SIZES = (50, 53, 97, 50, 200)
+TENSORS = (12, 3)
+
+MECHANISMS = {
+    "gaussian": {"name": "gaussian", "sigma": 3.0},
+    "laplace": {"name": "laplace", "scale": 8.0},
+    "vmf": {"name": "vmf", "kappa": 0.4},
+    "vmf-layer": {"name": "vmf", "kappa": 0.2, "blocks": "layer"},
+    "hgm": {"name": "hgm", "sigma": 3.0},
+}
+
+
+def experiment(**sections: dict[str, object]) -> Experiment:
+    federation = {"clients": len(SIZES), "rounds": 60, **sections.pop("federation", {})}
+    training = {"batch_size": 10, **sections.pop("training", {})}
+    return Experiment.model_validate(
+        {"federation": federation, "training": training, "adversary": {"attacks": []}, **sections}
+    )
+
+
+def plans_of(settings: Experiment) -> list[Plan]:
+    shares = uniform_shares({str(number): torch.zeros(size) for number, size in enumerate(TENSORS)})
+    return [plan_client(settings, client, size, TENSORS, shares) for client, size in enumerate(SIZES)]
+
+
+def run(settings: Experiment, plans: Sequence[Plan]) -> tuple[Budget, dict[int, tuple[int, ...]]]:
+    """All rounds, as the server goes through them."""
+    budget, asked = Budget(settings, plans), {}
+    for number in range(1, settings.federation.rounds + 1):
+        if budget.is_used_up(number):
+            break
+        asked[number] = participants(settings, number, budget.left(number))
+        budget.spend(number, asked[number])
+    return budget, asked
+
+
+def proven(plan: Plan, asked: dict[int, tuple[int, ...]]) -> float:
+    epsilon = plan.guarantee([number for number, who in asked.items() if plan.client in who]).epsilon
+    return math.inf if epsilon is None else epsilon
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
+@pytest.mark.parametrize("federation", [{}, {"algorithm": "fedavg"}], ids=["fedsgd", "fedavg"])
+@pytest.mark.parametrize("unit", ["example", "update"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_further_participations_add_up_to_those_of_the_ledger(
+    sampling: str, federation: dict[str, object], unit: str, epochs: int
+) -> None:
+    """Rounds in which a client is asked are drawn at random; the ledger counts them all at once."""
+    settings = experiment(
+        federation=federation,
+        training={"sampling": sampling, "local_epochs": epochs},
+        mechanism={"name": "gaussian", "sigma": 1.0, "unit": unit},
+    )
+    for plan in plans_of(settings):
+        drawn = numpy_stream(5, "test", plan.client).random(60) < 0.6
+        rounds, count, last = [], 0, 0
+        for number in [number for number in range(1, 61) if drawn[number - 1]]:
+            count += plan.further_participations(last, number)
+            last = number
+            rounds.append(number)
+            assert count == plan.participations(rounds)
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
+@pytest.mark.parametrize("federation", [{}, {"clients_per_round": 2}, {"algorithm": "fedavg"}], ids=str)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_clients_stop_at_the_target_and_not_before(
+    mechanism: str, federation: dict[str, object], sampling: str, share: float
+) -> None:
+    """The target is a share of what the worst client would reach without one."""
+    free = experiment(federation=federation, training={"sampling": sampling}, mechanism=MECHANISMS[mechanism])
+    unlimited, everybody = run(free, plans_of(free))
+    assert unlimited.stops == ()
+    assert all(len(who) == free.federation.clients_per_round or len(SIZES) for who in everybody.values())
+    assert unlimited.worst_epsilon is not None
+    once = max(proven(plan, {1: (plan.client,)}) for plan in plans_of(free))
+    target = max(share * unlimited.worst_epsilon, 1.01 * once)
+
+    settings = experiment(
+        federation={**federation, "target_epsilon": target},
+        training={"sampling": sampling},
+        mechanism=MECHANISMS[mechanism],
+    )
+    plans = plans_of(settings)
+    budget, asked = run(settings, plans)
+    assert budget.stops
+    for plan in plans:
+        assert proven(plan, asked) <= target
+    for stop in budget.stops:
+        mine = [number for number, who in asked.items() if stop.client in who]
+        assert stop.round == max(mine, default=0)
+        assert stop.epsilon <= target
+        assert stop.next_epsilon is None or stop.next_epsilon > target
+    assert {stop.client for stop in budget.stops}.isdisjoint(budget.left(settings.federation.rounds))
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, "calibrated"])
+def test_the_running_figure_is_the_worst_clients_and_never_below_the_proven_one(mechanism: str, sampling: str) -> None:
+    settings = experiment(
+        federation={"clients_per_round": 3},
+        training={"sampling": sampling},
+        mechanism={**MECHANISMS, "calibrated": {"name": "gaussian", "target_epsilon": 3.0}}[mechanism],
+    )
+    plans = plans_of(settings)
+    budget, asked = Budget(settings, plans), {}
+    for number in range(1, 61):
+        asked[number] = participants(settings, number, budget.left(number))
+        budget.spend(number, asked[number])
+        rounds = {plan.client: [past for past, who in asked.items() if plan.client in who] for plan in plans}
+        assert budget.worst_epsilon == max(running_epsilon(plan.accounted(rounds[plan.client])) for plan in plans)
+    assert budget.worst_epsilon is not None
+    assert max(proven(plan, asked) for plan in plans) <= budget.worst_epsilon
+
+
+@pytest.mark.parametrize("federation", [{}, {"clients_per_round": 2}])
+def test_the_past_is_replayed_to_the_same_state(federation: dict[str, object]) -> None:
+    settings = experiment(federation={**federation, "target_epsilon": 4.0}, mechanism=MECHANISMS["gaussian"])
+    plans = plans_of(settings)
+    whole, asked = run(settings, plans)
+    assert len(whole.stops) >= 2
+    for until in (0, 1, 7, max(asked)):
+        again = Budget(settings, plans)
+        again.replay({number: who for number, who in reversed(asked.items()) if number <= until})
+        for number in range(until + 1, max(asked) + 1):
+            assert participants(settings, number, again.left(number)) == asked[number]
+            again.spend(number, asked[number])
+        again.left(settings.federation.rounds)
+        whole.left(settings.federation.rounds)
+        assert (again.stops, again.worst_epsilon) == (whole.stops, whole.worst_epsilon)
+
+
+def test_rounds_stay_full_while_enough_clients_are_left() -> None:
+    settings = experiment(
+        federation={"clients_per_round": 2, "rounds": 200, "target_epsilon": 4.0}, mechanism=MECHANISMS["gaussian"]
+    )
+    budget, asked = run(settings, plans_of(settings))
+    gone = {stop.client: stop.round for stop in budget.stops}
+    for number, who in asked.items():
+        left = [client for client in range(len(SIZES)) if number <= gone.get(client, number)]
+        assert len(who) == min(2, len(left))
+
+
+def test_a_run_ends_when_too_few_are_left() -> None:
+    settings = experiment(
+        federation={"target_epsilon": 4.0, "min_clients": 3, "rounds": 500}, mechanism=MECHANISMS["gaussian"]
+    )
+    plans = plans_of(settings)
+    budget, asked = run(settings, plans)
+    end = max(asked)
+    assert end < 500
+    assert len(asked[end]) >= 3 > len(budget.left(end + 1))
+    assert last_round(settings, plans, 500) == end
+    assert last_round(settings, plans, 3) == 3
+
+
+@pytest.mark.parametrize(("clients", "refused"), [(1, False), (2, True), (5, True)])
+def test_a_target_that_allows_no_round_is_refused(clients: int, refused: bool) -> None:
+    """With fixed batches the largest client, with its small rate, pays less than the others."""
+    settings = experiment(
+        federation={"target_epsilon": 1e-9, "min_clients": clients},
+        training={"sampling": "fixed"},
+        mechanism=MECHANISMS["vmf"],
+    )
+    plans = plans_of(settings)
+    costs = sorted(proven(plan, {1: (plan.client,)}) for plan in plans)
+    assert costs[0] < costs[1]
+    between = settings.model_copy(
+        update={"federation": settings.federation.model_copy(update={"target_epsilon": (costs[0] + costs[1]) / 2})}
+    )
+    if refused:
+        with pytest.raises(InputError, match=r"target_epsilon = .* allows no round: .* 4 of 5 clients above it"):
+            Budget(between, plans)
+    else:
+        assert Budget(between, plans).left(1) == (4,)
+        assert [(stop.round, stop.epsilon) for stop in run(between, plans)[0].stops[:4]] == [(0, 0.0)] * 4
+    with pytest.raises(InputError, match="5 of 5 clients above it"):
+        Budget(settings, plans)
+
+
+def test_without_a_mechanism_nothing_is_proven() -> None:
+    settings = experiment()
+    budget, asked = run(settings, plans_of(settings))
+    assert budget.worst_epsilon is None
+    assert len(asked) == 60
+
+
+def test_each_figure_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 clients of two sizes over 300 rounds: what changes is the number of passes, so there is little to compute."""
+    computed: list[Release] = []
+    real = budget_module.running_epsilon
+
+    def counted(release: Release) -> float:
+        computed.append(release)
+        return real(release)
+
+    monkeypatch.setattr(budget_module, "running_epsilon", counted)
+    settings = experiment(
+        federation={"clients": 200, "rounds": 300, "target_epsilon": 100.0}, mechanism=MECHANISMS["gaussian"]
+    )
+    plans = [plan_client(settings, client, 50 + client % 2, TENSORS) for client in range(200)]
+    run(settings, plans)
+    assert len(computed) == len(set(computed)) <= 2 * (300 // 5 + 1)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "words"),
+    [
+        ({}, "mechanism.name = 'none' proves no epsilon"),
+        ({"name": "vmf", "target_epsilon": 2}, "is above mechanism.target_epsilon = 2, for which the noise"),
+        ({"name": "gaussian", "epsilon": 2}, "is above mechanism.epsilon = 2, for which the noise"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(mechanism: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        experiment(federation={"target_epsilon": 3.0}, mechanism=mechanism)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"name": "vmf", "target_epsilon": 3},
+        {"name": "gaussian", "epsilon": 5},
+        {"name": "gaussian", "epsilon": 2, "unit": "update"},
+        {"name": "vmf", "epsilon": 2},
+    ],
+    ids=str,
+)
+def test_a_target_beside_another_epsilon_is_taken(mechanism: dict[str, object]) -> None:
+    settings = experiment(federation={"target_epsilon": 3.0}, mechanism=mechanism)
+    assert settings.federation.target_epsilon == 3.0
+
+
+def test_noise_that_is_calibrated_for_the_target_stops_nobody() -> None:
+    """Where the running figure is the final one, both targets may be the same."""
+    settings = experiment(
+        federation={"target_epsilon": 3.0},
+        training={"sampling": "shuffled"},
+        mechanism={"name": "gaussian", "target_epsilon": 3.0},
+    )
+    budget, asked = run(settings, plans_of(settings))
+    assert budget.stops == ()
+    assert len(asked) == 60
