@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
+from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.laplace import laplace_pld_epsilon
 from fedpriv.accounting.proofs import Claim, Proof
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 
@@ -53,15 +55,13 @@ class PureProof(Proof):
         """Renyi privacy of one participation, after sampling, at ORDERS."""
 
     def pure(self) -> Claim:
-        once = self.pieces * self.piece_epsilon
-        if self._is_sampled:
-            once = amplified_pure(once, float(self.release.rate))
-        theorem = self.pure_theorem + (_SAMPLED_PURE if self._is_sampled else "")
-        return Claim(int(self.release.participations) * once, theorem)
+        once, count = self._pure_releases()
+        return Claim(count * once, self.pure_theorem + (_SAMPLED_PURE if self._is_sampled else ""))
 
     def cheap_claims(self) -> list[Claim]:
         pure = self.pure()
-        return [Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}"), self._renyi()]
+        named = Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}")
+        return [named, self._composition(), self._renyi()]
 
     def notes(self) -> tuple[str, ...]:
         if self.release.sampling != "poisson":
@@ -75,6 +75,24 @@ class PureProof(Proof):
     @property
     def _is_sampled(self) -> bool:
         return self.release.sampling == "fixed" and self.release.rate < 1
+
+    def _pure_releases(self) -> tuple[float, int]:
+        """Return the pure epsilon of each of the releases that the run consists of, and their number."""
+        count = int(self.release.participations)
+        if not self._is_sampled:
+            return self.piece_epsilon, self.pieces * count
+        return amplified_pure(self.pieces * self.piece_epsilon, self._rate), count
+
+    def _composition(self) -> Claim:
+        once, count = self._pure_releases()
+        theorem = (
+            f"{count} releases of pure epsilon {once:.6g} each, composed optimally for this delta (Kairouz, Oh and "
+            "Viswanath 2017, Thm 3.3)"
+        )
+        return Claim(
+            pure_composition_epsilon(once, count, float(self.release.delta)),
+            theorem + (_SAMPLED_PURE if self._is_sampled else ""),
+        )
 
     def _renyi(self) -> Claim:
         rdp = int(self.release.participations) * self.step_rdp()
@@ -181,6 +199,18 @@ class LaplaceProof(PureProof):
 
     def step_rdp(self) -> Array:  # noqa: D102
         return _laplace_step_rdp(self.piece_epsilon, self._rate)
+
+    def numerical_claims(self, known: float) -> list[Claim]:  # noqa: D102
+        if self._is_sampled:
+            return []
+        shift, count = self._pure_releases()
+        epsilon = laplace_pld_epsilon(shift, count, float(self.release.delta), known)
+        theorem = (
+            "Laplace mechanism with L1 sensitivity 2 clip_norm, the privacy-loss distribution of one coordinate, which "
+            "dominates (docs/account.md), composed numerically with pessimistic rounding (Doroshenko et al. 2022, "
+            "dp-accounting)"
+        )
+        return [] if epsilon is None else [Claim(epsilon, theorem)]
 
     @property
     def _scale(self) -> float:

@@ -5,12 +5,14 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from fedpriv.accounting import (
     ORDERS,
+    MechanismName,
     Release,
     amplified_pure,
     amplified_rdp,
@@ -18,8 +20,10 @@ from fedpriv.accounting import (
     gaussian_rdp,
     guarantee,
     rdp_to_epsilon,
+    running_epsilon,
     vmf_rdp,
 )
+from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.errors import InputError
 
 LENET = (300, 12, 3600, 12, 3600, 12, 76800, 10)
@@ -34,6 +38,15 @@ def gaussian(sampling="shuffled", sigma=2.0, participations=3, rate=0.1, unit="e
     return Release("gaussian", unit, sampling, rate, participations, (1000,), None, sigma, None, 1.0, delta)
 
 
+def hgm(sampling="shuffled", **options):
+    return replace(gaussian(sampling, **options), mechanism="hgm")
+
+
+def laplace(sampling="shuffled", scale=2.0, participations=3, rate=0.1, unit="example", delta=1e-5):
+    return Release("laplace", unit, sampling, rate, participations, (1000,), None, None, scale, 1.0, delta)
+
+
+BUILDS = [gaussian, hgm, laplace, vmf]
 EXAMPLE = [("example", sampling) for sampling in ("shuffled", "fixed", "poisson", "full")]
 EVERY = [*EXAMPLE, ("update", "full")]
 
@@ -47,20 +60,20 @@ def test_nothing_is_proven_without_a_mechanism(unit, sampling):
 
 
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
-@pytest.mark.parametrize("build", [vmf, gaussian])
+@pytest.mark.parametrize("build", BUILDS)
 def test_every_figure_comes_with_its_words(build, unit, sampling):
     found = guarantee(build(sampling=sampling, unit=unit))
     assert set(found.theorem) == set(FIGURES)
     assert all(found.theorem[name] for name in FIGURES)
     assert found.participations == 3
     assert found.sampling.startswith(sampling)
-    add_or_remove = build is gaussian and sampling == "poisson"
+    add_or_remove = build in (gaussian, hgm) and sampling == "poisson"
     assert found.adjacency.startswith("add-or-remove-one" if add_or_remove else "replace-one")
     assert ("whole update" in found.adjacency) == (unit == "update")
 
 
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
-@pytest.mark.parametrize("build", [vmf, gaussian])
+@pytest.mark.parametrize("build", BUILDS)
 def test_no_participation_costs_nothing(build, unit, sampling):
     found = guarantee(build(sampling=sampling, unit=unit, participations=0))
     assert (found.pure_epsilon, found.epsilon) == (0.0, 0.0)
@@ -79,7 +92,10 @@ def test_vmf_without_amplification(dimensions, unit, sampling, participations):
     rdp = participations * np.sum([vmf_rdp(ORDERS, dimension, kappa) for dimension in dimensions], axis=0)
     assert found.pure_epsilon == pytest.approx(2 * kappa * blocks * participations, rel=1e-14)
     assert found.nominal_epsilon == pytest.approx(2 * kappa * math.sqrt(blocks), rel=1e-14)
-    assert found.epsilon == pytest.approx(min(found.pure_epsilon, rdp_to_epsilon(ORDERS, rdp, 1e-5)), rel=1e-9)
+    composed = pure_composition_epsilon(2 * kappa, blocks * participations, 1e-5)
+    assert found.epsilon == pytest.approx(
+        min(found.pure_epsilon, rdp_to_epsilon(ORDERS, rdp, 1e-5), composed), rel=1e-9
+    )
     assert "nominal" in found.theorem["nominal_epsilon"]
 
 
@@ -92,7 +108,9 @@ def test_vmf_with_fixed_size_sampling(dimensions, kappa, rate):
     base = lambda orders: sum(vmf_rdp(orders, dimension, kappa) for dimension in dimensions)  # noqa: E731
     renyi = rdp_to_epsilon(ORDERS, 40 * amplified_rdp(ORDERS, base, once, rate), 1e-5)
     assert found.pure_epsilon == pytest.approx(40 * amplified_pure(once, rate), rel=1e-13)
-    assert found.epsilon == pytest.approx(min(found.pure_epsilon, renyi), rel=1e-9)
+    composed = pure_composition_epsilon(amplified_pure(once, rate), 40, 1e-5)
+    blockwise = pure_composition_epsilon(2 * kappa, 40 * len(dimensions), 1e-5) if rate == 1 else math.inf
+    assert found.epsilon == pytest.approx(min(found.pure_epsilon, renyi, composed, blockwise), rel=1e-9)
     assert found.epsilon <= unsampled.epsilon
     assert found.pure_epsilon <= unsampled.pure_epsilon
     assert found.nominal_epsilon == unsampled.nominal_epsilon
@@ -105,6 +123,13 @@ def test_the_smaller_theorem_is_reported_and_named():
     wide = guarantee(vmf(kappa=50.0, participations=100, dimensions=(61706,)))
     assert wide.epsilon < 0.01 * wide.pure_epsilon
     assert wide.theorem["epsilon"].startswith("Renyi")
+
+
+def test_signs_of_single_coordinates_are_composed_optimally():
+    """A VMF draw in one dimension is randomised response: no theorem can give less than its exact composition."""
+    found = guarantee(vmf(kappa=0.05, participations=4, dimensions=(1,) * 200))
+    assert found.epsilon == pure_composition_epsilon(0.1, 800, 1e-5)
+    assert "Kairouz" in found.theorem["epsilon"]
 
 
 def test_poisson_is_not_claimed_to_amplify_the_vmf():
@@ -160,12 +185,53 @@ def test_poisson_says_that_its_adjacency_differs():
     assert "replace-one" in notes and "zero-out" in notes
 
 
+@pytest.mark.parametrize(("unit", "sampling"), EVERY)
+def test_hgm_has_the_gaussians_figures_and_its_own_words(unit, sampling):
+    own, plain = guarantee(hgm(sampling, unit=unit)), guarantee(gaussian(sampling, unit=unit))
+    assert (own.nominal_epsilon, own.pure_epsilon, own.epsilon) == (None, None, plain.epsilon)
+    assert (own.adjacency, own.sampling) == (plain.adjacency, plain.sampling)
+    assert "|x / sqrt(K r)|" in own.theorem["epsilon"]
+    assert any("r, the shares of the noise, must be public" in note for note in own.notes)
+    assert set(plain.notes) < set(own.notes)
+
+
+# ---- while a run goes on --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("unit", "sampling"), EVERY)
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(("participations", "times"), [(0, 1.0), (1, 7.0), (500, 1.3)])
+def test_the_running_figure_is_never_below_the_final_one_and_not_far(build, unit, sampling, participations, times):
+    release = build(sampling, unit=unit, participations=participations, rate=0.01)
+    running, final = running_epsilon(release), guarantee(release).epsilon
+    assert final <= running <= times * final
+
+
+def test_the_running_figure_without_a_mechanism_is_infinite():
+    release = Release("none", "example", "full", 1.0, 3, (10,), None, None, None, 1.0, 1e-5)
+    assert running_epsilon(release) == math.inf
+    assert running_epsilon(replace(release, participations=0)) == math.inf
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_running_figure_never_falls(build, sampling):
+    figures = [running_epsilon(build(sampling, participations=count, rate=0.01)) for count in range(60)]
+    assert figures[0] == 0
+    assert np.all(np.diff(figures) >= 0)
+
+
 # ---- order of sizes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
 def test_more_of_anything_costs_more(unit, sampling):
-    for build, change in ((vmf, {"kappa": 2.2}), (gaussian, {"sigma": 1.8})):
+    for build, change in (
+        (vmf, {"kappa": 2.2}),
+        (gaussian, {"sigma": 1.8}),
+        (hgm, {"sigma": 1.8}),
+        (laplace, {"scale": 1.8}),
+    ):
         base = build(sampling, unit=unit)
         found = guarantee(base).epsilon
         assert found < guarantee(replace(base, participations=4)).epsilon
@@ -174,8 +240,21 @@ def test_more_of_anything_costs_more(unit, sampling):
         assert found <= guarantee(replace(base, rate=0.2)).epsilon
 
 
-def test_clip_norm_does_not_matter():
-    assert guarantee(replace(gaussian(), clip_norm=77.0)) == guarantee(gaussian())
+@pytest.mark.parametrize("build", BUILDS)
+def test_clip_norm_does_not_matter(build):
+    assert guarantee(replace(build(), clip_norm=77.0)) == guarantee(build())
+
+
+@pytest.mark.parametrize("kappa", [0.01, 1.0, 30.0])
+def test_more_blocks_cost_more(kappa):
+    figures = [guarantee(vmf(kappa=kappa, dimensions=(1200 // m,) * m)) for m in (1, 2, 3, 8, 50, 1200)]
+    assert np.all(np.diff([found.epsilon for found in figures]) > 0)
+    assert np.all(np.diff([found.pure_epsilon for found in figures]) > 0)
+    assert all(found.epsilon <= found.pure_epsilon for found in figures)
+
+
+def test_every_mechanism_is_tested_here():
+    assert {build().mechanism for build in BUILDS} == set(get_args(MechanismName)) - {"none"}
 
 
 # ---- input ----------------------------------------------------------------------------------------------------------

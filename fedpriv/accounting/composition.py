@@ -1,0 +1,69 @@
+"""Composition of pure differential privacy, exactly: T releases that are epsilon-DP each.
+
+Every epsilon-DP mechanism is a function of the answer of randomised response, which tells the truth with probability
+exp(epsilon) / (1 + exp(epsilon)), so T adaptive releases are no worse than T answers, and those are the worst case
+(Kairouz, Oh and Viswanath 2017, Theorem 3.3). Of T answers only the number of lies matters, which is binomial.
+"""
+
+import math
+
+import numpy as np
+from scipy import special, stats
+
+__all__ = ["LARGEST_COUNT", "pure_composition_epsilon"]
+
+LARGEST_COUNT = 10_000_000  # releases; the time goes with the root of it
+
+_LEFT_OUT = 1e-20  # of delta: the probability of fewer lies than are looked at
+_ALLOWANCE = 1e-10  # relative, above the rounding of the binomial probabilities; it keeps the result an upper bound
+
+
+def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
+    """Return the smallest epsilon' such that any ``count`` epsilon-DP releases are (epsilon', delta)-DP together.
+
+    With i lies among T answers the privacy loss is (T - 2 i) epsilon. So delta at epsilon' is A_k - exp(epsilon') B_k,
+    where k is the largest number of lies with a loss above epsilon', A_k and B_k are the probabilities of at most k
+    lies under the one and the other data.
+
+    Args:
+        epsilon: of each release, at least 0, finite.
+        count: T, at least 0.
+        delta: in (0, 1).
+
+    Returns:
+        At most count * epsilon; infinity for a count above 10 million.
+    """
+    if count > LARGEST_COUNT:
+        return math.inf
+    if count == 0 or epsilon == 0:
+        return 0.0
+    lie = float(special.expit(-epsilon))
+    first, last = _window(epsilon, count, lie, delta)
+    lies = np.arange(first, last + 1, dtype=np.float64)
+    # From one number of lies to the next, in logs: both probabilities have the binomial coefficients in common.
+    ratios = np.log((count - lies[:-1]) / lies[1:])
+    log_a = stats.binom.logpmf(first, count, lie) + np.concatenate([[0.0], np.cumsum(ratios - epsilon)])
+    log_b = log_a - (count - 2 * lies) * epsilon
+    at_most_a = np.exp(np.logaddexp.accumulate(log_a)) * (1 + _ALLOWANCE)
+    at_most_b = np.logaddexp.accumulate(log_b) - _ALLOWANCE
+    # delta at the loss of k + 1 lies, which grows with k: the first k at which it is too large is the one.
+    losses = (count - 2 * (lies + 1)) * epsilon
+    decided = (at_most_a - np.exp(np.minimum(losses + at_most_b, 0.0)) > delta) | (losses <= 0)
+    k = int(np.argmax(decided))
+    if not decided[k]:
+        return count * epsilon
+    if at_most_a[k] <= delta:
+        return 0.0
+    found = math.log(at_most_a[k] - delta) - float(at_most_b[k])
+    return min(max(found, 0.0), count * epsilon)
+
+
+def _window(epsilon: float, count: int, lie: float, delta: float) -> tuple[int, int]:
+    """Return numbers of lies between which the answer is decided."""
+    first = int(stats.binom.ppf(delta * _LEFT_OUT, count, lie))
+    if epsilon * count <= 1:
+        return first, max(first, count // 2)
+    # At j lies more than this the first (1 + delta) / 2 of the probability counts for 1 - exp(-2 j epsilon) or more.
+    likely = int(stats.binom.ppf((1 + delta) / 2, count, lie))
+    more = math.ceil((math.log1p(delta) - math.log1p(-delta)) / (2 * epsilon)) + 1
+    return first, max(first, min(likely + more, count // 2))
