@@ -105,7 +105,7 @@ def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistr
     if not all(bool(torch.isfinite(value).all()) for value in sensitivity.values()):
         raise InputError("mechanism.redistribution = 'public': the network's derivatives are NaN or infinite")
     largest = max(float(value.max()) for value in sensitivity.values())
-    reference = {name: value for name, value in model.named_parameters() if name in sensitivity}
+    reference: Vector = {name: value.detach() for name, value in model.named_parameters() if name in sensitivity}
     if largest == 0:
         return uniform_shares(reference)
     powers = {name: (value / largest).pow(inflation) for name, value in sensitivity.items()}
