@@ -14,11 +14,9 @@ from fedpriv.accounting import (
     Guarantee,
     Release,
     SamplingName,
-    analytic_sigma,
     calibrate,
-    classic_sigma,
-    extended_sigma,
     guarantee,
+    nominal_noise,
 )
 from fedpriv.config import Experiment, MechanismConfig
 from fedpriv.data import Sampling
@@ -28,9 +26,6 @@ from fedpriv.mechanisms import Mechanism, Redistribution, block_sizes, build_mec
 from fedpriv.randomness import numpy_stream, torch_stream
 
 __all__ = ["Plan", "participants", "plan_client"]
-
-# sigma for one release of sensitivity 1, from (epsilon, delta).
-_SINGLE_RELEASE = {"classic": classic_sigma, "extended": extended_sigma, "analytic": analytic_sigma}
 
 
 @dataclass(frozen=True)
@@ -209,15 +204,7 @@ def _noise(experiment: Experiment, draft: Plan) -> float:
         return config.noise
     if config.epsilon is None or (config.name in ("gaussian", "hgm") and config.unit == "example"):
         return _calibrated(experiment, draft)
-    match config.name:
-        case "vmf":
-            # The paper's nominal epsilon (Faustini et al., Corollary 2).
-            return config.epsilon / 2
-        case "laplace":
-            return 1 / config.epsilon
-        case _:
-            # Replacing an update moves the clipped one by up to 2 clip_norm, and sigma is in units of clip_norm.
-            return 2 * _SINGLE_RELEASE[config.calibration](config.epsilon, config.delta)
+    return nominal_noise(config.epsilon, config.delta, mechanism=config.name, calibration=config.calibration)
 
 
 def _calibrated(experiment: Experiment, draft: Plan) -> float:

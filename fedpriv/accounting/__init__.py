@@ -5,7 +5,7 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 """
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
-from fedpriv.accounting.calibration import calibrate
+from fedpriv.accounting.calibration import NOISE_PARAMETERS, CalibrationName, calibrate, nominal_noise
 from fedpriv.accounting.gaussian import (
     analytic_sigma,
     classic_sigma,
@@ -21,7 +21,9 @@ from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 
 __all__ = [
     "LARGEST_KAPPA",
+    "NOISE_PARAMETERS",
     "ORDERS",
+    "CalibrationName",
     "Guarantee",
     "Ledger",
     "LedgerEntry",
@@ -42,6 +44,7 @@ __all__ = [
     "laplace_rdp",
     "log_mgf",
     "mean_resultant_length",
+    "nominal_noise",
     "pure_rdp",
     "rdp_to_epsilon",
     "running_epsilon",

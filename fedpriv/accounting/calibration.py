@@ -1,4 +1,4 @@
-"""How much noise a target (epsilon, delta) needs: the ledger's own figure, inverted.
+"""How much noise an epsilon needs: the mechanisms' own formulas for nominal ones, a search for proven ones.
 
 The search bisects on :func:`fedpriv.accounting.guarantees.guarantee` itself, so what is calibrated is what will be
 reported, whatever theorem gives it.
@@ -7,7 +7,9 @@ reported, whatever theorem gives it.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import (
     LARGEST_KAPPA,
@@ -22,7 +24,9 @@ from fedpriv.accounting.release import (
 )
 from fedpriv.errors import InputError
 
-__all__ = ["calibrate"]
+__all__ = ["NOISE_PARAMETERS", "CalibrationName", "calibrate", "nominal_noise"]
+
+CalibrationName = Literal["analytic", "extended", "classic"]
 
 _TOLERANCE = 5e-4  # on epsilon, relative
 _HALVINGS = 200
@@ -60,6 +64,44 @@ _NOISES: dict[MechanismName, _Noise] = {
     "vmf": _Noise("kappa", LARGEST_KAPPA, 1e-12),
 }
 
+NOISE_PARAMETERS: dict[MechanismName, str] = {name: noise.parameter for name, noise in _NOISES.items()}
+"""For each mechanism with noise the field of :class:`Release` that says how much."""
+
+_SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
+
+
+def nominal_noise(
+    epsilon: float,
+    delta: float,
+    *,
+    mechanism: MechanismName,
+    calibration: CalibrationName = "analytic",
+    sensitivity: float = 2.0,
+) -> float:
+    """Return the noise with which a mechanism's paper prints this epsilon.
+
+    vmf: kappa = epsilon / 2 (Faustini et al., Corollary 2); laplace: scale = 1 / epsilon; gaussian and hgm: sigma with
+    which one release alone is (epsilon, delta)-private.
+
+    Args:
+        epsilon: above 0.
+        delta: in (0, 1); read for gaussian and hgm.
+        mechanism: gaussian, hgm, laplace or vmf.
+        calibration: of gaussian and hgm: analytic (Balle and Wang 2018), extended (Phan et al. 2019) or classic (Dwork
+            and Roth 2014), which is proven for epsilon <= 1 only.
+        sensitivity: of gaussian and hgm, over clip_norm: 2 under replace-one, 1 under add-or-remove-one.
+
+    Raises:
+        InputError: an argument out of range, or a mechanism without noise.
+    """
+    _check_mechanism(mechanism)
+    _check_epsilon(epsilon)
+    if mechanism == "vmf":
+        return epsilon / 2
+    if mechanism == "laplace":
+        return 1 / epsilon
+    return sensitivity * _SINGLE_RELEASE[calibration](epsilon, delta)
+
 
 def calibrate(
     target_epsilon: float,
@@ -92,10 +134,8 @@ def calibrate(
     Raises:
         InputError: an argument out of range, nothing to calibrate, or no noise parameter in range fits.
     """
-    if mechanism not in _NOISES:
-        raise InputError(f"mechanism = {mechanism}: has no noise to calibrate; allowed is {', '.join(_NOISES)}")
-    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise InputError(f"epsilon = {target_epsilon}: allowed is above 0, finite")
+    _check_mechanism(mechanism)
+    _check_epsilon(target_epsilon)
     if participations == 0:
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
     noise = _NOISES[mechanism]
@@ -131,6 +171,16 @@ def calibrate(
             f"{noise.largest:g} reaches it"
         )
     return math.exp(_search(epsilon, target_epsilon, private=private, exposed=exposed))
+
+
+def _check_mechanism(mechanism: MechanismName) -> None:
+    if mechanism not in _NOISES:
+        raise InputError(f"mechanism = {mechanism}: has no noise to calibrate; allowed is {', '.join(_NOISES)}")
+
+
+def _check_epsilon(epsilon: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"epsilon = {epsilon}: allowed is above 0, finite")
 
 
 def _search(epsilon: Callable[[float], float], target: float, *, private: float, exposed: float) -> float:

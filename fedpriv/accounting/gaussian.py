@@ -15,6 +15,7 @@ from scipy import optimize, special
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
+from fedpriv.errors import InputError
 
 __all__ = [
     "analytic_sigma",
@@ -73,11 +74,14 @@ def classic_sigma(epsilon: float, delta: float) -> float:
         delta: in (0, 1).
 
     Raises:
-        ValueError: epsilon or delta out of range.
+        InputError: epsilon or delta out of range.
     """
     _check(epsilon, delta)
     if epsilon > 1:
-        raise ValueError(f"epsilon = {epsilon:g}: the classic calibration is proven for epsilon <= 1 only")
+        raise InputError(
+            f"epsilon = {epsilon:g}: the classic calibration is proven for epsilon <= 1 only; analytic and extended "
+            "hold for any"
+        )
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
@@ -88,12 +92,12 @@ def extended_sigma(epsilon: float, delta: float) -> float:
     Phi(-sqrt(2 s)) <= exp(-s) / 2 = 0.63 delta.
 
     Raises:
-        ValueError: epsilon not above 0, or delta not in (0, sqrt(2/pi)].
+        InputError: epsilon not above 0, or delta not in (0, sqrt(2/pi)].
     """
     _check(epsilon, delta)
     s = math.log(math.sqrt(2 / math.pi) / delta)
     if s < 0:
-        raise ValueError(f"delta = {delta:g}: the extended calibration needs delta <= sqrt(2/pi) = 0.798")
+        raise InputError(f"delta = {delta:g}: the extended calibration needs delta <= sqrt(2/pi) = 0.798")
     return math.sqrt(2) / (2 * epsilon) * (math.sqrt(s) + math.sqrt(s + epsilon))
 
 
@@ -101,10 +105,10 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
     """Return the smallest noise over sensitivity that is (epsilon, delta)-DP (Balle and Wang 2018), for epsilon >= 0.
 
     Raises:
-        ValueError: epsilon negative or not finite, or delta not in (0, 1).
+        InputError: epsilon negative or not finite, or delta not in (0, 1).
     """
     if not (math.isfinite(epsilon) and epsilon >= 0 and 0 < delta < 1):
-        raise ValueError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon >= 0 and 0 < delta < 1")
+        raise InputError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon >= 0 and 0 < delta < 1")
 
     def gap(log_mu: float) -> float:
         mu = math.exp(log_mu)
@@ -122,7 +126,7 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
 
 def _check(epsilon: float, delta: float) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
-        raise ValueError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon > 0 and 0 < delta < 1")
+        raise InputError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon > 0 and 0 < delta < 1")
 
 
 # ---- Poisson sampling -----------------------------------------------------------------------------------------------

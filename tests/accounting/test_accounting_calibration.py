@@ -6,7 +6,16 @@ from typing import get_args
 
 import pytest
 
-from fedpriv.accounting import MechanismName, Release, analytic_sigma, calibrate, guarantee
+from fedpriv.accounting import (
+    MechanismName,
+    Release,
+    analytic_sigma,
+    calibrate,
+    classic_sigma,
+    extended_sigma,
+    guarantee,
+    nominal_noise,
+)
 from fedpriv.errors import InputError
 
 SETTINGS = [("example", "shuffled"), ("example", "fixed"), ("example", "full"), ("update", "full")]
@@ -116,3 +125,51 @@ def test_only_mechanisms_with_noise_are_calibrated():
 def test_targets_out_of_reach_are_refused(mechanism, target, words):
     with pytest.raises(InputError, match=words):
         calibrate(target, 1e-15, mechanism=mechanism, sampling="full", rate=1.0, participations=10**9)
+
+
+# ---- nominal ones ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mechanism", "expected"), [("vmf", 0.4), ("laplace", 1.25)])
+def test_the_nominal_epsilon_of_pure_mechanisms(mechanism, expected):
+    noise = nominal_noise(0.8, 1e-5, mechanism=mechanism)
+    assert noise == expected
+    options = {"mechanism": mechanism, "sampling": "full", "rate": 1.0, "participations": 7}
+    noises = {"kappa": None, "sigma": None, "scale": None, PARAMETER[mechanism]: noise}
+    found = guarantee(Release(unit="example", dimensions=(50,), clip_norm=1.0, delta=1e-5, **options, **noises))
+    assert found.nominal_epsilon == 0.8
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "hgm"])
+@pytest.mark.parametrize(
+    ("calibration", "single"), [("analytic", analytic_sigma), ("extended", extended_sigma), ("classic", classic_sigma)]
+)
+def test_the_nominal_epsilon_of_one_gaussian_release(mechanism, calibration, single):
+    sigma = nominal_noise(0.8, 1e-5, mechanism=mechanism, calibration=calibration)
+    assert sigma == 2 * single(0.8, 1e-5)
+    assert nominal_noise(0.8, 1e-5, mechanism=mechanism, calibration=calibration, sensitivity=1) == sigma / 2
+    proven = epsilon_with(sigma, 1e-5, mechanism=mechanism, unit="update", **FULL)
+    assert proven <= 0.8
+    assert (proven == pytest.approx(0.8, rel=1e-6)) == (calibration == "analytic")
+
+
+@pytest.mark.parametrize("mechanism", PARAMETER)
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_bad_nominal_epsilons_are_refused(mechanism, epsilon):
+    with pytest.raises(InputError, match="epsilon = "):
+        nominal_noise(epsilon, 1e-5, mechanism=mechanism)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "calibration", "words"),
+    [
+        (1.5, 1e-5, "classic", "proven for epsilon <= 1"),
+        (1.0, 0.9, "extended", "0.798"),
+        (1.0, 2.0, "analytic", "delta"),
+    ],
+)
+def test_what_a_calibration_does_not_cover_is_refused(epsilon, delta, calibration, words):
+    with pytest.raises(InputError, match=words):
+        nominal_noise(epsilon, delta, mechanism="gaussian", calibration=calibration)
+    with pytest.raises(InputError, match="mechanism = none"):
+        nominal_noise(1.0, 1e-5, mechanism="none")
