@@ -1,0 +1,219 @@
+"""What a private training step costs, as a multiple of plain SGD's.
+
+Usage: python -m benchmarks.step [--json FILE] [--models NAME ...] [--batches B ...] [--methods NAME ...] [--threads N]
+
+For each network and batch size all methods take turns, so that whatever disturbs the machine hits all of them; reported
+is the median. Peak memory is that of a process of its own: the most that network, batch and step held at any time.
+The floor is what no directional noise can go below: a plain step, one normal number a parameter, and the products that
+the noise adds.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional
+
+from benchmarks.methods import METHODS, MODELS, Setting
+from fedpriv.gradients import per_example_gradients
+from fedpriv.models import build_model
+
+BATCHES = (64, 256)
+SLOW_SECONDS = 1.0
+SLOW_REPEATS = 3
+WARMUP = 2
+# Steps whose numbers would not fit a common machine are left out, and named.
+LARGEST_GIB = 12.0
+
+
+def main() -> None:
+    """Measure, print a table, and write the rows."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    # Opacus' hooks fire in another order at a first layer, whose input needs no gradient; torch says so at every call.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    if arguments.cell:
+        print(peak_mib(MODELS[arguments.models[0]], arguments.batches[0], arguments.methods[0]))
+        return
+    console = Console(stderr=True)
+    rows: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    floors = []
+    for name in arguments.models:
+        for batch in arguments.batches:
+            console.print(f"{name}, batch {batch}", style="dim")
+            methods = [method for method in arguments.methods if _fits(MODELS[name], batch, method)]
+            skipped += [
+                {"model": name, "batch": batch, "method": method, "reason": f"needs more than {LARGEST_GIB:g} GiB"}
+                for method in arguments.methods
+                if method not in methods
+            ]
+            times = median_ms(MODELS[name], batch, methods, arguments.repeats)
+            floors.append({"model": name, "batch": batch, **floor_ms(MODELS[name], batch, arguments.repeats)})
+            rows += [
+                {
+                    "model": name,
+                    "batch": batch,
+                    "method": method,
+                    "ms": ms,
+                    "ratio": ms / times["sgd"] if "sgd" in times else None,
+                    "peak_mib": _peak_in_own_process(name, batch, method, arguments.threads),
+                }
+                for method, ms in times.items()
+            ]
+    _show(rows, floors, skipped)
+    if arguments.json:
+        about = {
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "threads": arguments.threads,
+            "torch": torch.__version__,
+            "opacus": version("opacus"),
+        }
+        result = {"rows": rows, "floors": floors, "skipped": skipped, **about}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
+    """Median milliseconds of one step of each method, in turns; slow ones take part in fewer rounds."""
+    steps = {method: METHODS[method](setting, batch) for method in methods}
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    for method, step in steps.items():
+        warmup = _timed(step)
+        if warmup < SLOW_SECONDS:
+            for _ in range(WARMUP):
+                step()
+    for number in range(repeats):
+        for method, step in steps.items():
+            slow = number > 0 and statistics.median(times[method]) > SLOW_SECONDS
+            if not slow or number < SLOW_REPEATS:
+                times[method].append(_timed(step))
+    return {method: 1e3 * statistics.median(taken) for method, taken in times.items()}
+
+
+def floor_ms(setting: Setting, batch: int, repeats: int) -> dict[str, float]:
+    """Median milliseconds of what the directional mechanism cannot do without, each alone."""
+    model = build_model(setting.config, setting.shape, 10, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, *setting.shape, generator=generator)
+    labels = torch.randint(10, (batch,), generator=generator)
+    loss = partial(functional.cross_entropy, reduction="none")
+    parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
+    for _ in range(min(repeats, 20)):
+        began = time.perf_counter()
+        gradients = per_example_gradients(model, loss, images, labels)
+        parts["gradients"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        noise = gradients.draw(generator)
+        parts["draw"].append(time.perf_counter() - began)
+        parts["gram"].append(_timed(gradients.gram))
+        parts["dot"].append(_timed(partial(gradients.dot, noise)))
+        parts["combine"].append(_timed(partial(gradients.combine, torch.ones(batch))))
+    return {f"{part}_ms": 1e3 * statistics.median(taken) for part, taken in parts.items()}
+
+
+def peak_mib(setting: Setting, batch: int, method: str) -> float:
+    """MiB that a process with network, batch and three steps held at most beyond what it held before.
+
+    Libraries are loaded by a step of the same kind on a tiny batch first.
+    """
+    METHODS[method](MODELS["mlp(128)"], 2)()
+    before = _reset_peak()
+    step = METHODS[method](setting, batch)
+    for _ in range(1 if batch >= BATCHES[-1] and method == "vmf-dense" else 3):
+        step()
+    return _peak() - before
+
+
+def _reset_peak() -> float:
+    """Forget the highest resident memory so far, where the system can (Linux), and return the present one in MiB."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return _peak()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _peak() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _peak_in_own_process(model: str, batch: int, method: str, threads: int) -> float:
+    command = [sys.executable, "-m", "benchmarks.step", "--cell", "--models", model, "--batches", str(batch)]
+    command += ["--methods", method, "--threads", str(threads)]
+    # Large pieces go back to the system at once, so that what was freed is not counted.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(done.stdout)
+
+
+def _fits(setting: Setting, batch: int, method: str) -> bool:
+    """Whether B gradients of K numbers, and the copies that are made of them, fit; asked of the dense ways only."""
+    if method not in ("vmf-dense", "opacus-hooks"):
+        return True
+    model = build_model(setting.config, setting.shape, 10, seed=0)
+    numbers = batch * sum(value.numel() for value in model.parameters())
+    return 2 * 4 * numbers <= LARGEST_GIB * 2**30
+
+
+def _timed(step: Any) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def _show(rows: Sequence[dict[str, Any]], floors: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]]) -> None:
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "batch", "method", "ms", "x SGD", "peak MiB"):
+        table.add_column(heading, justify="left" if heading in ("model", "method") else "right")
+    for row in rows:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        cells = (row["model"], str(row["batch"]), row["method"], f"{row['ms']:.2f}", ratio, f"{row['peak_mib']:.0f}")
+        table.add_row(*cells)
+    console.print(table)
+    console.print("\nParts of a directional step, ms each alone:")
+    parts = Table(box=None, pad_edge=False)
+    for heading in ("model", "batch", "gradients", "gram", "draw", "dot", "combine"):
+        parts.add_column(heading, justify="left" if heading == "model" else "right")
+    for line in floors:
+        figures = (f"{line[f'{part}_ms']:.2f}" for part in ("gradients", "gram", "draw", "dot", "combine"))
+        parts.add_row(line["model"], str(line["batch"]), *figures)
+    console.print(parts)
+    for line in skipped:
+        console.print(f"left out: {line['model']}, batch {line['batch']}, {line['method']}: {line['reason']}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--repeats", type=int, default=30, help="rounds in which every method takes a step")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; clients use engine.threads, by default 1")
+    parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
