@@ -20,7 +20,15 @@ from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import Redistribution
 
-__all__ = ["Observation", "PublicSettings", "list_observations", "read_observation", "write_observation"]
+__all__ = [
+    "Observation",
+    "PublicSettings",
+    "list_observations",
+    "observation_stem",
+    "observation_title",
+    "read_observation",
+    "write_observation",
+]
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -130,13 +138,24 @@ class Observation:
     @property
     def stem(self) -> str:
         """The name of its files, without ending."""
-        return f"{self.round:04d}-{f'{self.client:04d}' if self.settings.clients == 1 else 'sum'}"
+        return observation_stem(self.round, self.client, self.settings.clients)
 
     @property
     def title(self) -> str:
         """What it is, for a person."""
-        one = self.settings.clients == 1
-        return f"round {self.round}, {f'client {self.client}' if one else f'sum of {self.settings.clients} clients'}"
+        return observation_title(self.round, self.client, self.settings.clients)
+
+
+def observation_stem(round_number: int, client: int, clients: int) -> str:
+    """The name, without ending, of the files about one upload, or about the sum of so many clients' uploads."""
+    return f"{round_number:04d}-{client:04d}" if clients == 1 else f"{round_number:04d}-sum"
+
+
+def observation_title(round_number: int, client: int, clients: int) -> str:
+    """The same for a person."""
+    return (
+        f"round {round_number}, client {client}" if clients == 1 else f"round {round_number}, sum of {clients} clients"
+    )
 
 
 _SETTINGS = TypeAdapter(PublicSettings)

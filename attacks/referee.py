@@ -19,7 +19,17 @@ from attacks.baselines import Guess, best_guess_mse
 from attacks.reconstruction import Reconstruction
 from fedpriv import metrics
 
-__all__ = ["Interval", "Score", "Scores", "Truth", "median_interval", "rate_interval", "score", "score_guesses"]
+__all__ = [
+    "CONFIDENCE",
+    "Interval",
+    "Score",
+    "Scores",
+    "Truth",
+    "median_interval",
+    "rate_interval",
+    "score",
+    "score_guesses",
+]
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 CONFIDENCE = 0.95

@@ -167,6 +167,11 @@ class ThreatModel:
     conduct: str
     grants: tuple[Access, ...]
 
+    @property
+    def grants_uploads(self) -> bool:
+        """Whether uploads reach the adversary at all, be it their sum."""
+        return Access.SUM in self.grants
+
     def describe(self) -> str:
         """Return the threat model as a few lines of at most 79 characters for a person."""
         rows = (

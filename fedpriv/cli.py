@@ -1,4 +1,4 @@
-"""The command line: ``fedpriv run | report | config | data``."""
+"""The command line: ``fedpriv run | attack | report | config | data``."""
 
 import json
 import os
@@ -12,13 +12,14 @@ from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.cli_attack import attack_app
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
 
 __all__ = ["main"]
 
@@ -34,16 +35,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Check an experiment file, or show all its settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-
-File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given several times.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+app.add_typer(attack_app, name="attack")
 
 
 def _print_version(asked: bool) -> None:
@@ -99,11 +91,10 @@ def run(
         elif resume is not None:
             path, summary = resume, resume_run(resume, progress)
     if as_json:
-        _print_json({**summary.to_json(), "folder": str(path)})
+        print_json({**summary.to_json(), "folder": str(path)})
         return
-    for sentence in summary.verdict:
-        out.print(sentence, markup=False, soft_wrap=not out.is_terminal)
-    out.print(f"Report: {path / 'report.html'}", markup=False, soft_wrap=True)
+    print_sentences(summary.verdict)
+    print_line(f"Report: {path / 'report.html'}")
 
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
@@ -111,14 +102,14 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folde
     """Write report.html again from DIR, the folder of a run."""
     from fedpriv.report import write_report
 
-    out.print(f"Report: {write_report(folder)}", markup=False, soft_wrap=True)
+    print_line(f"Report: {write_report(folder)}")
 
 
 @config_app.command("check", epilog="Example:\n\n  fedpriv config check configs/quickstart.toml --set seed=3")
 def config_check(file: File, set_: Set = None) -> None:
     """Say whether the settings in FILE are valid; data and own models are looked at when a run starts."""
     experiment = load_experiment(file, set_ or ())
-    out.print(f"{file}: valid, experiment {experiment.name}", markup=False, soft_wrap=True)
+    print_line(f"{file}: valid, experiment {experiment.name}")
 
 
 @config_app.command("show", epilog="Example:\n\n  fedpriv config show configs/quickstart.toml --json")
@@ -126,7 +117,7 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
     """Show every setting in FILE with its value, default and meaning."""
     experiment = load_experiment(file, set_ or ())
     if as_json:
-        _print_json(experiment.model_dump(mode="json"))
+        print_json(experiment.model_dump(mode="json"))
         return
     for key, value, default, meaning in describe(experiment):
         changed = value != default
@@ -145,7 +136,7 @@ def data(
 
     found = list_datasets(root)
     if as_json:
-        _print_json([vars(status) for status in found])
+        print_json([vars(status) for status in found])
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("data set", "here", "examples", "where", "note"):
@@ -198,10 +189,6 @@ def _command(file: Path, overrides: list[str] | tuple[str, ...]) -> str:
 
 def _plain(value: Any) -> str:
     return "unset" if value is None else json.dumps(value)
-
-
-def _print_json(value: object) -> None:
-    out.print(json.dumps(value, indent=2, allow_nan=False), markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ float64 where the device has that: near a match the distance is a small differen
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.reconstruction.distances import squared_distance
@@ -39,8 +40,9 @@ def run_dlg(
     problem = _Problem(scene, rows, images.shape[1])
     start = _widest(torch.cat([images.flatten(1), logits.flatten(1)], dim=1))
     found = minimise(problem, start, config.iterations, report, SOLVED * _squared_lengths(rows))
-    images, logits = problem.split(found.points)
-    return Outcome(images, logits.argmax(dim=2), found.values, found.iterations, ("",) * len(rows))
+    images, _ = problem.split(found.points)
+    labels = problem.probabilities(found.points, torch.arange(len(rows))).argmax(dim=2)
+    return Outcome(images, labels, found.values, found.iterations, ("",) * len(rows))
 
 
 def _squared_lengths(rows: Sequence[Victim]) -> Tensor:
@@ -55,7 +57,10 @@ def _widest(values: Tensor) -> Tensor:
 
 
 class _Problem:
-    """Value and gradient of the mismatch as a function of images and label logits in one vector a row."""
+    """Value and gradient of the mismatch as a function of images and label logits in one vector a row.
+
+    The logits of a victim whose labels are known have no effect.
+    """
 
     def __init__(self, scene: Scene, rows: Sequence[Victim], examples: int) -> None:
         self._scene = scene
@@ -64,15 +69,24 @@ class _Problem:
         self._all = Matcher(scene.network, rows, squared_distance, "float64" if precise else None)
         self._index = torch.arange(len(rows))
         self._matcher = self._all
+        unknown = torch.zeros(examples, dtype=torch.long, device=scene.network.device)
+        labels = torch.stack([unknown if victim.labels is None else victim.labels for victim in rows])
+        self._known = torch.tensor([victim.labels is not None for victim in rows], device=labels.device)
+        self._labels = F.one_hot(labels, scene.classes)
 
     def __call__(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         if not torch.equal(index.cpu(), self._index):
             self._index, self._matcher = index.cpu(), self._all.select(index)
         variables = points.detach().requires_grad_()
-        images, logits = self.split(variables)
-        values = self._matcher(images, logits.softmax(dim=2))
+        values = self._matcher(self.split(variables)[0], self.probabilities(variables, index))
         (gradients,) = torch.autograd.grad(values.sum(), variables)
         return values.detach(), gradients
+
+    def probabilities(self, points: Tensor, index: Tensor) -> Tensor:
+        """Label probabilities (M, B, classes) of points of these rows (M,)."""
+        soft = self.split(points)[1].softmax(dim=2)
+        rows = index.to(soft.device)
+        return torch.where(self._known[rows, None, None], self._labels[rows].to(soft), soft)
 
     def split(self, points: Tensor) -> tuple[Tensor, Tensor]:
         pixels = self._scene.pixels * self._examples

@@ -82,7 +82,7 @@ class _Best:
 
 
 class _Labels:
-    """Label probabilities of each row: known ones where they could be read off, else a softmax that is optimised."""
+    """Label probabilities of each row: of labels that are known or read off, else a softmax that is optimised."""
 
     def __init__(self, scene: Scene, rows: Sequence[Victim]) -> None:
         read = _read_off(scene, rows)
@@ -104,11 +104,13 @@ class _Labels:
 
 
 def _read_off(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
-    """Read each victim's labels once, whatever its number of restarts."""
+    """Known labels, else those read off once for each victim, whatever its number of restarts."""
+    if all(victim.labels is not None for victim in rows):
+        return [victim.labels for victim in rows]
     layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
     if layer is None:
-        return [None] * len(rows)
+        return [victim.labels for victim in rows]
     distinct = {id(victim): victim for victim in rows}
     found = infer_labels(scene.network, list(distinct.values()), layer, scene.shape, scene.classes)
     labels = dict(zip(distinct, found, strict=True))
-    return [labels[id(victim)] for victim in rows]
+    return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]

@@ -20,31 +20,49 @@ def preflight(model: nn.Module, settings: PublicSettings, attacks: Sequence[str]
     """Return one line for each thing that makes these attacks on such uploads misleading or impossible.
 
     Args:
-        model: the network, with the parameters that will be attacked.
+        model: the network, with the parameters that will be attacked, its layers in the mode (training or evaluation)
+            in which the uploads are computed.
         settings: what the adversary would know.
         attacks: names of the attacks.
     """
     if not attacks:
         return ()
-    reason = refusal(settings)
+    reason = refusal(settings) or _whole_numbers(model)
     if reason is not None:
         return (f"attacks will be refused: {reason}",)
     return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings))
 
 
+def _whole_numbers(model: nn.Module) -> str | None:
+    """Why a network whose input is tokens cannot be attacked: nothing can be optimised there."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            return (
+                f"layer {name or 'the model'} ({type(layer).__name__}) takes whole numbers, such as tokens; "
+                "the attacks move the values of images little by little, which such an input does not allow"
+            )
+    return None
+
+
 def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
     lines = []
-    dropout, coupled = dropout_layers(model), coupled_layers(model)
+    dropout = [name for name in dropout_layers(model) if model.get_submodule(name).training]
+    coupled = coupled_layers(model)
     kinked = [name for name, layer in model.named_modules() if isinstance(layer, KINKED)]
     if dropout:
         lines.append(
             f"layer {dropout[0]} drops at random while clients train; the attacks cannot know what was dropped and "
             "run without, so that their failure is no evidence of privacy"
         )
-    if coupled:
+    if coupled and model.get_submodule(coupled[0]).training:
         lines.append(
             f"layer {coupled[0]} (BatchNorm) mixes the examples of a batch; the attacks use the statistics of their "
             "dummy batch, as the client does in training"
+        )
+    elif coupled:
+        lines.append(
+            f"layer {coupled[0]} (BatchNorm) is in evaluation mode and uses its running statistics, the attacks those "
+            "of their dummy batch: they model another gradient, and their failure is no evidence of privacy"
         )
     if kinked and "dlg" in attacks:
         kind = type(model.get_submodule(kinked[0])).__name__
@@ -57,7 +75,7 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
 
 def _about_examples(settings: PublicSettings) -> list[str]:
     lines = []
-    count = settings.examples
+    count = settings.examples if settings.batch_size is not None else 0
     if count > settings.classes:
         lines.append(
             f"{count} examples behind one upload are more than the {settings.classes} classes: labels repeat and are "

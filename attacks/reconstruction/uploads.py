@@ -196,6 +196,7 @@ class Victim:
         gradient: the upload in gradient space.
         model: how such uploads come about.
         note: what a reader of the result must know; may be empty.
+        labels: int64 (B,), where the threat model grants them.
     """
 
     round: int
@@ -204,6 +205,7 @@ class Victim:
     gradient: Vector
     model: UploadModel
     note: str
+    labels: Tensor | None = None
 
 
 def refusal(settings: PublicSettings) -> str | None:
@@ -254,8 +256,21 @@ def prepare_victims(observations: Sequence[Observation], names: Sequence[str], d
         upload = {name: observation.upload[name].to(device) for name in names}
         parameters = _shared(observation.parameters, names, device, shared, dict)
         note = _note(observation.settings, upload)
-        victims.append(Victim(observation.round, observation.client, parameters, model.gradient(upload), model, note))
+        labels = _known_labels(observation, model.examples, device)
+        gradient = model.gradient(upload)
+        victims.append(Victim(observation.round, observation.client, parameters, gradient, model, note, labels))
     return victims
+
+
+def _known_labels(observation: Observation, examples: int, device: torch.device) -> Tensor | None:
+    if observation.labels is None:
+        return None
+    if len(observation.labels) != examples:
+        raise AttackRefused(
+            f"{observation.title}: {len(observation.labels)} labels are known, and the public settings make for "
+            f"{examples} examples (Poisson sampling); the attacks model one or the other"
+        )
+    return torch.tensor(observation.labels, device=device)
 
 
 def _shared(

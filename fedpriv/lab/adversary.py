@@ -1,36 +1,56 @@
-"""The attack stage of a run: what the tap heard goes to the attacks, what they return to the referee.
+"""The attack stage: what the tap heard goes to the attacks, what they return to the referee, and all of it is written.
 
-The adversary gets observations and public settings. Everything that knows the truth (the counterfactual upload, the
-victims' images) stays in this file and in the referee, and nothing of it flows back.
+The adversary gets observations and public settings. What knows the truth is in :mod:`fedpriv.lab.victims` and in the
+referee, and nothing of it flows back.
 """
 
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from attacks.baselines import guesses
-from attacks.observation import Observation, list_observations, read_observation
-from attacks.reconstruction import AttackRefused, Reconstruction, reconstruct
+from attacks.baselines import Guess, guesses
+from attacks.campaign import Campaign, attack_each
+from attacks.observation import Observation
+from attacks.reconstruction import ATTACKS
 from attacks.referee import Score, Scores, Truth, score, score_guesses
-from clients.training import local_upload
-from fedpriv.config import MechanismConfig
+from attacks.threat import Access, ThreatModel, threat_model
 from fedpriv.errors import InputError
+from fedpriv.lab.victims import Target, approximation, read_target, surplus, targets, truth, without_mechanism
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
-from fedpriv.runs import RunFolder
+from fedpriv.runs import RunFolder, parse_json
 from fedpriv.threads import cpu_threads
-from fedpriv.world import State, World, build_world
-from server.tap import public_settings
+from fedpriv.world import World
 
-__all__ = ["Leakage", "attack_observations"]
+__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks", "read_scores"]
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
+SCORES = "reconstructions/scores.jsonl"
+
+_SCORE = TypeAdapter(Score)
+
+
+@dataclass(frozen=True)
+class PlannedAttack:
+    """One attack that will be made.
+
+    Attributes:
+        name: in the table of attacks.
+        label: how scores and pictures name it: the name, and the settings in which it differs from the run's.
+        config: its settings.
+    """
+
+    name: str
+    label: str
+    config: Any
 
 
 @dataclass(frozen=True)
@@ -38,127 +58,195 @@ class Leakage:
     """What the attack stage found.
 
     Attributes:
-        scores: one for each victim image, attack, kind of upload and restart, and for each guess.
+        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
+            the folder before included.
         lpips_reason: why there is no LPIPS; ``None`` where it was computed.
-        refusals: attacks that could not be run, and why.
+        refusals: what could not be attacked, and why.
+        unattacked: how many of the uploads that were heard no attack could work on.
     """
 
     scores: tuple[Score, ...] = ()
     lpips_reason: str | None = None
     refusals: tuple[str, ...] = ()
+    unattacked: int = 0
 
     def plus(self, scored: Scores) -> "Leakage":
         """Return this with more scores."""
         return replace(self, scores=self.scores + scored.scores, lpips_reason=scored.lpips_reason or self.lpips_reason)
 
-
-def attack_observations(world: World, folder: RunFolder, progress: Progress) -> Leakage:
-    """Attack every observation in the folder, score the results, and write scores.jsonl and the pictures."""
-    with cpu_threads(world.experiment.engine.threads):
-        return _attack_observations(world, folder, progress)
-
-
-def _attack_observations(world: World, folder: RunFolder, progress: Progress) -> Leakage:
-    observations = [read_observation(path) for path in list_observations(folder.observations)]
-    heard = _uploads(world, observations)
-    _check_complete(world, folder, observations)
-    truths = {(one.round, one.client): _truth(world, one) for one in observations}
-    empty = {key for key, truth in truths.items() if len(truth.images) == 0}
-    public = guesses(world.dataset.x_test.float() / 255)
-    leakage = Leakage()
-    if empty:
-        text = f"{len(empty)} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
-        leakage = replace(leakage, refusals=(text,))
-    for name in world.experiment.adversary.attacks:
-        try:
-            found = _attack(world, name, heard, progress)
-        except AttackRefused as error:
-            progress.warn(f"attack {name} refused: {error}")
-            leakage = replace(leakage, refusals=(*leakage.refusals, f"attack {name} refused: {error}"))
-            continue
-        for kind, one in found:
-            truth = truths[one.round, one.client]
-            if (truth.round, truth.client) in empty:
-                continue
-            threshold = world.experiment.adversary.success_ssim
-            scored = score(one, kind, truth, public, world.dataset.std, threshold)
-            leakage = leakage.plus(scored)
-            _save_pictures(folder, f"{_stem(truth)}-{name}-{kind}", scored.pictures, len(truth.images))
-    progress.stage("scoring and writing the report")
-    for truth in truths.values():
-        if (truth.round, truth.client) in empty:
-            continue
-        leakage = leakage.plus(score_guesses(public, truth, world.dataset.std))
-        _save_pictures(folder, f"{_stem(truth)}-original", dict(enumerate(truth.images)), len(truth.images))
-    for guess in public:
-        _save_pictures(folder, guess.name, {0: guess.image}, 1)
-    folder.write_jsonl("reconstructions/scores.jsonl", [asdict(line) for line in leakage.scores])
-    return leakage
+    def refused(self, text: str, progress: Progress) -> "Leakage":
+        """Return this with one more thing that could not be attacked, and say so."""
+        progress.warn(text)
+        return replace(self, refusals=(*self.refusals, text))
 
 
-def _check_complete(world: World, folder: RunFolder, observations: Sequence[Observation]) -> None:
-    """The attacked uploads are those of the settings; a folder that lost some must not pass for the whole run."""
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """One observation, and what only the referee may know of it."""
+
+    target: Target
+    kind: str
+    observation: Observation
+    truth: Truth
+
+
+def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
+    """Return the attacks that the settings name."""
     adversary = world.experiment.adversary
-    expected = [
-        (record.round, client)
-        for record in folder.rounds()
-        if record.round in adversary.rounds
-        for client in record.used[: adversary.victims]
-    ]
-    heard = [(one.round, one.client) for one in observations]
-    if sorted(heard) != expected:
-        odd = sorted(set(heard) ^ set(expected))[0]
-        raise InputError(f"{folder.observations} is damaged: round {odd[0]}, client {odd[1]} is missing or too many")
+    return tuple(PlannedAttack(name, name, getattr(adversary, name)) for name in adversary.attacks)
 
 
-def _uploads(world: World, observations: Sequence[Observation]) -> dict[str, list[Observation]]:
-    """What was sent, and what would have been sent without the mechanism, which only the referee can compute."""
+def attack_observations(
+    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress
+) -> Leakage:
+    """Attack every observation in the folder, score the results, and add scores and pictures to those of the folder."""
+    with cpu_threads(world.experiment.engine.threads):
+        return _attack_observations(world, folder, attacks, progress)
+
+
+def read_scores(folder: RunFolder) -> tuple[Score, ...]:
+    """Return what earlier attacks left in the folder.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder.path / SCORES
+    if not path.exists():
+        return ()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+
+
+def _attack_observations(
+    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress
+) -> Leakage:
+    threat = threat_model(world.experiment.adversary)
+    progress.stage(threat.describe())
+    allowed, leakage = _allowed(attacks, threat)
+    heard, leakage = _heard(world, folder, leakage, progress) if allowed else ([], leakage)
+    public = _guesses(world, threat)
+    attacked: dict[Target, _Heard] = {}
+    for attack in allowed if heard else ():
+        campaign = _campaign(world, attack, heard, progress)
+        for number, result in campaign.found.items():
+            one = heard[number]
+            attacked[one.target] = one
+            note = "; ".join(text for text in (result.note, approximation(world, one.target)) if text)
+            result = replace(result, attack=attack.label, note=note)
+            threshold = world.experiment.adversary.success_ssim
+            scored = score(result, one.kind, one.truth, public, world.dataset.std, threshold)
+            leakage = leakage.plus(scored)
+            _save_pictures(folder, f"{attack.label}-{one.kind}", one.truth, scored.pictures)
+        for text in _failures(attack, heard, campaign):
+            leakage = leakage.refused(text, progress)
+    progress.stage("scoring and writing the report")
+    for one in attacked.values():
+        scored = score_guesses(public, one.truth, world.dataset.std)
+        leakage = leakage.plus(scored)
+        _save_pictures(folder, "original", one.truth, dict(enumerate(one.truth.images)))
+        _save_pictures(folder, "guess-class", one.truth, scored.pictures)
+    for guess in public:
+        folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
+    missed = len({one.target for one in heard} - attacked.keys())
+    scores = _merged(read_scores(folder), leakage.scores)
+    folder.write_jsonl(SCORES, [asdict(line) for line in scores])
+    return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed)
+
+
+def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
+    """The attacks that the threat model gives what they need; of the others the user was told before."""
+    reasons = {attack: threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
+    refusals = tuple(f"attack {attack.name} refused: {reason}" for attack, reason in reasons.items() if reason)
+    return [attack for attack in attacks if reasons[attack] is None], Leakage(refusals=refusals)
+
+
+def _heard(world: World, folder: RunFolder, leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
+    """Read what was heard and rebuild what was in it; what is damaged, missing or too much is named and left out."""
+    wanted = targets(world, folder)
+    for name in surplus(folder, wanted):
+        leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
+    heard: list[_Heard] = []
+    empty = damaged = 0
+    for target in wanted:
+        known = truth(world, target)
+        if len(known.images) == 0:
+            empty += 1
+            continue
+        try:
+            observation = read_target(folder, target)
+        except InputError as error:
+            damaged += 1
+            leakage = leakage.refused(f"{target.title} is left out: {error}", progress)
+            continue
+        heard += [_Heard(target, kind, one, known) for kind, one in _uploads(world, observation, target).items()]
+    if empty:
+        text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
+        leakage = leakage.refused(text, progress)
+    return heard, replace(leakage, unattacked=damaged)
+
+
+def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
+    """What was sent, and what would have been sent without the mechanism, which only the laboratory can compute."""
     if world.experiment.mechanism.name == "none":
-        return {UNPROTECTED: list(observations)}
-    kinds = {PROTECTED: list(observations)}
+        return {UNPROTECTED: observation}
+    kinds = {PROTECTED: observation}
     if world.experiment.adversary.counterfactual:
-        bare = build_world(world.experiment.model_copy(update={"mechanism": MechanismConfig()}))
-        kinds[UNPROTECTED] = [_without_mechanism(bare, observation) for observation in observations]
+        kinds[UNPROTECTED] = without_mechanism(world, observation, target)
     return kinds
 
 
-def _without_mechanism(bare: World, observation: Observation) -> Observation:
-    before = State(observation.parameters, bare.initial.buffers)
-    upload = local_upload(bare, observation.client, before, observation.round)
-    settings = public_settings(bare, bare.plans[observation.client])
-    return replace(observation, upload=upload.parameters, settings=settings)
+def _guesses(world: World, threat: ThreatModel) -> tuple[Guess, ...]:
+    """What may be offered without any upload; the test images are public in this laboratory."""
+    dataset = world.dataset
+    labels = dataset.y_test if Access.LABELS in threat.grants else None
+    return guesses(dataset.x_test.float() / 255, labels, dataset.classes)
 
 
-def _truth(world: World, observation: Observation) -> Truth:
-    """Rebuild the victims' images: which they are is a function of (settings, client, round)."""
-    plan = world.plans[observation.client]
-    positions = np.unique(np.concatenate([plan.batch(step) for step in plan.steps(observation.round)]))
-    rows = torch.from_numpy(world.partitions[observation.client][positions])
-    images = world.dataset.x_train[rows].float() / 255
-    return Truth(observation.round, observation.client, images, world.dataset.y_train[rows])
-
-
-def _attack(
-    world: World, name: str, heard: dict[str, list[Observation]], progress: Progress
-) -> list[tuple[str, Reconstruction]]:
-    """Run one attack on all uploads as one batch; each result comes with its kind of upload."""
-    kinds = [kind for kind, observations in heard.items() for _ in observations]
-    together = [observation for observations in heard.values() for observation in observations]
-    config = getattr(world.experiment.adversary, name)
+def _campaign(world: World, attack: PlannedAttack, heard: Sequence[_Heard], progress: Progress) -> Campaign:
+    """Run one attack on all uploads, as one batch."""
+    observations = [one.observation for one in heard]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
-    found = reconstruct(name, together, world.model, config, seed, partial(progress.attack_advanced, name))
-    return list(zip(kinds, found, strict=True))
+    listener = partial(progress.attack_advanced, attack.label)
+    return attack_each(attack.name, observations, world.model, attack.config, seed, listener)
 
 
-def _stem(truth: Truth) -> str:
-    return f"{truth.round:04d}-{truth.client:04d}"
+def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:
+    """One line for each upload that the attack failed on; one for all, where all failed for the same reason."""
+    reasons = set(campaign.failures.values())
+    if not campaign.found and len(reasons) == 1:
+        return [f"attack {attack.label} refused: {reasons.pop()}"]
+    return [
+        f"attack {attack.label} refused, {heard[number].target.title}, {heard[number].kind}: {reason}"
+        for number, reason in campaign.failures.items()
+    ]
 
 
-def _save_pictures(folder: RunFolder, stem: str, pictures: Mapping[int, Tensor], count: int) -> None:
-    """Write images (C, H, W) on [0, 1] as 8-bit PNG, numbered where a victim has several."""
+def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
+    """Earlier scores, with those of images that the same attack was made on again replaced; guesses come last."""
+    again = {_about(score) for score in new}
+    every = [*(score for score in before if _about(score) not in again), *new]
+    groups = list(dict.fromkeys((score.attack, score.upload) for score in (*before, *new)))
+    return tuple(sorted(every, key=lambda score: (score.upload == "none", groups.index((score.attack, score.upload)))))
+
+
+def _about(score: Score) -> tuple[str, str, int, int, int]:
+    return score.attack, score.upload, score.round, score.client, score.image
+
+
+def _save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
+    """Write images (C, H, W) on [0, 1] as PNG, numbered where a client has several."""
+    sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
     for number, image in pictures.items():
-        pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        buffer = io.BytesIO()
-        Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-        name = f"{stem}.png" if count == 1 else f"{stem}-{number}.png"
-        folder.write_bytes(f"reconstructions/{name}", buffer.getvalue())
+        client, place = known.place(number)
+        name = f"{known.round:04d}-{client:04d}-{what}" + (f"-{place}" if sizes[client] > 1 else "")
+        folder.write_bytes(f"reconstructions/{name}.png", _png(image))
+
+
+def _png(image: Tensor) -> bytes:
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -1,13 +1,17 @@
 """What is checked before anything is written: settings that cannot work, and settings that mislead."""
 
-from attacks.reconstruction import AttackRefused
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attacks.reconstruction import ATTACKS, AttackRefused
 from attacks.reconstruction import preflight as attack_preflight
+from attacks.threat import Access, threat_model
 from fedpriv.budget import last_round
 from fedpriv.config import Experiment, MechanismConfig
 from fedpriv.world import World
 from server.tap import public_settings
 
-__all__ = ["warnings_for"]
+__all__ = ["attack_warnings", "warnings_for"]
 
 
 def warnings_for(world: World) -> tuple[str, ...]:
@@ -18,20 +22,36 @@ def warnings_for(world: World) -> tuple[str, ...]:
     """
     experiment = world.experiment
     lines = [*_ignored_settings(experiment.mechanism), *_few_clients(experiment), *_unreached_rounds(world)]
-    if experiment.adversary.attacks:
-        settings = public_settings(world, world.plans[0])
-        try:
-            lines += attack_preflight(world.model, settings, experiment.adversary.attacks)
-        except AttackRefused as error:
-            lines.append(f"attacks will be refused: {error}")
+    return (*lines, *attack_warnings(world, experiment.adversary.attacks))
+
+
+def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
+    """Return one line for each thing that makes these attacks on this run refused or misleading."""
+    experiment = world.experiment
+    threat = threat_model(experiment.adversary)
+    refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
+    lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
+    possible = [name for name in names if name not in refused]
+    settings = public_settings(world, world.plans[0])
+    if Access.UPLOADS not in threat.grants:
+        settings = replace(settings, clients=_asked(experiment))
+    world.model.train()  # as the clients do before they compute an upload
+    try:
+        lines += attack_preflight(world.model, settings, possible)
+    except AttackRefused as error:
+        lines.append(f"attacks will be refused: {error}")
     return tuple(lines)
 
 
+def _asked(experiment: Experiment) -> int:
+    return experiment.federation.clients_per_round or experiment.federation.clients
+
+
 def _few_clients(experiment: Experiment) -> list[str]:
-    asked = experiment.federation.clients_per_round or experiment.federation.clients
-    if not experiment.adversary.attacks or experiment.adversary.victims <= asked:
+    adversary, asked = experiment.adversary, _asked(experiment)
+    if not adversary.attacks or Access.UPLOADS not in threat_model(adversary).grants or adversary.victims <= asked:
         return []
-    return [f"adversary.victims = {experiment.adversary.victims}, but a round has {asked} uploads: those are attacked"]
+    return [f"adversary.victims = {adversary.victims}, but a round has {asked} uploads: those are attacked"]
 
 
 def _unreached_rounds(world: World) -> list[str]:

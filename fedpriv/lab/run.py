@@ -13,7 +13,7 @@ from fedpriv.budget import Budget, Stop
 from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.lab.adversary import Leakage, attack_observations
+from fedpriv.lab.adversary import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
@@ -101,7 +101,7 @@ def _federate_and_attack(world: World, folder: RunFolder, progress: Progress) ->
     if not experiment.adversary.attacks:
         return Leakage()
     progress.stage(f"attacking: {', '.join(experiment.adversary.attacks)}")
-    return attack_observations(world, folder, progress)
+    return attack_observations(world, folder, planned_attacks(world), progress)
 
 
 def _close(
@@ -130,10 +130,12 @@ def _close(
         test_loss=last.loss if last else None,
         ledger=worst,
         stops=stops,
-        attacks=attack_results(leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason),
+        attacks=attack_results(
+            leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason, experiment.seed
+        ),
         seconds=time.monotonic() - began,
-        verdict=verdict(experiment, status, last, worst, leakage.scores, stops),
-        warnings=(*warnings, *leakage.refusals),
+        verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked),
+        warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         versions=versions(),
         data={"name": world.dataset.name, "source": world.dataset.source},
         model={"name": experiment.model.name, "parameters": sum(v.numel() for v in world.initial.parameters.values())},

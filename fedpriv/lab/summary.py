@@ -7,15 +7,18 @@ mechanism, and a proven epsilon never stands without its adjacency, participatio
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from attacks.referee import Score
-from attacks.threat import ThreatModel
+from scipy.stats import binomtest
+
+from attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
+from attacks.threat import ThreatModel, threat_model
 from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
 from fedpriv.config import Experiment
+from fedpriv.randomness import numpy_stream
 from fedpriv.runs import RoundRecord
 
 __all__ = ["AttackResult", "Summary", "attack_results", "verdict", "versions"]
@@ -26,18 +29,31 @@ _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-acco
 # exp(20) is half a billion: odds that may change by that factor are no protection anybody would ask for.
 _WEAK_EPSILON = 20.0
 
+_MEDIANS = ("mse", "mse_normalised", "psnr", "ssim", "lpips")
+
+# What chance alone does in fewer than one run of a hundred is worth a sentence.
+_CHANCE = 0.01
+
 _ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack (or guess) on one kind of upload, over all its victims: medians and counts.
+    """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals.
 
     Attributes:
-        attack: the attack's name, or guess-mean, guess-grey.
+        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
         upload: protected, unprotected, or none for a guess.
         victims: images attacked.
         recovered: how many of them count as recovered.
+        success_ssim: the threshold for that.
+        mse: and the other scores: medians over the images.
+        missing: images that others were tried on and this attack has nothing to show for; in no other figure.
+        identified: how many originals are picked out of the candidates; ``None`` where that was not tried.
+        candidates: among how many, at the least.
+        intervals: name of a figure -> low and high end: of the medians by bootstrap over uploads, of ``recovered`` and
+            ``identified``, as shares, after Wilson. A figure that has no interval (of a single upload) is left out.
+        confidence: nominal coverage of the intervals.
     """
 
     attack: str
@@ -52,6 +68,11 @@ class AttackResult:
     lpips: float | None
     lpips_reason: str | None
     label_accuracy: float | None
+    missing: int = 0
+    identified: int | None = None
+    candidates: int | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -83,17 +104,41 @@ class Summary:
         return asdict(self)
 
 
-def attack_results(scores: Iterable[Score], success_ssim: float, lpips_reason: str | None) -> tuple[AttackResult, ...]:
-    """Condense the chosen reconstructions' scores, one row for each attack and kind of upload."""
+def attack_results(
+    scores: Iterable[Score], success_ssim: float, lpips_reason: str | None, seed: int = 0
+) -> tuple[AttackResult, ...]:
+    """Condense the chosen reconstructions' scores, one row for each attack and kind of upload.
+
+    Args:
+        scores: of one run.
+        success_ssim: the threshold by which images count as recovered.
+        lpips_reason: why there is no LPIPS, where there is none.
+        seed: of the resamples of the bootstrap.
+    """
     groups: dict[tuple[str, str], list[Score]] = {}
     for score in scores:
         if score.chosen:
             groups.setdefault((score.attack, score.upload), []).append(score)
-    return tuple(_condense(key, group, success_ssim, lpips_reason) for key, group in groups.items())
+    images = len({_image(score) for group in groups.values() for score in group})
+    return tuple(_condense(key, group, success_ssim, lpips_reason, images, seed) for key, group in groups.items())
+
+
+def _image(score: Score) -> tuple[int, int, int]:
+    return score.round, score.client, score.image
+
+
+def _upload(score: Score) -> tuple[int, int | None]:
+    """The upload, or the sum of several, that an image came in."""
+    return score.round, score.client if score.clients == 1 else None
 
 
 def _condense(
-    key: tuple[str, str], group: Sequence[Score], success_ssim: float, lpips_reason: str | None
+    key: tuple[str, str],
+    group: Sequence[Score],
+    success_ssim: float,
+    lpips_reason: str | None,
+    images: int,
+    seed: int,
 ) -> AttackResult:
     perceptual = [score.lpips for score in group if score.lpips is not None]
     labels = [score.label_correct for score in group if score.label_correct is not None]
@@ -110,7 +155,33 @@ def _condense(
         lpips=statistics.median(perceptual) if perceptual else None,
         lpips_reason=None if perceptual else lpips_reason,
         label_accuracy=sum(labels) / len(labels) if labels else None,
+        missing=images - len(group),
+        identified=_identified(group),
+        candidates=min((score.candidates for score in group if score.candidates is not None), default=None),
+        intervals=_intervals(group, seed),
     )
+
+
+def _identified(group: Sequence[Score]) -> int | None:
+    """How many originals were picked out; ``None`` where some line does not say (of an earlier version)."""
+    ranks = [score.rank for score in group]
+    return None if None in ranks else ranks.count(1)
+
+
+def _intervals(group: Sequence[Score], seed: int) -> dict[str, tuple[float, float]]:
+    stream = numpy_stream(seed, "bootstrap")
+    # What came out of one upload is drawn together.
+    uploads = [_upload(score) for score in group]
+    found = {}
+    for name in _MEDIANS:
+        values = [getattr(score, name) for score in group]
+        if None not in values:
+            found[name] = median_interval(values, stream, groups=uploads)
+    found["recovered"] = rate_interval(sum(score.recovered for score in group), len(group))
+    identified = _identified(group)
+    if identified is not None:
+        found["identified"] = rate_interval(identified, len(group))
+    return {name: (one.low, one.high) for name, one in found.items() if one.low is not None and one.high is not None}
 
 
 def verdict(
@@ -120,10 +191,23 @@ def verdict(
     worst: Guarantee | None,
     scores: Sequence[Score],
     stops: Sequence[Stop] = (),
+    unattacked: int = 0,
 ) -> tuple[str, ...]:
-    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it."""
+    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
+
+    Args:
+        experiment: the settings.
+        status: completed, failed or interrupted.
+        last: the last finished round.
+        worst: what is proven about the worst client.
+        scores: of the attacks and guesses.
+        stops: clients that are not asked any more.
+        unattacked: uploads that were heard and that no attack could work on.
+    """
     finished = status == "completed"
-    sentences = _leakage(experiment, scores) if finished else [f"This run was not finished: it {_ENDINGS[status]}."]
+    sentences = [*_leakage(experiment, scores), *_beside_the_pictures(experiment, scores, unattacked)]
+    if not finished:
+        sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
         sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data rightly.")
@@ -165,6 +249,12 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     bare, protected = _recovered(scores, "unprotected"), _recovered(scores, "protected")
     mechanism = experiment.mechanism.name
     if bare is None and protected is None:
+        threat = threat_model(experiment.adversary)
+        if not threat.grants_uploads:
+            return [
+                f"The adversary of the threat model {threat.name} cannot read the uploads, so none was attacked, and "
+                "nothing is said about what they leak to whoever can."
+            ]
         return ["No upload could be attacked, so nothing is said about what the uploads leak."]
     if mechanism == "none" and bare is not None:
         return [f"Without protection the eavesdropper recovers {bare[0]} of {bare[1]} images."]
@@ -190,13 +280,46 @@ def _recovered(scores: Sequence[Score], upload: str) -> tuple[int, int] | None:
     """(recovered by any attack, attacked) for one kind of upload; ``None`` where there was none."""
     if not any(score.chosen and score.upload == upload for score in scores):
         return None
-    # Every true image has lines of the guesses; one that an attack offered nothing for is one that it did not recover.
-    images = {(score.round, score.client, score.image): False for score in scores}
+    # Every true image of an attacked upload has lines of the guesses; one that an attack offered nothing for is one
+    # that it did not recover.
+    attacked = {_upload(score) for score in scores if score.upload == upload}
+    images = {_image(score): False for score in scores if _upload(score) in attacked}
     for score in scores:
         if score.chosen and score.upload == upload:
-            key = (score.round, score.client, score.image)
-            images[key] = images[key] or score.recovered
+            images[_image(score)] |= score.recovered
     return sum(images.values()), len(images)
+
+
+def _beside_the_pictures(experiment: Experiment, scores: Sequence[Score], unattacked: int) -> list[str]:
+    """What a reader must know beside the numbers of recovered images."""
+    sentences = [text for text in (_picked(scores, "unprotected"), _picked(scores, "protected")) if text]
+    if any(score.clients > 1 for score in scores):
+        sentences.append(
+            "The eavesdropper had only sums of uploads: secure aggregation is assumed here, not carried out."
+        )
+    if unattacked:
+        uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
+        sentences.append(f"{uploads} could not be attacked and have no part in these figures; the warnings say why.")
+    return sentences
+
+
+def _picked(scores: Sequence[Score], upload: str) -> str:
+    """Say how often the original is told from others by the pictures of the best attack, if that is no chance."""
+    ranks: dict[str, list[Score]] = {}
+    for score in scores:
+        if score.chosen and score.upload == upload and score.rank is not None:
+            ranks.setdefault(score.attack, []).append(score)
+    told = {attack: sum(score.rank == 1 for score in group) for attack, group in ranks.items()}
+    best = max(told, key=lambda attack: told[attack] / len(ranks[attack]), default=None)
+    if best is None:
+        return ""
+    hits, images = told[best], len(ranks[best])
+    candidates = min(score.candidates or 1 for score in ranks[best])
+    # The best of several attacks has as many chances to be lucky.
+    if len(ranks) * binomtest(hits, images, 1 / candidates, alternative="greater").pvalue > _CHANCE:
+        return ""
+    how = "with the mechanism" if upload == "protected" else "without protection"
+    return f"By the pictures made {how}, {hits} of {images} originals are told from {candidates - 1} others."
 
 
 def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:

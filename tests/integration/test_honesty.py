@@ -55,12 +55,45 @@ def test_a_checkpoint_of_another_model_is_not_resumed(tmp_path: Path) -> None:
         resume_run(tmp_path / "run", Silent())
 
 
-def test_a_lost_observation_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["lost", "cut", "swapped"])
+def test_a_damaged_observation_is_named_and_the_others_are_attacked(damage: str, tmp_path: Path) -> None:
+    attacked = {"attacks": ["iga"], "victims": 3, "iga": {"iterations": 3}}
+    whole = start_run(experiment(adversary=attacked), tmp_path / "run", "", Silent())
+    path = tmp_path / "run" / "observations" / "0001-0001.safetensors"
+    if damage == "lost":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    else:
+        for ending in (".safetensors", ".json"):
+            path.with_suffix(ending).write_bytes(path.with_name("0001-0002").with_suffix(ending).read_bytes())
+    (tmp_path / "run" / "reconstructions" / "scores.jsonl").unlink()
+    summary = resume_run(tmp_path / "run", Silent())
+    assert any("round 1, client 1 is left out" in text for text in summary.warnings)
+    assert any("1 upload that was heard could not be attacked" in text for text in summary.verdict)
+    assert (whole.attacks[0].victims, summary.attacks[0].victims) == (12, 8)
+
+
+def test_without_any_sound_observation_nothing_is_claimed(tmp_path: Path) -> None:
     attacked = {"attacks": ["iga"], "victims": 2, "iga": {"iterations": 3}}
     start_run(experiment(adversary=attacked), tmp_path / "run", "", Silent())
-    (tmp_path / "run" / "observations" / "0001-0001.safetensors").unlink()
-    with pytest.raises(InputError, match="round 1, client 1 is missing"):
-        resume_run(tmp_path / "run", Silent())
+    for path in (tmp_path / "run" / "observations").glob("*.json"):
+        path.write_text("{}")
+    (tmp_path / "run" / "reconstructions" / "scores.jsonl").unlink()
+    summary = resume_run(tmp_path / "run", Silent())
+    assert "No upload could be attacked" in summary.verdict[0]
+    assert summary.attacks == ()
+
+
+def test_an_observation_too_many_is_named_and_left_out(tmp_path: Path) -> None:
+    attacked = {"attacks": ["iga"], "victims": 1, "iga": {"iterations": 3}}
+    start_run(experiment(adversary=attacked), tmp_path / "run", "", Silent())
+    source = tmp_path / "run" / "observations" / "0001-0000.safetensors"
+    for ending in (".safetensors", ".json"):
+        source.with_name("0001-0003").with_suffix(ending).write_bytes(source.with_suffix(ending).read_bytes())
+    summary = resume_run(tmp_path / "run", Silent())
+    assert any("0001-0003.safetensors is left out" in text for text in summary.warnings)
+    assert summary.attacks[0].victims == 4
 
 
 class Remembering(nn.Module):

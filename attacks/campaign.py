@@ -1,0 +1,106 @@
+"""One attack on many uploads: what cannot be attacked is named with the reason, and all the rest is attacked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from attacks.observation import Observation
+from attacks.reconstruction import AttackRefused, Progress, Reconstruction, reconstruct, refusal
+from fedpriv.errors import InputError
+
+__all__ = ["Campaign", "attack_each", "fault"]
+
+
+@dataclass(frozen=True, eq=False)
+class Campaign:
+    """What one attack made of a list of observations.
+
+    Attributes:
+        found: number of the observation -> its reconstruction.
+        failures: number of the observation -> why there is none, in one line. Every observation is in one of the two.
+    """
+
+    found: Mapping[int, Reconstruction]
+    failures: Mapping[int, str]
+
+
+def attack_each(
+    name: str,
+    observations: Sequence[Observation],
+    model: nn.Module,
+    config: Any,
+    seed: int,
+    progress: Progress | None = None,
+) -> Campaign:
+    """Attack uploads as one batch; where the batch as a whole cannot be attacked, one after the other.
+
+    The arguments are those of :func:`attacks.reconstruction.reconstruct`. An upload that is broken (see :func:`fault`)
+    or of a kind that cannot be modelled is left out before; one that the attack refuses, or for which memory does not
+    suffice, does not stop the others.
+    """
+    checked = {number: refusal(one.settings) or fault(one, model) for number, one in enumerate(observations)}
+    failures = {number: reason for number, reason in checked.items() if reason is not None}
+    sound = [number for number in range(len(observations)) if number not in failures]
+
+    def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
+        with _memory_in_words():
+            return reconstruct(name, [observations[number] for number in numbers], model, config, seed, progress)
+
+    try:
+        return Campaign(dict(zip(sound, attempt(sound), strict=True)), failures)
+    except InputError as error:
+        if len(sound) == 1:
+            return Campaign({}, failures | {sound[0]: str(error)})
+    found = {}
+    for number in sound:
+        try:
+            (found[number],) = attempt([number])
+        except InputError as error:
+            failures[number] = str(error)
+    return Campaign(found, failures)
+
+
+def fault(observation: Observation, model: nn.Module) -> str | None:
+    """Say in one line why an upload cannot be one of this network's, or return ``None``.
+
+    Args:
+        observation: what was heard.
+        model: the network.
+    """
+    trained = {name: tuple(value.shape) for name, value in model.named_parameters() if value.requires_grad}
+    for name, value in observation.upload.items():
+        if name not in trained:
+            return f"it has a tensor {name}, and the network no such parameter"
+        if tuple(value.shape) != trained[name]:
+            return f"{name} has the shape {tuple(value.shape)}, in the network {trained[name]}"
+    if missing := sorted(trained.keys() - observation.upload.keys()):
+        return f"it lacks the network's parameter {missing[0]}"
+    for what, vector in (("upload", observation.upload), ("parameters", observation.parameters)):
+        broken = [name for name, value in vector.items() if not bool(torch.isfinite(value).all())]
+        if broken:
+            return f"NaN or infinity among its {what}, in {broken[0]}"
+    return None
+
+
+@contextmanager
+def _memory_in_words() -> Iterator[None]:
+    """Turn a failed allocation, which torch reports in several ways, into one line of advice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_lack_of_memory(error):
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise AttackRefused(
+            f"memory does not suffice ({first}); attack smaller batches, take fewer restarts, or use a device with more"
+        ) from None
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))

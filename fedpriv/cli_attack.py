@@ -1,0 +1,179 @@
+"""The commands ``fedpriv attack DIR | list | tune``."""
+
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from fedpriv.terminal import Json, Quiet, Set, err, out, print_json, print_line, print_sentences
+
+__all__ = ["attack_app"]
+
+_FOLDER = "DIR"
+
+AttackNames = Annotated[
+    list[str] | None,
+    typer.Option("--attack", "-a", metavar="NAME", help="An attack to make; may be given several times."),
+]
+
+
+class _FolderByDefault(TyperGroup):
+    """``fedpriv attack runs/x`` means ``fedpriv attack DIR runs/x``: what is no command is the folder of a run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [_FOLDER, *args]
+        return super().parse_args(ctx, args)
+
+
+attack_app = typer.Typer(
+    cls=_FolderByDefault,
+    help="Make other attacks on what an earlier run heard, list the attacks, or tune one.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack dlg\n\n"
+    "  fedpriv attack list\n\n  fedpriv attack tune configs/quickstart.toml",
+)
+
+
+@attack_app.command(
+    _FOLDER,
+    epilog="Example:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack iga --set adversary.iga.tv=0.001",
+)
+def attack_folder(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    names: AttackNames = None,
+    set_: Set = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Write to a copy of the folder and leave the run as it is."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Attack the observations of an existing run, without training again; results are added to DIR."""
+    from fedpriv.display import Display
+    from fedpriv.lab import attack_run
+    from fedpriv.progress import Silent
+
+    command = shlex.join(
+        [
+            *("fedpriv", "attack", str(folder)),
+            *(part for name in names or () for part in ("--attack", name)),
+            *(part for text in set_ or () for part in ("--set", text)),
+        ]
+    )
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+        summary = attack_run(folder, names or (), set_ or (), out_dir, command, progress)
+    path = out_dir or folder
+    if as_json:
+        print_json({**summary, "folder": str(path)})
+        return
+    out.print(_results(summary["attacks"]))
+    out.print("medians over images; identified: nearer to its original than to 99 others of the data set", style="dim")
+    print_sentences(summary["verdict"])
+    print_line(f"Report: {path / 'report.html'}")
+
+
+@attack_app.command("list")
+def list_attacks(as_json: Json = False) -> None:
+    """List the attacks: what each needs of the threat model, and its settings."""
+    from attacks.reconstruction import ATTACKS
+
+    if as_json:
+        print_json([_about(attack) for attack in ATTACKS.values()])
+        return
+    for attack in ATTACKS.values():
+        out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
+        out.print(Padding(Text(attack.reference), (0, 0, 0, 4)))
+        out.print(Padding(Text(f"needs {'; '.join(need.words for need in attack.needs)}"), (0, 0, 0, 4)))
+        for key, field in attack.config.model_fields.items():
+            setting = Text(f"adversary.{attack.name}.{key} = {field.default}")
+            out.print(Padding(setting.append(f"  {field.description}", style="dim"), (0, 0, 0, 4)))
+
+
+@attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
+def tune(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or the folder of a run.")],
+    name: Annotated[str, typer.Option("--attack", "-a", metavar="NAME", help="The attack to tune.")] = "iga",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=V,V,...", help="Values to try, such as tv=1e-5,1e-4; may be repeated."),
+    ] = None,
+    victims: Annotated[int, typer.Option("--victims", min=1, help="Uploads to make of public images.")] = 16,
+    set_: Set = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find an attack's best weights on public images only; no client's data are touched."""
+    from fedpriv.display import Display
+    from fedpriv.lab import tune_attack
+    from fedpriv.progress import Silent
+
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+        tuning = tune_attack(source, name, grid or (), victims, set_ or (), progress)
+    if as_json:
+        print_json(tuning.to_json())
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in (*tuning.keys, "MSE, median", "95 % interval", "PSNR", "SSIM", "identified"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for trial in tuning.trials:
+        low, high = trial.mse.low, trial.mse.high
+        table.add_row(
+            *(f"{value:g}" for value in trial.values),
+            f"{trial.mse.value:.5f}",
+            "n/a" if low is None or high is None else f"{low:.5f} to {high:.5f}",
+            f"{trial.psnr:.1f} dB",
+            f"{trial.ssim:.3f}",
+            f"{trial.identified} of {trial.images}",
+            "best" if trial is tuning.best else "",
+        )
+    out.print(table)
+    for line in tuning.remarks:
+        out.print(line, markup=False)
+    print_line(" ".join(f"--set {text}" for text in tuning.overrides))
+
+
+def _about(attack: Any) -> dict[str, Any]:
+    return {
+        "name": attack.name,
+        "title": attack.title,
+        "reference": attack.reference,
+        "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
+        "tunable": list(attack.tunable),
+        "settings": [
+            {"key": f"adversary.{attack.name}.{key}", "default": field.default, "meaning": field.description}
+            for key, field in attack.config.model_fields.items()
+        ],
+    }
+
+
+def _results(results: list[dict[str, Any]]) -> Table:
+    """The attacks' rows of the summary, as a table that fits into 80 columns."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("attack", overflow="fold")
+    table.add_column("upload", overflow="fold")
+    for heading in ("recovered", "identified", "SSIM", "PSNR", "MSE", "labels"):
+        table.add_column(heading, justify="right")
+    for row in results:
+        labels, told = row["label_accuracy"], row["identified"]
+        table.add_row(
+            row["attack"],
+            row["upload"],
+            f"{row['recovered']} of {row['victims']}",
+            "n/a" if told is None else f"{told} of {row['victims']}",
+            f"{row['ssim']:.3f}",
+            f"{row['psnr']:.1f}",
+            f"{row['mse']:.2g}",
+            "n/a" if labels is None else f"{labels:.0%}",
+        )
+    return table

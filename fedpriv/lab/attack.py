@@ -1,0 +1,207 @@
+"""Other attacks on what an earlier run heard, without training again.
+
+The observations, the settings and the ledger of the run stay as they are; scores and pictures are added to those in its
+folder, and summary and report are written anew.
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from attacks.observation import list_observations
+from attacks.reconstruction import ATTACKS
+from attacks.threat import threat_model
+from fedpriv.accounting import Guarantee
+from fedpriv.budget import Stop
+from fedpriv.config import Experiment, load_experiment
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
+from fedpriv.lab.preflight import attack_warnings
+from fedpriv.lab.summary import attack_results, verdict
+from fedpriv.progress import Progress
+from fedpriv.report import write_report
+from fedpriv.runs import RunFolder
+from fedpriv.world import build_world
+
+__all__ = ["attack_run", "plan_attacks"]
+
+# What may be set: the attacks' own settings, where they run, and whether the counterfactual is tried.
+_FREE = ("adversary.counterfactual", "engine.device", "engine.threads")
+
+_SUMMARY = TypeAdapter(dict[str, Any])
+_GUARANTEE = TypeAdapter(Guarantee | None)
+_STOPS = TypeAdapter(tuple[Stop, ...])
+
+
+def attack_run(
+    path: Path, names: Sequence[str], overrides: Sequence[str], out: Path | None, command: str, progress: Progress
+) -> dict[str, Any]:
+    """Attack the observations of a run's folder and add the results.
+
+    An attack with the settings of the run replaces its own earlier results; one with other settings stands beside them
+    under a name that says so, such as ``iga,tv=0.001``.
+
+    Args:
+        path: the run's folder.
+        names: of attacks; none: those that the overrides are about, else those of the run.
+        overrides: ``key=value``: settings of the attacks, the device, the threads, or adversary.counterfactual.
+        out: copy the folder there and leave the run as it is; ``None``: add to the run's folder.
+        command: what repeats this, for the report.
+        progress: told what happens.
+
+    Returns:
+        The new content of summary.json.
+
+    Raises:
+        InputError: the folder is not that of a run, heard nothing, or is damaged; an attack or setting is not known.
+    """
+    source = RunFolder.open(path)
+    before = source.experiment()
+    experiment = load_experiment(path / "config.toml", _checked(overrides, names))
+    attacks = plan_attacks(before, experiment, names or _meant(overrides))
+    earlier = _read_earlier(source)
+    if not attacks:
+        raise InputError(f"{path}: its settings name no attack; name one with --attack: {', '.join(ATTACKS)}")
+    if not list_observations(source.observations):
+        raise InputError(f"{path} holds no observations: {_why_none(before)}")
+    world = build_world(experiment)
+    read_scores(source)  # what cannot be read is told before the attacks take their time
+    folder = source if out is None else _copied(source, out)
+    warnings = attack_warnings(world, [attack.name for attack in attacks])
+    for text in warnings:
+        progress.warn(text)
+    try:
+        leakage = attack_observations(world, folder, attacks, progress)
+        _append_command(folder, command)
+        summary = _updated(folder, before, earlier, leakage, warnings)
+        folder.write_json("summary.json", summary)
+    except OSError as error:
+        raise RunFailedError(f"{folder.path} cannot be written: {error}") from None
+    write_report(folder.path)
+    return summary
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What the run wrote about itself: summary.json, and what its sentences are made of."""
+
+    summary: dict[str, Any]
+    worst: Guarantee | None
+    stops: tuple[Stop, ...]
+
+
+def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str]) -> tuple[PlannedAttack, ...]:
+    """Name the attacks to make; one whose settings differ from the run's says in what.
+
+    Args:
+        before: the settings of the run.
+        experiment: the same with overrides.
+        names: of attacks; none: those of the run.
+
+    Raises:
+        InputError: there is no attack of a name, or it is named twice.
+    """
+    for number, name in enumerate(names):
+        if name not in ATTACKS:
+            raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+        if name in names[:number]:
+            raise InputError(f"attack {name} is named twice")
+    chosen = names or before.adversary.attacks
+    plans = []
+    for name in chosen:
+        usual, config = getattr(before.adversary, name), getattr(experiment.adversary, name)
+        plans.append(PlannedAttack(name, ",".join([name, *_differences(usual, config)]), config))
+    return tuple(plans)
+
+
+def _differences(usual: BaseModel, config: BaseModel) -> list[str]:
+    keys = [key for key in type(config).model_fields if getattr(config, key) != getattr(usual, key)]
+    # The label is part of the pictures' names, too.
+    return [re.sub(r"[^A-Za-z0-9.,=_+-]", "_", f"{key}={getattr(config, key)}") for key in keys]
+
+
+def _meant(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The attacks whose settings are overridden."""
+    keys = [text.partition("=")[0].strip().split(".") for text in overrides]
+    return tuple(dict.fromkeys(key[1] for key in keys if len(key) == 3 and key[1] in ATTACKS))
+
+
+def _checked(overrides: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """Refuse to change what the run is about: its results would not be those of one run any more."""
+    for name in _meant(overrides):
+        if names and name not in names:
+            raise InputError(f"--set adversary.{name}: {name} is not among the attacks to make: {', '.join(names)}")
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        if not key.startswith("adversary.") and key.partition(".")[0] in ATTACKS:
+            raise InputError(f"--set {key}: write adversary.{key}")
+        attack = key.removeprefix("adversary.").partition(".")[0]
+        if key not in _FREE and not (key.startswith("adversary.") and attack in ATTACKS):
+            raise InputError(
+                f"--set {key}: an existing run keeps its settings; what may be set here: adversary.NAME.KEY of an "
+                f"attack ({', '.join(ATTACKS)}), {', '.join(_FREE)}"
+            )
+    return overrides
+
+
+def _read_earlier(folder: RunFolder) -> _Earlier:
+    path = folder.path / "summary.json"
+    if not path.is_file():
+        raise InputError(f"{folder.path} has no summary.json: finish the run with fedpriv run --resume {folder.path}")
+    try:
+        summary = _SUMMARY.validate_json(path.read_bytes())
+        worst = _GUARANTEE.validate_python(summary.get("ledger"))
+        return _Earlier(summary, worst, _STOPS.validate_python(summary.get("stops", ())))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def _why_none(experiment: Experiment) -> str:
+    adversary = experiment.adversary
+    if not adversary.attacks:
+        return "it was run with adversary.attacks = [], and then nobody listens"
+    if not threat_model(adversary).grants_uploads:
+        return f"the threat model {adversary.threat_model} withholds the uploads"
+    return f"none of the rounds {list(adversary.rounds)} was finished"
+
+
+def _copied(source: RunFolder, out: Path) -> RunFolder:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists already; choose another --out")
+    try:
+        shutil.copytree(source.path, out, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise InputError(f"{out} cannot be written: {error}") from None
+    return RunFolder.open(out)
+
+
+def _append_command(folder: RunFolder, command: str) -> None:
+    """Commands stand one a line in command.txt, the run's first; the same one is not repeated."""
+    lines = folder.command().splitlines()
+    if command not in lines:
+        folder.write_text("command.txt", "".join(f"{line}\n" for line in [*lines, command]))
+
+
+def _updated(
+    folder: RunFolder, experiment: Experiment, earlier: _Earlier, leakage: Leakage, warnings: Sequence[str]
+) -> dict[str, Any]:
+    """Bring the attacks' part of the summary up to date; the rest stays as the run left it."""
+    records = folder.rounds()
+    last = records[-1] if records else None
+    status = str(earlier.summary.get("status", "failed"))
+    threshold, scores = experiment.adversary.success_ssim, leakage.scores
+    results = attack_results(scores, threshold, leakage.lpips_reason, experiment.seed)
+    sentences = verdict(experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked)
+    return {
+        **earlier.summary,
+        "attacks": [asdict(result) for result in results],
+        "verdict": list(sentences),
+        "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
+        "threat_model": asdict(threat_model(experiment.adversary)),
+        "command": folder.command(),
+    }

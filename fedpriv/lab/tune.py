@@ -1,0 +1,302 @@
+"""Tune an attack's weights on public images only: the adversary rehearses on uploads of its own making.
+
+The uploads are made as a client makes its own, with the same public settings, from images that no client holds and
+with noise of the adversary's own. No client's data, no seed of theirs and no score of a real victim has a part in it.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from attacks.baselines import Guess, guesses
+from attacks.campaign import attack_each
+from attacks.observation import Observation, list_observations, read_observation
+from attacks.reconstruction import ATTACKS, Attack
+from attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
+from attacks.threat import Access, threat_model
+from clients.training import local_upload
+from fedpriv.config import Experiment, load_experiment
+from fedpriv.errors import InputError
+from fedpriv.lab.victims import Target, truth
+from fedpriv.progress import Progress
+from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.runs import RunFolder
+from fedpriv.threads import cpu_threads
+from fedpriv.world import State, World, build_world
+from server.exchange import Upload
+from server.tap import observe
+
+__all__ = ["Trial", "Tuning", "tune_attack"]
+
+# Weights of priors act over orders of magnitude; zero is the attack without the prior.
+DEFAULT_GRID = ("0", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
+MOST_TRIALS = 200
+ROUND = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one choice of settings did to the rehearsal's victims.
+
+    Attributes:
+        values: of the tuned keys.
+        images: how many there were.
+        mse: median on the [0, 1] scale, with its interval over uploads.
+        psnr: median, in dB.
+        ssim: median.
+        identified: how many originals were told from 99 others.
+    """
+
+    values: tuple[float, ...]
+    images: int
+    mse: Interval
+    psnr: float
+    ssim: float
+    identified: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of a rehearsal.
+
+    Attributes:
+        attack: the attack's name.
+        keys: the tuned settings.
+        trials: one for each combination of their values.
+        guess_mse: the median that the best guess without any upload reaches on the same images.
+        remarks: what a reader must know; may be empty.
+    """
+
+    attack: str
+    keys: tuple[str, ...]
+    trials: tuple[Trial, ...]
+    guess_mse: float
+    remarks: tuple[str, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the lowest median MSE; of equal ones the first."""
+        return min(self.trials, key=lambda trial: trial.mse.value)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What to pass as ``--set``."""
+        return tuple(
+            f"adversary.{self.attack}.{key}={value}" for key, value in zip(self.keys, self.best.values, strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object as JSON types."""
+        return {**asdict(self), "best": asdict(self.best), "overrides": list(self.overrides)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Victim:
+    observation: Observation
+    truth: Truth
+
+
+def tune_attack(
+    source: Path, name: str, grid: Sequence[str], victims: int, overrides: Sequence[str], progress: Progress
+) -> Tuning:
+    """Try settings of an attack on uploads made of public images, and say which did best.
+
+    Args:
+        source: an experiment file, or the folder of a run; of a folder the parameters that the adversary heard first
+            are used, else those that training starts from.
+        name: of the attack.
+        grid: such as ``tv=1e-5,1e-4``; none: the attack's tunable settings over seven orders of magnitude.
+        victims: uploads to make.
+        overrides: ``key=value`` for the experiment.
+        progress: told what happens.
+
+    Raises:
+        InputError: source, attack, key or value is not known; the threat model withholds public images or what the
+            attack needs; or there are too few public images.
+    """
+    attack = _known(name)
+    experiment = load_experiment(source / "config.toml" if source.is_dir() else source, overrides)
+    _check_threat(experiment, attack)
+    configs = _configs(attack, getattr(experiment.adversary, name), _parsed(attack, grid))
+    world = build_world(experiment)
+    with cpu_threads(experiment.engine.threads):
+        rehearsed = _rehearse(world, _parameters(world, source), victims)
+        public = guesses(world.dataset.x_test.float() / 255)
+        progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")
+        trials = tuple(_trial(world, attack, config, keys, rehearsed, public, progress) for keys, config in configs)
+        guess = _guess_mse(rehearsed, public, world)
+    keys = tuple(configs[0][0])
+    tuning = Tuning(name, keys, trials, guess, ())
+    return replace(tuning, remarks=_remarks(tuning))
+
+
+def _known(name: str) -> Attack:
+    if name not in ATTACKS:
+        raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+    return ATTACKS[name]
+
+
+def _check_threat(experiment: Experiment, attack: Attack) -> None:
+    reason = threat_model(experiment.adversary).refusal(f"tuning {attack.name}", (*attack.needs, Access.PUBLIC_DATA))
+    if reason is not None:
+        raise InputError(reason)
+
+
+def _parsed(attack: Attack, grid: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values to try for each key."""
+    if not grid and not attack.tunable:
+        raise InputError(f"{attack.name} has no weights to tune; name settings with --grid KEY=VALUE,VALUE")
+    values: dict[str, tuple[str, ...]] = {} if grid else dict.fromkeys(attack.tunable, DEFAULT_GRID)
+    for text in grid:
+        key, separator, listed = text.partition("=")
+        key = key.strip().removeprefix("adversary.").removeprefix(f"{attack.name}.")
+        if not separator or not all(part.strip() for part in listed.split(",")):
+            raise InputError(f"--grid {text}: expected KEY=VALUE,VALUE, such as tv=1e-5,1e-4")
+        if key not in attack.config.model_fields:
+            raise InputError(
+                f"--grid {text}: {attack.name} has no setting {key}: {', '.join(attack.config.model_fields)}"
+            )
+        values[key] = tuple(part.strip() for part in listed.split(","))
+    return values
+
+
+def _configs(
+    attack: Attack, usual: BaseModel, values: dict[str, tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], BaseModel]]:
+    """Every combination of the values as settings of the attack."""
+    combinations = list(itertools.product(*values.values()))
+    if len(combinations) > MOST_TRIALS:
+        raise InputError(f"--grid: {len(combinations)} combinations; at most {MOST_TRIALS} are allowed")
+    configs: list[tuple[tuple[str, ...], BaseModel]] = []
+    for combination in combinations:
+        chosen = dict(zip(values, combination, strict=True))
+        try:
+            configs.append((tuple(values), attack.config.model_validate({**usual.model_dump(), **chosen})))
+        except ValidationError as error:
+            detail = error.errors()[0]
+            raise InputError(f"--grid: {attack.name}.{detail['loc'][0]} = {detail['input']}: {detail['msg']}") from None
+    return configs
+
+
+def _parameters(world: World, source: Path) -> State:
+    """What the clients start from, as far as the adversary knows it."""
+    if source.is_dir():
+        for path in list_observations(RunFolder.open(source).observations):
+            return State(read_observation(path).parameters, world.initial.buffers)
+    return world.initial
+
+
+def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
+    """Make uploads of public images, as clients make theirs, and what would be heard of them."""
+    threat, federation = threat_model(world.experiment.adversary), world.experiment.federation
+    together = 1 if Access.UPLOADS in threat.grants else federation.clients_per_round or federation.clients
+    stage = _public_world(world, victims * together)
+    heard = []
+    for number in range(victims):
+        clients = tuple(range(number * together, (number + 1) * together))
+        known = truth(stage, Target(ROUND, clients))
+        if len(known.images) == 0:
+            continue  # an empty Poisson batch
+        uploads = [
+            Upload(client, len(stage.partitions[client]), local_upload(stage, client, before, ROUND))
+            for client in clients
+        ]
+        (observation,) = observe(stage, ROUND, before, uploads)
+        # Rehearsals of sums would all bear the number of a sum: each is a victim of its own.
+        observation = replace(observation, client=clients[0])
+        heard.append(_Victim(observation, replace(known, client=clients[0])))
+    if not heard:
+        raise InputError("every upload of the rehearsal was empty (Poisson sampling); try more --victims")
+    return heard
+
+
+def _public_world(world: World, clients: int) -> World:
+    """A world of so many clients who hold public images only, with the public settings of the real first one."""
+    template, dataset = world.plans[0], world.dataset
+    count = len(dataset.y_test)
+    size = min(template.sampling.examples, count)
+    if template.sampling.batch_size > size:
+        raise InputError(f"a batch needs {template.sampling.batch_size} images, and there are {count} public ones")
+    own_seed = torch_stream(world.experiment.seed, "rehearsal").initial_seed()
+    draws = [numpy_stream(own_seed, "images", client).choice(count, size, replace=False) for client in range(clients)]
+    plans = [
+        replace(template, client=client, seed=own_seed, sampling=replace(template.sampling, examples=size))
+        for client in range(clients)
+    ]
+    public = replace(
+        dataset, x_train=dataset.x_test, y_train=dataset.y_test, x_test=dataset.x_test[:0], y_test=dataset.y_test[:0]
+    )
+    return replace(world, dataset=public, partitions=tuple(np.sort(draw) for draw in draws), plans=tuple(plans))
+
+
+def _trial(
+    world: World,
+    attack: Attack,
+    config: BaseModel,
+    keys: Sequence[str],
+    rehearsed: Sequence[_Victim],
+    public: Sequence[Guess],
+    progress: Progress,
+) -> Trial:
+    values = tuple(getattr(config, key) for key in keys)
+    label = ",".join(f"{key}={value:g}" for key, value in zip(keys, values, strict=True))
+    campaign = attack_each(
+        attack.name,
+        [victim.observation for victim in rehearsed],
+        world.model,
+        config,
+        torch_stream(world.experiment.seed, "rehearsal-attack").initial_seed(),
+        partial(progress.attack_advanced, label),
+    )
+    if campaign.failures:
+        number, reason = next(iter(campaign.failures.items()))
+        raise InputError(f"{attack.name} cannot attack the rehearsal's upload {number + 1}: {reason}")
+    threshold = world.experiment.adversary.success_ssim
+    lines: list[tuple[int, Score]] = []
+    for number, victim in enumerate(rehearsed):
+        scored = score(
+            campaign.found[number], "rehearsal", victim.truth, public, world.dataset.std, threshold, perceptual=False
+        )
+        lines += [(number, line) for line in scored.scores if line.chosen]
+    scores = [line for _, line in lines]
+    stream = numpy_stream(world.experiment.seed, "bootstrap")
+    return Trial(
+        values=values,
+        images=len(scores),
+        mse=median_interval([line.mse for line in scores], stream, groups=[number for number, _ in lines]),
+        psnr=statistics.median(line.psnr for line in scores),
+        ssim=statistics.median(line.ssim for line in scores),
+        identified=sum(line.rank == 1 for line in scores),
+    )
+
+
+def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: World) -> float:
+    """The lower of the guesses' medians."""
+    errors: dict[str, list[float]] = {}
+    for victim in rehearsed:
+        for line in score_guesses(public, victim.truth, world.dataset.std, perceptual=False).scores:
+            errors.setdefault(line.attack, []).append(line.mse)
+    return min(statistics.median(values) for values in errors.values())
+
+
+def _remarks(tuning: Tuning) -> tuple[str, ...]:
+    best = tuning.best
+    lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
+    if best.mse.value >= tuning.guess_mse:
+        lines[0] += (
+            " No setting does better: with this noise the attack finds nothing that the weights could bring out."
+        )
+    for key, values in zip(tuning.keys, zip(*(trial.values for trial in tuning.trials), strict=True), strict=True):
+        value = best.values[tuning.keys.index(key)]
+        if value == max(values) and len(set(values)) > 1:
+            lines.append(f"{key} = {value:g} is the largest value tried; a larger one may do better (--grid).")
+        if value == min(values) > 0 and len(set(values)) > 1:
+            lines.append(f"{key} = {value:g} is the smallest value tried; a smaller one may do better (--grid).")
+    return tuple(lines)

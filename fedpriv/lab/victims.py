@@ -1,0 +1,158 @@
+"""What only the laboratory knows: whose uploads are attacked, what was in them, and what they were without a mechanism.
+
+An upload is a function of the settings, so that nothing of this has to be sent or stored; and nothing of it flows back
+to the adversary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.observation import (
+    Observation,
+    list_observations,
+    observation_stem,
+    observation_title,
+    read_observation,
+)
+from attacks.referee import Truth
+from attacks.threat import Access, threat_model
+from clients.training import local_upload
+from fedpriv.config import MechanismConfig
+from fedpriv.errors import InputError
+from fedpriv.randomness import numpy_stream
+from fedpriv.runs import RunFolder
+from fedpriv.world import State, World, build_world
+from server.exchange import Upload
+from server.tap import observe
+
+__all__ = ["Target", "approximation", "read_target", "surplus", "targets", "truth", "without_mechanism"]
+
+OTHERS = 99  # images among which, with the original, a reconstruction is to pick: chance is 1 in 100
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing that the adversary heard: a client's upload, or the sum of several.
+
+    Attributes:
+        round: the round.
+        clients: whose.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+
+    @property
+    def client(self) -> int:
+        """The client that the observation names."""
+        return self.clients[0] if len(self.clients) == 1 else 0
+
+    @property
+    def stem(self) -> str:
+        """The name of the observation's files, without ending."""
+        return observation_stem(self.round, self.client, len(self.clients))
+
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        return observation_title(self.round, self.client, len(self.clients))
+
+
+def targets(world: World, folder: RunFolder) -> tuple[Target, ...]:
+    """Return what the settings say was heard in the rounds that are over, by round, then client."""
+    adversary = world.experiment.adversary
+    threat = threat_model(adversary)
+    heard = []
+    for record in folder.rounds():
+        if record.round not in adversary.rounds or not threat.grants_uploads:
+            continue
+        if Access.UPLOADS in threat.grants:
+            heard += [Target(record.round, (client,)) for client in record.used[: adversary.victims]]
+        else:
+            heard.append(Target(record.round, record.used))
+    return tuple(heard)
+
+
+def read_target(folder: RunFolder, target: Target) -> Observation:
+    """Read what was heard.
+
+    Raises:
+        InputError: a file is missing or damaged, or it is about something else than its name says.
+    """
+    path = folder.observations / f"{target.stem}.safetensors"
+    observation = read_observation(path)
+    about = (observation.round, observation.client, observation.settings.clients)
+    if about != (target.round, target.client, len(target.clients)):
+        raise InputError(f"{path} is damaged: it is about {observation.title}")
+    return observation
+
+
+def surplus(folder: RunFolder, wanted: Sequence[Target]) -> tuple[str, ...]:
+    """Return the names of observations in the folder that the settings do not account for."""
+    stems = {target.stem for target in wanted}
+    return tuple(path.name for path in list_observations(folder.observations) if path.stem not in stems)
+
+
+def truth(world: World, target: Target) -> Truth:
+    """Rebuild the images behind what was heard, and draw the others from which they are to be told."""
+    rows = [world.uploaded_rows(client, target.round) for client in target.clients]
+    owners = [
+        (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))
+    ]
+    chosen = torch.cat(rows)
+    return Truth(
+        round=target.round,
+        client=target.client,
+        images=world.dataset.x_train[chosen].float() / 255,
+        labels=world.dataset.y_train[chosen],
+        owners=tuple(owners),
+        clients=len(target.clients),
+        others=_others(world, target, chosen),
+    )
+
+
+def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
+    """Return what would have been heard if the clients had sent their uploads as they were."""
+    bare = build_world(world.experiment.model_copy(update={"mechanism": MechanismConfig()}))
+    before = State(observation.parameters, bare.initial.buffers)
+    uploads = [
+        Upload(client, len(bare.partitions[client]), local_upload(bare, client, before, target.round))
+        for client in target.clients
+    ]
+    (heard,) = observe(bare, target.round, before, uploads)
+    return replace(heard, labels=observation.labels)
+
+
+def approximation(world: World, target: Target) -> str:
+    """Say where an attack on a sum has to simplify: it takes the sum for one client's upload; empty otherwise."""
+    if len(target.clients) == 1:
+        return ""
+    plans = [world.plans[client] for client in target.clients]
+    config = world.experiment.mechanism
+    simplified = {
+        "the clients' weights": world.experiment.federation.weighting == "examples"
+        and len({plan.sampling.examples for plan in plans}) > 1,
+        "their numbers of local steps": len({plan.steps_per_round for plan in plans}) > 1,
+        "their noise": len({plan.config.noise for plan in plans}) > 1,
+    }
+    differ = [what for what, holds in simplified.items() if holds]
+    notes = [f"{', '.join(differ)} differ, and the attack takes them for equal"] if differ else []
+    if config.name != "none" and config.unit == "update":
+        notes.append("the mechanism acts on each client's update, and the attack models it as acting on their mean")
+    return "; ".join(notes)
+
+
+def _others(world: World, target: Target, own: Tensor) -> Tensor:
+    """Images of the data set that are not behind this upload, on the [0, 1] scale: at most 99."""
+    dataset = world.dataset
+    trained, every = len(dataset.y_train), len(dataset.y_train) + len(dataset.y_test)
+    stream = numpy_stream(world.experiment.seed, "candidates", target.round, target.client)
+    order = stream.permutation(every)
+    rows = torch.from_numpy(order[~np.isin(order, own.numpy())][:OTHERS])
+    pictures = [dataset.x_train[row] if row < trained else dataset.x_test[row - trained] for row in rows.tolist()]
+    empty = dataset.x_train[:0]
+    return (torch.stack(pictures) if pictures else empty).float() / 255

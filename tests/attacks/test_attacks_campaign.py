@@ -1,0 +1,174 @@
+"""Many victims: what is broken is named and left out, the rest gives what it gives alone, and bugs are not hidden."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attack_victims import lenet, mlp, observe_digits
+from torch import nn
+
+from attacks import campaign
+from attacks.campaign import attack_each, fault
+from attacks.observation import Observation
+from attacks.reconstruction import AttackRefused, Reconstruction, reconstruct
+from fedpriv.config import IgaConfig
+
+CONFIG = IgaConfig(iterations=5, restarts=2)
+
+
+def spoilt(observation: Observation, **upload: torch.Tensor) -> Observation:
+    """An observation whose upload and parameters both have (or lack) some tensors."""
+    tensors = {key: value for key, value in {**observation.upload, **upload}.items() if value.numel()}
+    parameters = {key: observation.parameters.get(key, value) for key, value in tensors.items()}
+    parameters = {
+        key: value if value.shape == tensors[key].shape else tensors[key] for key, value in parameters.items()
+    }
+    return replace(observation, upload=tensors, parameters=parameters)
+
+
+FAULTS = {
+    "a layer that the network does not have": (
+        lambda one: spoilt(one, extra=torch.ones(2)), "it has a tensor extra, and the network no such parameter"
+    ),
+    "a layer less": (
+        lambda one: spoilt(one, **{"output.bias": torch.zeros(0)}), "it lacks the network's parameter output.bias"
+    ),
+    "a wrong shape": (
+        lambda one: spoilt(one, **{"output.bias": torch.zeros(11)}),
+        "output.bias has the shape (11,), in the network (10,)",
+    ),
+    "NaN": (
+        lambda one: replace(one, upload={**one.upload, "output.bias": torch.full((10,), torch.nan)}),
+        "NaN or infinity among its upload, in output.bias",
+    ),
+    "infinite parameters": (
+        lambda one: replace(one, parameters={**one.parameters, "output.bias": torch.full((10,), torch.inf)}),
+        "NaN or infinity among its parameters, in output.bias",
+    ),
+    "an optimiser that is not modelled": (
+        lambda one: replace(one, settings=replace(one.settings, algorithm="fedavg", optimizer="adam")),
+        "the clients train with adam",
+    ),
+    "labels of another number of examples": (
+        lambda one: replace(one, labels=(1, 2)), "2 labels are known, and the public settings make for 1 examples"
+    ),
+    "a withheld batch size": (
+        lambda one: replace(one, settings=replace(one.settings, batch_size=None)), "the batch size is withheld"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_broken_upload_is_named_and_the_others_are_attacked(name: str, place: int) -> None:
+    model = mlp().double()
+    heard, _, _ = observe_digits(model, 3)
+    expected = {number: reconstruct("iga", [one], model, CONFIG, 0)[0] for number, one in enumerate(heard)}
+    spoil, words = FAULTS[name]
+    heard[place] = spoil(heard[place])
+    result = attack_each("iga", heard, model, CONFIG, 0)
+    assert set(result.failures) == {place}
+    assert words in result.failures[place]
+    assert "\n" not in result.failures[place]
+    assert set(result.found) == {0, 1, 2} - {place}
+    for number, one in result.found.items():
+        torch.testing.assert_close(one.images, expected[number].images, atol=1e-5, rtol=0)
+
+
+def test_sound_uploads_are_attacked_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
+        sizes.append(len(observations))
+        return reconstruct(name, observations, *rest)
+
+    monkeypatch.setattr(campaign, "reconstruct", counted)
+    model = mlp()
+    heard, _, _ = observe_digits(model, 4)
+    heard[1] = FAULTS["NaN"][0](heard[1])
+    assert sorted(attack_each("iga", heard, model, CONFIG, 0).found) == [0, 2, 3]
+    assert sizes == [3]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried\nmore"),
+    ],
+)
+def test_no_memory_for_one_victim_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch does not fit, and of the victims the second does not even fit alone."""
+
+    def short_of_memory(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
+        if any(one.client == 1 for one in observations):
+            raise error
+        return reconstruct(name, observations, *rest)
+
+    monkeypatch.setattr(campaign, "reconstruct", short_of_memory)
+    model = mlp()
+    heard, _, _ = observe_digits(model, 3)
+    result = attack_each("iga", heard, model, CONFIG, 0)
+    assert set(result.found) == {0, 2}
+    assert result.failures[1].startswith("memory does not suffice (")
+    assert "\n" not in result.failures[1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), KeyError("x"), ZeroDivisionError()])
+def test_other_exceptions_are_not_swallowed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers' benchmarks swallow exceptions and average the survivors."""
+
+    def broken(*_: Any) -> list[Reconstruction]:
+        raise error
+
+    monkeypatch.setattr(campaign, "reconstruct", broken)
+    model = mlp()
+    with pytest.raises(type(error)):
+        attack_each("iga", observe_digits(model, 2)[0], model, CONFIG, 0)
+
+
+def test_a_network_that_cannot_be_differentiated_fails_every_victim_with_the_reason() -> None:
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x.flatten(1)).detach().numpy()
+            return torch.as_tensor(out)
+
+    model = Rounding()
+    heard, _, _ = observe_digits(mlp(), 2)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    heard = [replace(one, parameters=parameters, upload=parameters) for one in heard]
+    result = attack_each("iga", heard, model, CONFIG, 0)
+    assert result.found == {}
+    assert set(result.failures) == {0, 1}
+    assert all(reason and "\n" not in reason for reason in result.failures.values())
+
+
+def test_nothing_to_attack() -> None:
+    assert attack_each("iga", [], mlp(), CONFIG, 0).found == {}
+
+
+def test_a_sound_upload_has_no_fault() -> None:
+    model = lenet()
+    assert fault(observe_digits(model, 1)[0][0], model) is None
+    frozen = mlp()
+    frozen.requires_grad_(False)
+    frozen.output.requires_grad_(True)
+    heard = observe_digits(mlp(), 1)[0][0]
+    sent = {name: value for name, value in heard.upload.items() if name.startswith("output")}
+    trained = replace(heard, upload=sent, parameters={name: heard.parameters[name] for name in sent})
+    assert fault(trained, frozen) is None
+    assert "no such parameter" in str(fault(heard, frozen))
+
+
+def test_an_attack_that_is_not_known() -> None:
+    model = mlp()
+    result = attack_each("gan", observe_digits(model, 2)[0], model, CONFIG, 0)
+    assert set(result.failures) == {0, 1}
+    with pytest.raises(AttackRefused):
+        reconstruct("gan", observe_digits(model, 1)[0], model, CONFIG, 0)
