@@ -92,9 +92,8 @@ def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int
     """Median milliseconds of one step of each method, in turns; slow ones take part in fewer rounds."""
     steps = {method: METHODS[method](setting, batch) for method in methods}
     times: dict[str, list[float]] = {method: [] for method in methods}
-    for method, step in steps.items():
-        warmup = _timed(step)
-        if warmup < SLOW_SECONDS:
+    for step in steps.values():
+        if _timed(step) < SLOW_SECONDS:
             for _ in range(WARMUP):
                 step()
     for number in range(repeats):
