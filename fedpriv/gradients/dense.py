@@ -1,7 +1,9 @@
 """The dense operator: every per-example gradient is held, B x K numbers. It works for any kind of layer."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from fedpriv.errors import InputError
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Memory, Rows, slices
-from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line
 
-__all__ = ["DenseGradients", "Loss", "check_losses", "dense_gradients", "dense_rows"]
+__all__ = ["DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(model output (B, ...), targets (B, ...)) -> one loss an example, (B,)."""
@@ -73,13 +75,28 @@ def dense_gradients(
         none = {name: value.new_empty(0, *value.shape) for name, value in trained.items()}
         return DenseGradients(none, reason, chunk_bytes)
 
-    def one_loss(forward: Forward, one_x: Tensor, one_y: Tensor) -> Tensor:
+    def one_loss(forward: Forward, one_x: Tensor, one_y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         losses = loss(forward(one_x), one_y)
         check_losses(losses, 1)
-        return losses[0]
+        return losses[0], ()
 
-    rows, way = dense_rows(model, trained, one_loss, (x, y), chunk_bytes)
-    return DenseGradients(rows, reason + way, chunk_bytes)
+    if _needs_its_own_parameters(model, loss, x, y):
+        rows = _one_by_one(model, trained, one_loss, (x, y))
+    else:
+        rows = dense_rows(model, trained, one_loss, (x, y), chunk_bytes)
+    return DenseGradients(rows.gradients, reason + rows.way, chunk_bytes)
+
+
+def _needs_its_own_parameters(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
+    """Tell whether gradients change when stand-ins take the parameters' place: hooks or the loss hold on to them."""
+    hooks = [value._backward_hooks for value in model.parameters()]
+    hooks += [held for layer in model.modules() for held in (layer._backward_hooks, layer._backward_pre_hooks)]
+    if any(hooks):
+        return True
+    with torch.no_grad():
+        output = model(x[:1])
+    with torch.enable_grad():
+        return loss(output, y[:1]).requires_grad
 
 
 def check_losses(losses: Tensor, examples: int) -> None:
@@ -93,80 +110,124 @@ def check_losses(losses: Tensor, examples: int) -> None:
 Forward = Callable[..., Any]
 """What a module computes, as a function of its inputs."""
 
+Value = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+"""(the module as a function, one entry of each column with a first axis of 1) -> a number, and outputs to be kept."""
+
+
+class DenseRows(NamedTuple):
+    """Gradients written out.
+
+    Attributes:
+        gradients: (B, *shape) each.
+        outputs: what was kept of each example, (B, ...).
+        way: what is to be said about the way, for people; empty for the usual one.
+    """
+
+    gradients: Vector
+    outputs: tuple[Tensor, ...]
+    way: str
+
 
 def dense_rows(
-    module: nn.Module,
-    trained: Mapping[str, Tensor],
-    value: Callable[..., Tensor],
-    columns: tuple[Tensor, ...],
-    chunk_bytes: int,
-) -> tuple[Vector, str]:
+    module: nn.Module, trained: Mapping[str, Tensor], value: Value, columns: Sequence[Tensor], chunk_bytes: int
+) -> DenseRows:
     """Write out the gradients of a number that is computed from each example alone.
 
-    Many examples are computed at once where torch can map the module over them, as many as fit; their memory is that
-    of the first one, computed alone, with all that it allocates. Where it cannot (a module that decides by its numbers,
-    kernels without such a rule), one example comes after the other.
+    Many examples are computed at once where torch can map the module over them, as many as fit: what one takes is known
+    from the first, computed alone, as all that it allocates. Where torch cannot (a module that decides by its numbers,
+    kernels that have no rule for it), one example comes after the other.
 
     Args:
         module: holds the parameters.
         trained: its parameters by name, those to differentiate by.
-        value: (the module as a function, one entry of each column with a first axis of 1) -> a number.
+        value: the number.
         columns: tensors (B, ...), B at least 1.
-        chunk_bytes: what may be taken beyond the rows; a single example is computed at once even when it takes more.
-
-    Returns:
-        The gradients, (B, *shape) each, and what is to be said about the way; empty for the usual one.
+        chunk_bytes: what may be taken beyond what is returned; one example is computed even when it takes more.
     """
     try:
-        return _mapped(module, trained, value, columns, chunk_bytes), ""
+        return _mapped(module, trained, value, columns, chunk_bytes)
     except RuntimeError:
         # What is wrong with the module itself rather than with mapping it is raised again, and now to the caller.
-        return _one_by_one(module, trained, value, columns), ", one example after the other"
+        return _one_by_one(module, trained, value, columns)
 
 
 def _mapped(
-    module: nn.Module,
-    trained: Mapping[str, Tensor],
-    value: Callable[..., Tensor],
-    columns: tuple[Tensor, ...],
-    chunk_bytes: int,
-) -> Vector:
-    constants = {name: value.detach() for name, value in module.named_parameters() if name not in trained}
-    constants |= dict(module.named_buffers())
+    module: nn.Module, trained: Mapping[str, Tensor], value: Value, columns: Sequence[Tensor], chunk_bytes: int
+) -> DenseRows:
+    held = _held(module)
 
-    def of_one(parameters: Vector, *one: Tensor) -> Tensor:
-        def forward(*inputs: Any) -> Any:
-            return functional_call(module, (parameters, constants), inputs)
+    def of_one(parameters: Vector, *one: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def forward(*positional: Any, **named: Any) -> Any:
+            state = {name: parameters.get(first, value) for name, (first, value) in held.items()}
+            return functional_call(module, state, positional, named, tie_weights=False)
 
         return value(forward, *(entry.unsqueeze(0) for entry in one))
 
-    parameters = {name: value.detach() for name, value in trained.items()}
-    gradients = vmap(grad(of_one), in_dims=(None, *(0 for _ in columns)), randomness="different")
+    parameters = {name: tensor.detach() for name, tensor in trained.items()}
+    axes = (None, *(0 for _ in columns))
+    compute = partial(vmap(grad(of_one, has_aux=True), in_dims=axes, randomness="different"), parameters)
     with _Allocations() as allocations:
-        first = gradients(parameters, *(column[:1] for column in columns))
-    rows = {name: one.new_empty(len(columns[0]), *one.shape[1:]) for name, one in first.items()}
-    _put(rows, slice(0, 1), first)
-    step = max(1, chunk_bytes // max(1, allocations.bytes))
-    for some in slices(1, len(columns[0]), step):
-        _put(rows, some, gradients(parameters, *(column[some] for column in columns)))
-    return rows
+        first = compute(*(column[:1] for column in columns))
+    rows = _Collected(len(columns[0]), *first)
+    for some in slices(1, len(columns[0]), max(1, chunk_bytes // max(1, allocations.bytes))):
+        rows.put(some, *compute(*(column[some] for column in columns)))
+    return DenseRows(rows.gradients, rows.outputs, "")
 
 
-def _one_by_one(
-    module: nn.Module, trained: Mapping[str, Tensor], value: Callable[..., Tensor], columns: tuple[Tensor, ...]
-) -> Vector:
-    rows = {name: parameter.new_empty(len(columns[0]), *parameter.shape) for name, parameter in trained.items()}
+def _held(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
+    """All that a module holds: name -> the first name of the same tensor, and the tensor.
+
+    A module that is found under two names is listed once: torch's ``functional_call`` leaves a stand-in in its place
+    when it is given both.
+    """
+    first: dict[Tensor, str] = {}
+    held: dict[str, tuple[str, Tensor]] = {}
+    for prefix, layer in module.named_modules():
+        for local, value in chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False)):
+            name = f"{prefix}.{local}" if prefix else local
+            held[name] = (first.setdefault(value, name), value.detach())
+    return held
+
+
+def _one_by_one(module: nn.Module, trained: Mapping[str, Tensor], value: Value, columns: Sequence[Tensor]) -> DenseRows:
+    rows: _Collected | None = None
     for some in slices(0, len(columns[0]), 1):
         with torch.enable_grad():
-            number = value(module, *(column[some] for column in columns))
+            number, outputs = value(module, *(column[some] for column in columns))
+        one = {name: gradient[None] for name, gradient in _differentiated(number, trained).items()}
+        if rows is None:
+            rows = _Collected(len(columns[0]), one, [output[None] for output in outputs])
+        else:
+            rows.put(some, one, [output[None] for output in outputs])
+    if rows is None:
+        raise ValueError("no examples")
+    return DenseRows(rows.gradients, rows.outputs, ", one example after the other")
+
+
+def _differentiated(number: Tensor, trained: Mapping[str, Tensor]) -> Vector:
+    """The gradient of a number; zero where it depends on nothing that is trained."""
+    if not number.requires_grad:
+        return {name: torch.zeros_like(value) for name, value in trained.items()}
+    try:
         found = torch.autograd.grad(number, list(trained.values()), allow_unused=True, materialize_grads=True)
-        _put(rows, some, {name: gradient[None] for name, gradient in zip(trained, found, strict=True)})
-    return rows
+    except RuntimeError as error:
+        raise InputError(f"one example's gradient cannot be computed: {first_line(error)}") from error
+    return {name: value.to_dense() for name, value in zip(trained, found, strict=True)}
 
 
-def _put(rows: Vector, some: slice, values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        rows[name][some] = value
+class _Collected:
+    """Results of B examples, filled in some at a time, beginning with the first."""
+
+    def __init__(self, examples: int, gradients: Mapping[str, Tensor], outputs: Sequence[Tensor]) -> None:
+        self.gradients = {name: value.new_empty(examples, *value.shape[1:]) for name, value in gradients.items()}
+        self.outputs = tuple(value.new_empty(examples, *value.shape[1:]) for value in outputs)
+        self.put(slice(0, 1), gradients, outputs)
+
+    def put(self, some: slice, gradients: Mapping[str, Tensor], outputs: Sequence[Tensor]) -> None:
+        for name, value in gradients.items():
+            self.gradients[name][some] = value
+        for kept, output in zip(self.outputs, outputs, strict=True):
+            kept[some] = output
 
 
 class _Allocations(TorchDispatchMode):

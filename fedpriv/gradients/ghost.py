@@ -6,28 +6,29 @@ every parameter is used once, by its own layer, and the first axis counts the ex
 model did; where they do not hold, :class:`Entangled` says why, and the whole model has to be dense.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._pytree import tree_leaves
 
+from fedpriv.gradients.calls import Output, Part, Reached, find_parts, reached, recorded
 from fedpriv.gradients.dense import Forward, Loss, check_losses, dense_rows
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
-from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, full_precision
-from fedpriv.gradients.rules import RULES, has_rule, is_ambiguous
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, full_precision
+from fedpriv.gradients.rules import RULES, is_ambiguous
 
 __all__ = ["Entangled", "GhostGradients", "ghost_gradients"]
 
-# Dense gradients of a part of the model have to sum to the batch's gradient up to this share of its norm; where
-# autocast is on, up to the other one, a few times the precision of its type.
-SUM_TOLERANCE = 1e-3
-AUTOCAST_SUM_TOLERANCE = 3e-2
+# A subtree that is computed again, one example at a time, has to give the batch's outputs and the batch's gradient, up
+# to this share of the largest output and of the gradient's norm; where autocast is on, up to the other one, a few times
+# the precision of its type.
+TOLERANCE = 1e-4
+AUTOCAST_TOLERANCE = 3e-2
 
 
 class GhostGradients(FactoredGradients):
@@ -39,55 +40,6 @@ class Entangled:
     """Why the gradients of a model cannot be had layer by layer."""
 
     reason: str
-
-
-@dataclass
-class Call:
-    """What a hook saw of one call of a layer.
-
-    The output is kept as an edge of autograd's graph: a later in-place operation changes the tensor, not the edge.
-    """
-
-    inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
-    edge: GradientEdge | None
-    plain: bool
-
-
-@dataclass
-class Part:
-    """A module whose parameters are handled together: a layer with a rule, or a subtree without one.
-
-    Attributes:
-        name: in the model.
-        module: itself.
-        ruled: whether there is a rule for it.
-        trained: its trained parameters by their names in the module; of a subtree all of them.
-        calls: what the hooks saw.
-    """
-
-    name: str
-    module: nn.Module
-    ruled: bool
-    trained: Mapping[str, Tensor]
-    calls: list[Call] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.name or 'the model'} ({self.kind})"
-
-    @property
-    def kind(self) -> str:
-        """What the module is."""
-        return type(self.module).__name__
-
-    def full(self, local: str) -> str:
-        """The name of a parameter in the model."""
-        return f"{self.name}.{local}" if self.name else local
-
-    @property
-    def call(self) -> Call:
-        """The only call."""
-        return self.calls[0]
 
 
 def ghost_gradients(
@@ -108,189 +60,199 @@ def ghost_gradients(
     Raises:
         InputError: the loss does not return one number an example.
     """
-    parts = list(_parts(model, ""))
-    problem = _static_problem(model, parts)
+    parts = list(find_parts(model))
+    problem = _problem_of_model(model, parts)
     if problem:
         return Entangled(problem)
     with torch.enable_grad():
-        with _recorded(parts):
+        with recorded(parts):
             losses = loss(model(x), y)
         check_losses(losses, len(x))
         total = losses.sum()
-    used = _used(parts, total)
-    problem = next((problem for part, uses in used if (problem := _problem(part, uses, len(x)))), "")
+    used = reached(total, parts)
+    problem = next((problem for part in parts if (problem := _problem_of_part(part, used, len(x)))), "")
     if problem:
         return Entangled(problem)
-    errors, sums = _backward(parts, total)
+    try:
+        errors, sums = _backward(parts, total)
+    except RuntimeError as error:
+        return Entangled(f"its backward pass fails ({first_line(error)})")
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
-    routes = {part.name: f"unused: {part.kind}" for part in parts}
+    routes = _idle(model, parts)
     memory = Memory(chunk_bytes)
-    for part, _ in used:
+    for part in parts:
         if part.name not in errors:
-            return Entangled(f"the parameters of {part} are used outside of it")
-        error = errors.pop(part.name)
-        if part.ruled:
-            made, routes[part.name] = _ruled(part, error, memory), f"ghost: {part.kind}"
-        else:
-            made, way = _subtree(part, error, memory, chunk_bytes)
-            routes[part.name] = f"dense: {part.kind}{way}"
-            if not _adds_up(part, made, sums):
-                return Entangled(f"{part} does not repeat what it did in the batch")
-        factors |= {part.full(local): made[local] for local in part.trained}
+            continue
+        found = errors.pop(part.name)
+        made = _ruled(part, found, memory) if part.ruled else _subtree(part, found, sums, len(x), memory, chunk_bytes)
+        if isinstance(made, Entangled):
+            return made
+        routes[part.name] = made.route
+        factors |= {part.full(local): factor for local, factor in made.factors.items() if local in part.trained}
         part.calls.clear()  # inputs that no factor needs are let go before the next layer's rows are written
     first = next(iter(trained.values()))
     shapes = {name: value.shape for name, value in trained.items()}
     return GhostGradients(factors, len(x), shapes, first.dtype, first.device, routes, chunk_bytes)
 
 
-def _parts(module: nn.Module, name: str) -> Iterator[Part]:
-    """The topmost modules that hold trained parameters themselves."""
-    own = {local: value for local, value in module._parameters.items() if value is not None and value.requires_grad}
-    if not own:
-        for child_name, child in module.named_children():
-            yield from _parts(child, f"{name}.{child_name}" if name else child_name)
-    elif has_rule(module):
-        yield Part(name, module, True, own)
-    else:
-        trained = {local: value for local, value in module.named_parameters() if value.requires_grad}
-        yield Part(name, module, False, trained)
+def _idle(model: nn.Module, parts: Sequence[Part]) -> dict[str, str]:
+    """The routes of layers before anything is known of their use: frozen ones, and the others as unused."""
+    names = {part.name for part in parts}
+    inside = tuple(part.full("") for part in parts if not part.ruled)
+    routes = {}
+    for name, layer in model.named_modules():
+        if name in names:
+            routes[name] = f"unused: {type(layer).__name__}"
+        elif any(value is not None for value in layer._parameters.values()) and not name.startswith(inside):
+            routes[name] = f"frozen: {type(layer).__name__}"
+    return routes
 
 
-def _static_problem(model: nn.Module, parts: list[Part]) -> str:
+def _problem_of_model(model: nn.Module, parts: Sequence[Part]) -> str:
+    """Why a model cannot be taken apart, before it runs; empty if it may be."""
     if parts[0].module is model and not parts[0].ruled:
         return f"{type(model).__name__} holds parameters itself"
+    if _has_any_global_hook():
+        return "torch has hooks for all modules"
+    for part in parts:
+        if isinstance(part.module, torch.jit.ScriptModule):
+            return f"{part} is compiled by TorchScript"
     seen: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         if value.requires_grad and id(value) in seen:
             return f"{name} is the same parameter as {seen[id(value)]}"
+        if value._backward_hooks:
+            return f"{name} has a hook on its gradient"
         seen[id(value)] = name
     return ""
 
 
-@contextmanager
-def _recorded(parts: list[Part]) -> Iterator[None]:
-    """Record the calls of the parts inside the block."""
-    handles = [part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _recorder(part: Part) -> Any:
-    def record(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        plain = not keywords and all(isinstance(value, Tensor) for value in (*inputs, output))
-        versions = tuple(value._version for value in inputs) if plain else ()
-        edge = get_gradient_edge(output) if plain and output.requires_grad else None
-        detached = tuple(value.detach() for value in inputs) if plain else ()
-        part.calls.append(Call(detached, versions, edge, plain))
-
-    return record
-
-
-def _used(parts: list[Part], total: Tensor) -> list[tuple[Part, int]]:
-    """The parts with parameters that the losses depend on, and how often the most used one enters."""
-    uses = _parameter_uses(total)
-    most = [(part, max(uses[id(value)] for value in part.trained.values())) for part in parts]
-    return [(part, count) for part, count in most if count]
-
-
-def _problem(part: Part, uses: int, examples: int) -> str:
-    """Why the gradients of a used part do not follow from what the hooks saw; empty if they do."""
+def _problem_of_part(part: Part, used: Reached, examples: int) -> str:
+    """Why the gradients of a part do not follow from what was seen of it; empty if they do, or if it is not used."""
+    entered = any(output.edge.node in used.nodes for call in part.calls for output in call.outputs)
+    outside = any(id(value) in used.leaves for value in part.trained.values())
+    if not entered:
+        return f"the parameters of {part} are used outside of it" if outside else ""
     if len(part.calls) != 1:
         return f"{part} is called {len(part.calls)} times"
-    call = part.call
-    if not call.plain or call.edge is None:
-        return f"{part} takes or returns something else than tensors"
-    if part.ruled and uses > 1:
+    if part.ruled and outside:
         return f"a parameter of {part} is also used outside of it"
-    if any(value._version != version for value, version in zip(call.inputs, call.versions, strict=True)):
+    if part.call.changed:
         return f"the input of {part} is changed in place"
-    if not call.inputs or any(_unclear(part, value, examples) for value in call.inputs):
-        return f"the first axis of the input of {part} may not count the examples"
-    return ""
-
-
-def _unclear(part: Part, value: Tensor, examples: int) -> bool:
     if part.ruled:
-        return is_ambiguous(part.module, value, examples)
-    return value.ndim < 1 or len(value) != examples or (examples > 1 and examples in value.shape[1:])
+        unclear = len(part.call.tensors) != 1 or is_ambiguous(part.module, part.call.tensors[0], examples)
+    else:
+        columns = [value for value in part.call.tensors if _is_column(value, examples)]
+        unclear = not columns or any(examples > 1 and examples in value.shape[1:] for value in columns)
+    return f"the first axis of the input of {part} may not count the examples" if unclear else ""
 
 
-def _parameter_uses(total: Tensor) -> Counter[int]:
-    """How often each parameter, by its id, enters the computation of the total loss: edges of autograd's graph."""
-    uses: Counter[int] = Counter()
-    root = total.grad_fn
-    seen: set[Node] = set()
-    open_ = [] if root is None else [root]
-    while open_:
-        node = open_.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for following, _ in node.next_functions:
-            if following is None:
-                continue
-            leaf = getattr(following, "variable", None)
-            if leaf is not None:
-                uses[id(leaf)] += 1
-            else:
-                open_.append(following)
-    return uses
+def _is_column(value: Tensor, examples: int) -> bool:
+    """Whether what a subtree takes or returns has one entry an example; a mask, say, is the same for all of them."""
+    return value.ndim > 0 and len(value) == examples
 
 
-def _backward(parts: list[Part], total: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+@dataclass(frozen=True)
+class Errors:
+    """The gradient of the total loss with respect to one output of a part.
+
+    Attributes:
+        output: which one.
+        values: (B, ...).
+    """
+
+    output: Output
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a part: the factors of its parameters by their names in it, and the way, for people."""
+
+    factors: dict[str, Factor]
+    route: str
+
+
+def _backward(parts: Sequence[Part], total: Tensor) -> tuple[dict[str, list[Errors]], Vector]:
     """One backward pass.
 
     Returns:
-        Part's name -> gradient of its output, for those that the loss depends on; parameter's name -> gradient of the
+        Part's name -> gradients of its outputs, for those that the loss depends on; parameter's name -> gradient of the
         batch, for the parameters of subtrees.
     """
-    reached = [part for part in parts if part.calls and part.call.edge is not None]
-    subtrees = [part for part in reached if not part.ruled]
+    outputs = [(part, output) for part in parts if len(part.calls) == 1 for output in part.call.outputs]
+    subtrees = [part for part in parts if not part.ruled]
     parameters = {part.full(local): value for part in subtrees for local, value in part.trained.items()}
-    wanted = [part.call.edge for part in reached if part.call.edge is not None]
-    wanted += [get_gradient_edge(value) for value in parameters.values()]
+    wanted = [output.edge for _, output in outputs] + [get_gradient_edge(value) for value in parameters.values()]
     if not wanted or not total.requires_grad:
         return {}, {}
     found = torch.autograd.grad(total, wanted, allow_unused=True)
-    errors = zip((part.name for part in reached), found[: len(reached)], strict=True)
-    sums = zip(parameters, found[len(reached) :], strict=True)
-    return (
-        {name: value for name, value in errors if value is not None},
-        {name: value for name, value in sums if value is not None},
-    )
+    errors: dict[str, list[Errors]] = {}
+    for (part, output), values in zip(outputs, found, strict=False):
+        if values is not None:
+            errors.setdefault(part.name, []).append(Errors(output, values))
+    sums = zip(parameters, found[len(outputs) :], strict=True)
+    return errors, {name: value for name, value in sums if value is not None}
 
 
-def _ruled(part: Part, error: Tensor, memory: Memory) -> dict[str, Factor]:
+def _ruled(part: Part, errors: list[Errors], memory: Memory) -> Made:
     dtype = next(iter(part.trained.values())).dtype
-    x = part.call.inputs[0]
+    x, error = part.call.tensors[0], errors[0].values
     x = x.to(dtype) if x.is_floating_point() else x
     with full_precision(x.device):
-        return RULES[type(part.module)](part.module, x, error.to(dtype), memory)
+        return Made(RULES[type(part.module)](part.module, x, error.to(dtype), memory), f"ghost: {part.kind}")
 
 
-def _subtree(part: Part, error: Tensor, memory: Memory, chunk_bytes: int) -> tuple[dict[str, Factor], str]:
-    """Dense gradients of a module without a rule: of the inner product of its output with the output's gradient."""
+def _subtree(
+    part: Part, errors: list[Errors], sums: Vector, examples: int, memory: Memory, chunk_bytes: int
+) -> Made | Entangled:
+    """Dense gradients of a module without a rule: of the inner product of its outputs with the outputs' gradients."""
+    if not all(_is_column(error.values, examples) for error in errors):
+        return Entangled(f"the first axis of an output of {part} does not count the examples")
+    columns = [value for value in part.call.tensors if _is_column(value, examples)]
 
-    def product(forward: Forward, one_error: Tensor, *inputs: Tensor) -> Tensor:
-        total: Tensor = (forward(*inputs) * one_error).sum()
-        return total
+    def product(forward: Forward, *one: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        ours = iter(one[len(errors) :])
+        tensors = (next(ours) if _is_column(value, examples) else value for value in part.call.tensors)
+        positional, named = part.call.with_tensors(tensors)
+        returned = tree_leaves(forward(*positional, **named))
+        outputs = tuple(returned[error.output.place] for error in errors)
+        pairs = zip(outputs, one, strict=False)
+        total = torch.stack([_inner(output, error) for output, error in pairs]).sum()
+        return total, tuple(output.detach() for output in outputs)
 
-    rows, way = dense_rows(part.module, part.trained, product, (error, *part.call.inputs), chunk_bytes)
-    return {local: Rows(value, memory.scratch) for local, value in rows.items()}, way
+    try:
+        rows = dense_rows(part.module, part.trained, product, [*(e.values for e in errors), *columns], chunk_bytes)
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        return Entangled(f"{part} cannot be computed one example at a time ({first_line(error)})")
+    tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(columns[0].device.type) else TOLERANCE
+    expected = [error.output.value for error in errors]
+    same = all(_repeats(again[:, 0], value, tolerance) for again, value in zip(rows.outputs, expected, strict=True))
+    if not same or not all(
+        _adds_up(rows.gradients[local], sums.get(part.full(local)), tolerance) for local in part.trained
+    ):
+        return Entangled(f"{part} does not repeat what it did in the batch")
+    factors: dict[str, Factor] = {local: Rows(value, memory.scratch) for local, value in rows.gradients.items()}
+    return Made(factors, f"dense: {part.kind}{rows.way}")
 
 
-def _adds_up(part: Part, made: Mapping[str, Factor], sums: Mapping[str, Tensor]) -> bool:
-    """Tell whether dense gradients of a subtree sum to the batch's: not so if it drew other random numbers."""
-    autocast = torch.is_autocast_enabled(part.call.inputs[0].device.type)
-    tolerance = AUTOCAST_SUM_TOLERANCE if autocast else SUM_TOLERANCE
-    for local, value in part.trained.items():
-        expected = sums.get(part.full(local), torch.zeros_like(value))
-        ones = torch.ones(len(part.call.inputs[0]), dtype=value.dtype, device=value.device)
-        difference = made[local].combine(ones) - expected
-        if difference.norm() > tolerance * expected.norm():
-            return False
-    return True
+def _inner(output: Tensor, error: Tensor) -> Tensor:
+    if output.shape != error.shape:
+        raise ValueError(f"an output of shape {tuple(output.shape)} for one example, {tuple(error.shape)} in the batch")
+    return (output * error).sum()
+
+
+def _repeats(again: Tensor, value: Tensor | None, tolerance: float) -> bool:
+    """Tell whether a subtree gave the same outputs again: not so if it drew other random numbers."""
+    if value is None:
+        return False
+    largest = float(value[torch.isfinite(value)].abs().max().nan_to_num()) if value.numel() else 0.0
+    return bool(torch.isclose(again, value, rtol=tolerance, atol=tolerance * largest, equal_nan=True).all())
+
+
+def _adds_up(rows: Tensor, total: Tensor | None, tolerance: float) -> bool:
+    """Tell whether gradients (B, *shape) add up to that of the batch: not so if the parameter is used elsewhere."""
+    difference = rows.sum(dim=0) - (0 if total is None else total)
+    size = torch.linalg.vector_norm(rows.flatten(1), dim=1).sum()
+    return not bool(torch.linalg.vector_norm(difference) > tolerance * size)

@@ -17,6 +17,7 @@ __all__ = [
     "Block",
     "GradientOperator",
     "Vector",
+    "first_line",
     "full_precision",
     "in_double",
     "inner_products",
@@ -128,6 +129,11 @@ class GradientOperator(ABC):
 
     def _normal(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=self.dtype, device=generator.device).to(self.device)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def full_precision(device: torch.device) -> torch.autocast:

@@ -1,7 +1,9 @@
 """From a model and a batch to the operator of its per-example gradients."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from fedpriv.errors import InputError
 from fedpriv.gradients.dense import Loss, dense_gradients
@@ -9,7 +11,7 @@ from fedpriv.gradients.ghost import Entangled, ghost_gradients
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, GradientOperator
 from fedpriv.models import coupled_layers
 
-__all__ = ["per_example_gradients"]
+__all__ = ["layer_of", "per_example_gradients"]
 
 
 def per_example_gradients(
@@ -32,24 +34,57 @@ def per_example_gradients(
             returned: B numbers a parameter are held, however many they are.
 
     Raises:
-        InputError: the model has no parameter that is trained, has parameters of several types or devices, or has a
-            layer whose output for one example depends on the others (BatchNorm, tracked InstanceNorm).
+        InputError: the model has no parameter that is trained, has parameters of several types or devices or of
+            another type than float32 and float64, has a layer whose output for one example depends on the others
+            (BatchNorm, tracked InstanceNorm), or changes its input or what it holds while it runs.
     """
     _refuse_coupled(model)
+    _refuse_parameters(model)
+    if len(x) != len(y):
+        raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
+    if not len(x):
+        return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
+    before, version = _versions(model), x._version
+    gradients: GradientOperator | Entangled = ghost_gradients(model, loss, x, y, chunk_bytes)
+    if isinstance(gradients, Entangled) and x._version == version:
+        gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
+    changed = [name for name, state in _versions(model).items() if before.get(name) != state]
+    if changed:
+        raise InputError(
+            f"layer {layer_of(changed[0], model)} changes {changed[0]} while it runs, and no noise protects what it "
+            "keeps of the examples"
+        )
+    if isinstance(gradients, Entangled) or x._version != version:
+        raise InputError(f"{type(model).__name__} changes its input in place; let it work on a copy")
+    return gradients
+
+
+def _refuse_parameters(model: nn.Module) -> None:
+    for name, value in model.named_parameters():
+        if is_lazy(value):
+            raise InputError(f"layer {layer_of(name, model)} has no shape yet: run the model once")
     trained = [value for value in model.parameters() if value.requires_grad]
     if not trained:
         raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
     kinds = sorted({f"{value.dtype} on {value.device}" for value in trained})
     if len(kinds) > 1:
         raise InputError(f"{type(model).__name__} has parameters of several kinds: {', '.join(kinds)}; allowed: one")
-    if len(x) != len(y):
-        raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
-    if not len(x):
-        return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
-    gradients = ghost_gradients(model, loss, x, y, chunk_bytes)
-    if isinstance(gradients, Entangled):
-        return dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
-    return gradients
+    if trained[0].dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"{type(model).__name__} has parameters of {trained[0].dtype}; allowed: torch.float32, torch.float64"
+        )
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Of all parameters and buffers: which tensor it is, and how often it was changed in place."""
+    state = (*model.named_parameters(), *model.named_buffers())
+    return {name: (id(value), value._version) for name, value in state}
+
+
+def layer_of(name: str, model: nn.Module) -> str:
+    """The layer that holds a parameter or buffer, for people."""
+    layer = name.rpartition(".")[0]
+    return f"{layer or '(the model)'} ({type(model.get_submodule(layer)).__name__})"
 
 
 def _refuse_coupled(model: nn.Module) -> None:

@@ -225,7 +225,11 @@ CASES: dict[str, Case] = {
     "layer-norm-no-bias": (lambda: nn.Sequential(nn.LayerNorm(6, bias=False), Head(6)), vectors(6), GHOST),
     "rms-norm": (lambda: nn.Sequential(nn.RMSNorm(3), Head(12)), vectors(4, 3), GHOST),
     "group-norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), Head(144)), images(4), GHOST),
-    "frozen": (Buffered, vectors(6), GHOST),
+    "frozen": (
+        Buffered,
+        vectors(6),
+        {"frozen": "frozen: Linear", "partly": "ghost: Linear", "out": "ghost: Linear"},
+    ),
     "unused": (Unused, vectors(6), {"idle": "unused: Linear", "vain": "unused: Linear", "out": "ghost: Linear"}),
     "residual": (Residual, images(), GHOST),
     "own-layer": (
@@ -255,7 +259,7 @@ CASES: dict[str, Case] = {
     "own-parameter": (OwnParameter, vectors(6), None),
     "changes-input": (ChangesInput, vectors(6), None),
     "sequence-first": (SequenceFirst, vectors(8, 3), None),
-    "attention": (Attention, vectors(3, 4), None),
+    "attention": (Attention, vectors(3, 4), {"body": "dense: MultiheadAttention", "head.out": "ghost: Linear"}),
 }
 
 

@@ -127,7 +127,6 @@ def test_takes_the_layers_apart(name: str) -> None:
         ("own-parameter", "OwnParameter holds parameters itself"),
         ("changes-input", "the input of body (Linear) is changed in place"),
         ("sequence-first", "the first axis of the input of body (Linear) may not count the examples"),
-        ("attention", "body (MultiheadAttention) takes or returns something else than tensors"),
     ],
 )
 def test_says_why_the_model_is_dense(name: str, reason: str) -> None:

@@ -1,0 +1,180 @@
+"""The parts of a model that hold parameters, and what is seen of them while the model runs."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from fedpriv.gradients.rules import has_rule
+
+__all__ = ["Call", "Output", "Part", "Reached", "find_parts", "reached", "recorded"]
+
+
+class Output(NamedTuple):
+    """A tensor that a call returned and that has a gradient.
+
+    It is kept as an edge of autograd's graph: a later in-place operation changes the tensor, not the edge.
+
+    Attributes:
+        place: among all that the call returned.
+        edge: of autograd's graph.
+        value: a copy of its numbers; of a layer with a rule, none.
+    """
+
+    place: int
+    edge: GradientEdge
+    value: Tensor | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        arguments: all that it was given, laid end to end, tensors detached.
+        form: how they lay as positional and named arguments.
+        versions: of the tensors among them, when the module returned; they count changes in place.
+        sources: the nodes of autograd's graph that made these tensors.
+        outputs: what it returned that has a gradient.
+    """
+
+    arguments: tuple[Any, ...]
+    form: TreeSpec
+    versions: tuple[int, ...]
+    sources: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the arguments."""
+        return tuple(value for value in self.arguments if isinstance(value, Tensor))
+
+    @property
+    def changed(self) -> bool:
+        """Whether a tensor that the module was given has been changed in place since."""
+        return any(value._version != version for value, version in zip(self.tensors, self.versions, strict=True))
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and named arguments with other tensors in place of those that were given."""
+        new = iter(tensors)
+        values = [next(new) if isinstance(value, Tensor) else value for value in self.arguments]
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(values, self.form)
+        return arguments
+
+
+@dataclass
+class Part:
+    """A module whose parameters are handled together: a layer with a rule, or a subtree without one.
+
+    Attributes:
+        name: in the model.
+        module: itself.
+        ruled: whether there is a rule for it.
+        trained: its trained parameters by their names in the module; of a subtree all of them.
+        calls: what was seen of it.
+    """
+
+    name: str
+    module: nn.Module
+    ruled: bool
+    trained: Mapping[str, Tensor]
+    calls: list[Call] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model'} ({self.kind})"
+
+    @property
+    def kind(self) -> str:
+        """What the module is."""
+        return type(self.module).__name__
+
+    def full(self, local: str) -> str:
+        """The name of a parameter in the model."""
+        return f"{self.name}.{local}" if self.name else local
+
+    @property
+    def call(self) -> Call:
+        """The only call."""
+        return self.calls[0]
+
+
+def find_parts(module: nn.Module, name: str = "") -> Iterator[Part]:
+    """Find the topmost modules that hold trained parameters themselves."""
+    own = {local: value for local, value in module._parameters.items() if value is not None and value.requires_grad}
+    if not own:
+        for child_name, child in module.named_children():
+            yield from find_parts(child, f"{name}.{child_name}" if name else child_name)
+    elif has_rule(module):
+        yield Part(name, module, True, own)
+    else:
+        trained = {local: value for local, value in module.named_parameters() if value.requires_grad}
+        yield Part(name, module, False, trained)
+
+
+@contextmanager
+def recorded(parts: Sequence[Part]) -> Iterator[None]:
+    """Record the calls of the parts inside the block."""
+    handles = [part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _recorder(part: Part) -> Any:
+    def record(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        values, form = tree_flatten((inputs, keywords))
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        outputs = (
+            Output(place, get_gradient_edge(value), None if part.ruled else value.detach().clone())
+            for place, value in enumerate(tree_leaves(output))
+            if isinstance(value, Tensor) and value.requires_grad
+        )
+        part.calls.append(
+            Call(
+                tuple(value.detach() if isinstance(value, Tensor) else value for value in values),
+                form,
+                tuple(value._version for value in tensors),
+                tuple(get_gradient_edge(value).node for value in tensors if value.requires_grad),
+                tuple(outputs),
+            )
+        )
+
+    return record
+
+
+class Reached(NamedTuple):
+    """What the losses depend on.
+
+    Attributes:
+        nodes: of autograd's graph, those inside of layers with a rule left out.
+        leaves: ids of the tensors that are used outside of layers with a rule, such as parameters of other modules.
+    """
+
+    nodes: set[Node]
+    leaves: set[int]
+
+
+def reached(total: Tensor, parts: Sequence[Part]) -> Reached:
+    """Walk from a number through autograd's graph, past the layers with a rule to what they were given."""
+    sources = {
+        output.edge.node: call.sources for part in parts if part.ruled for call in part.calls for output in call.outputs
+    }
+    found = Reached(set(), set())
+    open_ = [] if total.grad_fn is None else [total.grad_fn]
+    while open_:
+        node = open_.pop()
+        if node in found.nodes:
+            continue
+        found.nodes.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.leaves.add(id(leaf))
+        following = sources[node] if node in sources else [next_node for next_node, _ in node.next_functions]
+        open_.extend(next_node for next_node in following if next_node is not None)
+    return found
