@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.reconstruction.distances import angle, total_variation
+from attacks.reconstruction.evaluation import Evaluator
 from attacks.reconstruction.labels import find_output_layer, infer_labels
 from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.results import Outcome
@@ -38,30 +39,32 @@ def run_iga(
     """
     matcher = Matcher(scene.network, rows, angle)
     labels = _Labels(scene, rows)
-    images, logits = scene.box(images).requires_grad_(), logits.clone().requires_grad_()
+    images, logits = scene.box(images), logits.clone()
     adam = torch.optim.Adam([images, logits], lr=config.learning_rate)
     steps = [int(share * config.iterations) for share in MILESTONES]
     schedule = torch.optim.lr_scheduler.MultiStepLR(adam, milestones=steps, gamma=0.1)
     best = _Best(images, logits)
+
+    def objective(images: Tensor, logits: Tensor) -> Tensor:
+        return matcher(images, labels.probabilities(logits)) + config.tv * total_variation(images)
+
+    evaluate = Evaluator(objective, config.iterations)
     for step in range(config.iterations):
-        losses = matcher(images, labels.probabilities(logits)) + config.tv * total_variation(images)
-        gradients = torch.autograd.grad(losses.sum(), (images, logits), allow_unused=True)
-        best.keep(losses.detach(), images, logits)
+        losses, gradients = evaluate(images, logits)
+        best.keep(losses, images, logits)
         _step(adam, (images, logits), gradients)
         schedule.step()
-        with torch.no_grad():
-            images.copy_(scene.box(images))
+        images.copy_(scene.box(images))
         report(step + 1, best.losses)
-    with torch.no_grad():
-        best.keep(matcher(images, labels.probabilities(logits)) + config.tv * total_variation(images), images, logits)
+    best.keep(objective(images, logits).detach(), images, logits)
     iterations = torch.full((len(rows),), config.iterations)
     return Outcome(best.images, labels.final(best.logits), best.losses, iterations, labels.notes)
 
 
-def _step(adam: torch.optim.Adam, variables: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+def _step(adam: torch.optim.Adam, variables: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """One step of Adam that sees the signs of the gradients only: elementwise, so rows stay apart."""
     for variable, gradient in zip(variables, gradients, strict=True):
-        variable.grad = None if gradient is None else gradient.sign()
+        variable.grad = gradient.sign()
     adam.step()
 
 

@@ -20,6 +20,10 @@ __all__ = ["RULES", "Entry", "Rule", "taped_forward"]
 
 # Patches overlap: they are copied out for so many bytes at a time, which stay in the cache.
 CACHE_BYTES = 2**20
+GPU_BYTES = 2**28
+# From so many channels on, and up to so many numbers in an image's patches, grouped convolutions are faster on a CPU.
+FEW_CHANNELS = 8
+MOST_PATCHES = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +67,10 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) 
 
 def _convolution(layer: Any, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
     x, windows = _padded(layer, x)
-    rows = _KernelGradients.apply(x, error.flatten(2), windows)
+    # The groups of channels are so many images by themselves.
+    images = x.reshape(-1, x.shape[1] // layer.groups, *x.shape[2:])
+    errors = error.reshape(len(images), layer.out_channels // layer.groups, -1)
+    rows = _KernelGradients.apply(images, errors, windows)
     shape = (*units, *layer.weight.shape)
     return Written(_total(rows, shape)), Written(_total(error.flatten(2).sum(dim=2), (*units, layer.out_channels)))
 
@@ -91,7 +98,7 @@ RULES: dict[type[nn.Module], Rule] = {
 
 
 def _total(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Sum over the images of each unit, to (N, U, *shape)."""
+    """Sum over the images of each unit, to that shape (N, U, ...)."""
     if values.numel() == math.prod(shape):
         return values.reshape(shape)
     return values.reshape(*shape[:2], -1, *shape[2:]).sum(dim=2)
@@ -100,7 +107,6 @@ def _total(values: Tensor, shape: tuple[int, ...]) -> Tensor:
 class _Windows(NamedTuple):
     """Where a kernel is applied to a padded image: its size, steps inside and between, the image's size."""
 
-    groups: int
     kernel: tuple[int, int]
     dilation: tuple[int, int]
     stride: tuple[int, int]
@@ -126,11 +132,11 @@ def _padded(layer: Any, x: Tensor) -> tuple[Tensor, _Windows]:
     kernel, dilation, stride = (
         (1, *size) if flat else size for size in (layer.kernel_size, layer.dilation, layer.stride)
     )
-    return x, _Windows(layer.groups, kernel, dilation, stride, (x.shape[2], x.shape[3]))
+    return x, _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]))
 
 
 class _KernelGradients(torch.autograd.Function):
-    """Gradients (R, out, in / groups * kernel) of a kernel from padded images (R, in, H, W) and errors (R, out, P).
+    """Each image's gradient of a kernel (R, out, in * kernel), from padded images (R, in, H, W), errors (R, out, P).
 
     Patches are never kept, and only for a few images at a time are they there at all.
     """
@@ -139,46 +145,120 @@ class _KernelGradients(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
         ctx.save_for_backward(x, errors)
         ctx.windows = windows
-        step = _step(x, windows)
-        pieces = zip(x.split(step), errors.split(step), strict=True)
-        return torch.cat([_grouped(e, windows) @ _unfold(some, windows).mT for some, e in pieces]).flatten(1, 2)
+        rows: Tensor = torch.ops.fedpriv.kernel_gradients(x, errors, *windows[:3])
+        return rows
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, errors = ctx.saved_tensors
-        step = _step(x, ctx.windows)
-        pieces = zip(x.split(step), errors.split(step), gradient.split(step), strict=True)
-        of_images, of_errors = zip(*(_backward(*piece, ctx.windows) for piece in pieces), strict=True)
-        return torch.cat(of_images), torch.cat(of_errors), None
+        of_images, of_errors = torch.ops.fedpriv.kernel_gradients_backward(gradient, x, errors, *ctx.windows[:3])
+        return of_images, of_errors, None
 
 
-def _backward(x: Tensor, errors: Tensor, gradient: Tensor, windows: _Windows) -> tuple[Tensor, Tensor]:
-    kernels = _grouped(gradient, windows)
-    of_errors = kernels @ _unfold(x, windows)
-    patches = (kernels.mT @ _grouped(errors, windows)).flatten(1, 2)
-    folded = F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
-    return folded, of_errors.flatten(1, 2)
+# As operators of their own they are left as they are by torch.compile, which would write out all patches at once.
+_LIBRARY = torch.library.Library("fedpriv", "FRAGMENT")
+_LIBRARY.define("kernel_gradients(Tensor x, Tensor errors, int[] kernel, int[] dilation, int[] stride) -> Tensor")
+_LIBRARY.define(
+    "kernel_gradients_backward(Tensor gradient, Tensor x, Tensor errors, int[] kernel, int[] dilation, int[] stride)"
+    " -> (Tensor, Tensor)"
+)
+
+Pair = tuple[int, int]
 
 
-def _grouped(values: Tensor, windows: _Windows) -> Tensor:
-    """(R, out, n) as (R, groups, out / groups, n)."""
-    return values.unflatten(1, (windows.groups, -1))
+def _kernel_gradients(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]))
+    rows = errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
+    for some in _strips(x, windows):
+        torch.bmm(errors[some], _patches(x[some], windows), out=rows[some])
+    return _channels_first(rows, x.shape[1])
 
 
-def _step(x: Tensor, windows: _Windows) -> int:
+def _kernel_gradients_backward(
+    gradient: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair
+) -> tuple[Tensor, Tensor]:
+    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]))
+    gradient, errors = gradient.contiguous(), errors.contiguous()
+    return _to_images(gradient, x, errors, windows), _to_errors(gradient, x, errors, windows)
+
+
+def _kernel_gradients_shape(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    return errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
+
+
+def _kernel_gradients_backward_shape(
+    gradient: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), errors.new_empty(errors.shape)
+
+
+_LIBRARY.impl("kernel_gradients", _kernel_gradients, "CompositeExplicitAutograd")
+_LIBRARY.impl("kernel_gradients_backward", _kernel_gradients_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("fedpriv::kernel_gradients", _kernel_gradients_shape, lib=_LIBRARY)
+torch.library.register_fake("fedpriv::kernel_gradients_backward", _kernel_gradients_backward_shape, lib=_LIBRARY)
+
+
+def _to_images(kernels: Tensor, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
+    """Each image's errors through its own kernel (R, out, in * kernel), back to padded images (R, in, H, W)."""
+    if _grouped_is_faster(x):
+        groups, weights = _as_groups(kernels, x, windows)
+        felt = errors.reshape(1, -1, *windows.positions)
+        masks = (True, False, False)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), masks
+        )[0]
+        return found.reshape(x.shape)
+    images = x.new_empty(x.shape)
+    for some in _strips(x, windows):
+        patches = torch.bmm(kernels[some].mT, errors[some])
+        images[some] = F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
+    return images
+
+
+def _to_errors(kernels: Tensor, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
+    """Each padded image (R, in, H, W) through its own kernel (R, out, in * kernel): (R, out, P)."""
+    if _grouped_is_faster(x) and kernels.shape[2] * errors.shape[2] <= MOST_PATCHES:
+        groups, weights = _as_groups(kernels, x, windows)
+        found = F.conv2d(groups, weights, None, windows.stride, 0, windows.dilation, groups=len(x))
+        return found.view_as(errors)
+    kernels = kernels.unflatten(2, (x.shape[1], -1)).transpose(2, 3).flatten(2)
+    through = torch.empty_like(errors)
+    for some in _strips(x, windows):
+        torch.bmm(kernels[some], _patches(x[some], windows).mT, out=through[some])
+    return through
+
+
+def _grouped_is_faster(x: Tensor) -> bool:
+    """Whether a convolution with a group for each image beats patches: measured on a CPU, where it has fast code."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] >= FEW_CHANNELS
+
+
+def _as_groups(kernels: Tensor, x: Tensor, windows: _Windows) -> tuple[Tensor, Tensor]:
+    """All images as one (1, R * in, H, W), and their kernels (R * out, in, *kernel)."""
+    return x.reshape(1, -1, *windows.image), kernels.reshape(-1, x.shape[1], *windows.kernel)
+
+
+def _strips(x: Tensor, windows: _Windows) -> list[slice]:
     """How many images' patches are made at once."""
     numbers = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.positions)
-    return max(1, CACHE_BYTES // (numbers * x.element_size()))
+    step = max(1, (CACHE_BYTES if x.device.type == "cpu" else GPU_BYTES) // (numbers * x.element_size()))
+    return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
-def _unfold(x: Tensor, windows: _Windows) -> Tensor:
-    """The patches (R, groups, in / groups * kernel, positions) of padded images (R, in, H, W): a copy of a view."""
-    x = x.contiguous()
-    images, channels, height, width = x.shape
-    down, across = windows.positions
-    shape = (images, channels, *windows.kernel, down, across)
-    inside = (windows.dilation[0] * width, windows.dilation[1])
-    between = (windows.stride[0] * width, windows.stride[1])
-    view = x.as_strided(shape, (channels * height * width, height * width, *inside, *between))
-    patches: Tensor = view.reshape(images, windows.groups, -1, down * across)
+def _patches(x: Tensor, windows: _Windows) -> Tensor:
+    """The patches (R, positions, kernel * in) of padded images (R, in, H, W): channels last, so that runs are long."""
+    x = x.permute(0, 2, 3, 1).contiguous()
+    images, height, width, channels = x.shape
+    positions, kernel = windows.positions, windows.kernel
+    across, down = channels, channels * width
+    between = (windows.stride[0] * down, windows.stride[1] * across)
+    inside = (windows.dilation[0] * down, windows.dilation[1] * across)
+    view = x.as_strided((images, *positions, *kernel, channels), (height * down, *between, *inside, 1))
+    patches: Tensor = view.reshape(images, math.prod(positions), -1)
     return patches
+
+
+def _channels_first(rows: Tensor, channels: int) -> Tensor:
+    """(R, out, kernel * in) to (R, out, in * kernel), laid out anew."""
+    ordered: Tensor = rows.unflatten(2, (-1, channels)).transpose(2, 3).contiguous().flatten(2)
+    return ordered

@@ -197,7 +197,7 @@ class Network:
             return found.reason
         for name, route in found.routes.items():
             method, _, kind = route.partition(": ")
-            if method not in ("ghost", "unused") or kind not in {layer.__name__ for layer in RULES}:
+            if method == "dense" or (method == "ghost" and kind not in {layer.__name__ for layer in RULES}):
                 return f"{name or 'the model'} ({kind}) has no rule"
         return _disagreement(network, model, images, labels)
 

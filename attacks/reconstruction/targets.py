@@ -177,8 +177,9 @@ def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     whole matrix, so that chance decides nothing but the time.
     """
     generator = torch.Generator().manual_seed(0)
-    probes = torch.randn(matrix.shape[1], RANK + 2, generator=generator).to(matrix)
-    sample = matrix @ probes
+    precise = matrix if matrix.device.type == "mps" else matrix.double()
+    probes = torch.randn(matrix.shape[1], RANK + 2, generator=generator).to(precise)
+    sample = precise @ probes
     if not bool(torch.isfinite(sample).all()):
         return None
     basis, values, _ = torch.linalg.svd(sample, full_matrices=False)
@@ -187,7 +188,7 @@ def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     if rank > RANK:
         return None
     basis = basis[:, : max(rank, 1)]
-    right = matrix.mT @ basis
-    length = torch.linalg.vector_norm(matrix)
-    rest = torch.linalg.vector_norm(matrix - basis @ right.mT)
-    return (basis, right) if bool(rest <= precision * length) else None
+    right = precise.mT @ basis
+    rest = torch.linalg.vector_norm(precise - basis @ right.mT)
+    close = bool(rest <= precision * torch.linalg.vector_norm(precise))
+    return (basis.to(matrix), right.to(matrix)) if close else None
