@@ -7,7 +7,7 @@ of a Linear weight is the outer product of the output's gradient and the input, 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -237,8 +237,10 @@ class Outer(Factor):
             return left * right
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
             return _sum(inner_products(rows) for rows in self._pieces(precise))
-        side = partial(self._side, precise=precise)
-        return self._by_pairs(self._positions, self._numbers, side, _products_of_positions)
+        # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
+        # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
+        products = self._by_pairs(self._positions, self._numbers, self._side, _products_of_positions)
+        return products if precise else products.to(self._errors)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
@@ -247,8 +249,9 @@ class Outer(Factor):
             return (left * right).square()
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
             return _sum(_norms(rows).square() for rows in self._pieces(precise=False))
-        chunks = self._chunks(2 * self._positions**2 + self._numbers)
-        return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in chunks])
+        chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
+        pairs = ((in_double(a), in_double(e)) for a, e in chunks)
+        return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms: products of L1 norms, or from gradients multiplied out piece by piece."""
@@ -293,8 +296,8 @@ class Outer(Factor):
 
     @property
     def _numbers(self) -> int:
-        """How many an example's inputs and errors are."""
-        return self._positions * (self._wide + self._tall)
+        """Of an example: its errors, and its inputs twice, which are laid out once more when made on demand."""
+        return self._positions * (2 * self._wide + self._tall)
 
     def _only(self) -> tuple[Tensor, Tensor]:
         """The only inputs (B, in) and errors (B, out) when T = 1."""
@@ -328,10 +331,10 @@ class Outer(Factor):
             torch.bmm(errors.mT, inputs, out=written[some.start - examples.start : some.stop - examples.start])
         return written
 
-    def _side(self, some: slice, precise: bool) -> tuple[Tensor, Tensor]:
-        """All inputs (n T, in) and errors (n T, out) of some examples."""
+    def _side(self, some: slice) -> tuple[Tensor, Tensor]:
+        """All inputs (n T, in) and errors (n T, out) of some examples, in float64."""
         inputs, errors = self._inputs[some].reshape(-1, self._wide), self._errors[some].reshape(-1, self._tall)
-        return (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
+        return in_double(inputs), in_double(errors)
 
 
 class Lookup(Factor):
@@ -355,11 +358,12 @@ class Lookup(Factor):
         """Return the inner products: two positions count when they look up the same row."""
 
         def side(some: slice) -> tuple[Tensor, Tensor]:
-            errors = self._errors[some].reshape(-1, self._width)
-            errors = in_double(errors) if precise else errors
+            errors = in_double(self._errors[some].reshape(-1, self._width))
             return self._indices[some].reshape(-1).to(errors.device), errors
 
-        return self._by_pairs(self._positions, self._positions * (self._width + 1), side, _products_of_lookups)
+        # In float64 whatever is asked for: the positions of a word may nearly cancel, as in a sum of outer products.
+        products = self._by_pairs(self._positions, self._positions * (self._width + 1), side, _products_of_lookups)
+        return products if precise else products.to(self._errors)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
