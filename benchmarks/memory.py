@@ -1,0 +1,83 @@
+"""What per-example gradients take in memory, for several bounds (engine.gradient_memory), beside plain SGD.
+
+Usage: python -m benchmarks.memory [--json FILE] [--batch 256]
+
+Each row is a process of its own that draws one VMF release, whole gradient (or takes one plain step), and reports how
+much its resident memory grew at most from before the first batch. In it is what the kernels and the allocator take, and
+what is loaded on first use (some 20 MiB in every row).
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from fedpriv.config import ModelConfig
+from fedpriv.gradients import GradientOperator, per_example_gradients
+from fedpriv.gradients.dense import dense_gradients
+from fedpriv.mechanisms import VmfMechanism
+from fedpriv.models import build_model
+
+_MIB = 1 << 20
+_MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {"name": "lenet"},
+    "convnet": {"name": "convnet"},
+    "mlp(1024,1024)": {"name": "mlp", "hidden": (1024, 1024)},
+}
+_BOUNDS_MIB = (16, 64, 256)
+
+
+def _peak_mib() -> float:
+    """The most memory this process has had resident so far; Linux counts it in KiB, macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (_MIB if sys.platform == "darwin" else 1024)
+
+
+def measure(model_name: str, batch: int, way: str, bound_mib: int) -> dict[str, Any]:
+    """Return one row: the growth of the peak. ``way``: "sgd" (a plain forward and backward pass), "ghost" or "dense"."""
+    torch.set_num_threads(1)
+    model = build_model(ModelConfig.model_validate(_MODELS[model_name]), (3, 32, 32), 10, seed=1)
+    loss = partial(functional.cross_entropy, reduction="none")
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+    before = _peak_mib()
+    if way == "sgd":
+        functional.cross_entropy(model(x), y).backward()
+    else:
+        gradients: GradientOperator = (
+            per_example_gradients(model, loss, x, y, chunk_bytes=bound_mib * _MIB)
+            if way == "ghost"
+            else dense_gradients(model, loss, x, y, "a benchmark", bound_mib * _MIB)
+        )
+        VmfMechanism(50.0).release(gradients, batch, torch.Generator().manual_seed(1))
+    peak = _peak_mib() - before
+    return {"model": model_name, "batch": batch, "way": way, "bound_mib": bound_mib, "peak_mib": peak}
+
+
+def main() -> None:
+    """Measure all models and bounds and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--batch", type=int, default=256, help="examples")
+    arguments = parser.parse_args()
+    rows = []
+    print(f"{'model':<16}{'batch':>6}{'route':>8}{'bound MiB':>11}{'peak MiB':>10}")
+    for model in _MODELS:
+        for bound in (None, *_BOUNDS_MIB):
+            with multiprocessing.get_context("spawn").Pool(1) as alone:
+                row = alone.apply(measure, (model, arguments.batch, bound))
+            rows.append(row)
+            print(
+                f"{model:<16}{row['batch']:>6}{row['route']:>8}{bound or '-':>11}{row['peak_mib']:>10.1f}", flush=True
+            )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
