@@ -21,7 +21,7 @@ from fedpriv.gradients import Block, Vector
 if TYPE_CHECKING:
     from attacks.reconstruction.network import Network
 
-__all__ = ["DummyGradients", "ghost_dummies", "written_dummies"]
+__all__ = ["DummyGradients", "ghost_dummies", "plain_dummies", "written_dummies"]
 
 
 class DummyGradients:
@@ -102,6 +102,22 @@ def written_dummies(
     """
     gradients = network.gradients(parameters, images, labels, shared=True, each=each)
     return DummyGradients({name: Written(value if each else value[:, None]) for name, value in gradients.items()})
+
+
+def plain_dummies(network: "Network", parameters: Vector, images: Tensor, labels: Tensor) -> DummyGradients:
+    """Compute the gradient of a single dummy batch by ordinary autograd: for a small network nothing costs less.
+
+    Args:
+        network: the network.
+        parameters: of it.
+        images: (1, B, C, H, W), normalised.
+        labels: probabilities (1, B, classes).
+    """
+    with torch.enable_grad():
+        leaves = {name: parameters[name].detach().requires_grad_() for name in network.names}
+        loss = network.loss(leaves, images[0], labels[0])
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return DummyGradients({name: Written(value[None, None]) for name, value in zip(leaves, gradients, strict=True)})
 
 
 def ghost_dummies(

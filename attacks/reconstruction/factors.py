@@ -52,15 +52,15 @@ class Written(Factor):
         self._flat = rows.flatten(2)
 
     def squared(self) -> Tensor:  # noqa: D102
-        return self._flat.square().sum(dim=2)
+        squared: Tensor = _Products.apply(self._flat, None)
+        return squared
 
     def gram(self) -> Tensor:  # noqa: D102
         return torch.bmm(self._flat, self._flat.mT)
 
     def dot(self, targets: Targets, block: Block) -> Tensor:  # noqa: D102
-        if len(targets.vectors) == 1:
-            return self._flat @ targets.flat(block)[0]
-        return (self._flat * targets.flat(block)[:, None]).sum(dim=2)
+        products: Tensor = _Products.apply(self._flat, targets.flat(block))
+        return products
 
     def rows(self) -> Tensor:  # noqa: D102
         return self._rows
@@ -114,6 +114,30 @@ class Outer(Factor):
         """Whether products of all pairs of positions cost more than the gradients themselves."""
         wide, tall = self._inputs.shape[3], self._errors.shape[3]
         return positions * (wide + tall) > wide * tall
+
+
+class _Products(torch.autograd.Function):
+    """Inner products (N, U) of vectors (N, U, K) with others (N, K) or (1, K), or with themselves.
+
+    As ``(a * b).sum(2)``, but nothing as long as the vectors is made on the way, neither now nor for the derivative.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, others: Tensor | None) -> Tensor:
+        ctx.save_for_backward(vectors, others)
+        if others is None:
+            norms: Tensor = torch.linalg.vector_norm(vectors, dim=2)
+            return norms.square()
+        if len(others) == 1:
+            return vectors @ others[0]
+        return torch.bmm(vectors, others[:, :, None])[:, :, 0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        vectors, others = ctx.saved_tensors
+        if others is None:
+            return vectors * (2 * gradient)[:, :, None], None
+        return others[:, None] * gradient[:, :, None], None
 
 
 class _Bilinear(torch.autograd.Function):

@@ -21,9 +21,12 @@ __all__ = ["RULES", "Entry", "Rule", "taped_forward"]
 # Patches overlap: they are copied out for so many bytes at a time, which stay in the cache.
 CACHE_BYTES = 2**20
 GPU_BYTES = 2**28
-# From so many channels on, and up to so many numbers in an image's patches, grouped convolutions are faster on a CPU.
+# From so many images and channels on, up to so many numbers in an image's patches, grouped convolutions are faster on a
+# CPU.
+FEW_IMAGES = 4
 FEW_CHANNELS = 8
 MOST_PATCHES = 2**18
+ONLY_INPUT = (True, False, False)  # of the gradients that a convolution's backward can make
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +206,8 @@ def _to_images(kernels: Tensor, x: Tensor, errors: Tensor, windows: _Windows) ->
     if _grouped_is_faster(x):
         groups, weights = _as_groups(kernels, x, windows)
         felt = errors.reshape(1, -1, *windows.positions)
-        masks = (True, False, False)
         found: Tensor = torch.ops.aten.convolution_backward(
-            felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), masks
+            felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), ONLY_INPUT
         )[0]
         return found.reshape(x.shape)
     images = x.new_empty(x.shape)
@@ -230,7 +232,8 @@ def _to_errors(kernels: Tensor, x: Tensor, errors: Tensor, windows: _Windows) ->
 
 def _grouped_is_faster(x: Tensor) -> bool:
     """Whether a convolution with a group for each image beats patches: measured on a CPU, where it has fast code."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] >= FEW_CHANNELS
+    usable = x.device.type == "cpu" and x.dtype == torch.float32
+    return usable and len(x) >= FEW_IMAGES and x.shape[1] >= FEW_CHANNELS
 
 
 def _as_groups(kernels: Tensor, x: Tensor, windows: _Windows) -> tuple[Tensor, Tensor]:

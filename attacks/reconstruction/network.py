@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 
-from attacks.reconstruction.dummies import DummyGradients, ghost_dummies, written_dummies
+from attacks.reconstruction.dummies import DummyGradients, ghost_dummies, plain_dummies, written_dummies
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.layers import RULES, Entry, taped_forward
 from fedpriv.gradients import Vector
@@ -21,6 +21,8 @@ __all__ = ["Loss", "Network", "Route", "soft_cross_entropy"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits (B, classes), label probabilities (B, classes)) -> losses (B,)."""
 
+# Up to so many parameters the gradient of a single dummy batch is had by ordinary autograd, without any batching.
+SMALL = 2**18
 PROBE = 20240301  # the seed of the images and parameters that a network is tried with; it decides nothing else
 PROBED = 11  # images in one such batch: a prime that is no usual length of an axis
 TOLERANCE = 1e-6  # of the two routes' gradients in float64, relative to the largest number of a tensor
@@ -125,6 +127,9 @@ class Network:
         Raises:
             AttackRefused: the network cannot be differentiated this way.
         """
+        alone = len(images) * (images.shape[1] if each else 1) == 1
+        if alone and autocast is None and self.size <= SMALL:
+            return plain_dummies(self, parameters, images, labels)
         if self.route(images.shape[2:], labels.shape[2]).ghost:
             return ghost_dummies(self, parameters, images, labels, each=each, autocast=autocast)
         return written_dummies(self, parameters, images, labels, each=each)

@@ -70,16 +70,20 @@ class Targets:
         return torch.stack([vector[name].square().sum() for vector in self.vectors])[self.index]
 
     def flat(self, block: Block) -> Tensor:
-        """Each row's tensors of these names side by side: (N, numbers)."""
+        """Each row's tensors of these names side by side: (N, numbers), or (1, numbers) where all rows share them."""
         if block not in self._flat:
             vectors = [torch.cat([vector[name].flatten() for name in block]) for vector in self.vectors]
             stacked = torch.stack(vectors)
-            self._flat[block] = stacked if self.owners == tuple(range(len(vectors))) else stacked[self.index]
+            as_it_is = len(vectors) == 1 or self.owners == tuple(range(len(vectors)))
+            self._flat[block] = stacked if as_it_is else stacked[self.index]
         return self._flat[block]
 
     def rows(self) -> Vector:
         """Each row's target, written out: (N, *shape)."""
-        return {name: self.flat((name,)).unflatten(1, value.shape) for name, value in self.vectors[0].items()}
+        return {
+            name: self.flat((name,)).expand(len(self), -1).unflatten(1, value.shape)
+            for name, value in self.vectors[0].items()
+        }
 
     def matrix(self, name: str) -> "Matrix":
         """Each row's tensor of that name as a matrix."""
@@ -154,7 +158,7 @@ class _LowRank(Matrix):
 
 def _multiply(matrix: Tensor, inputs: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
     """The products with one matrix (out, in); for a single vector each strip of it is read once for both."""
-    if inputs.shape[:2].numel() > 1 or matrix.device.type != "cpu":
+    if inputs.shape[:2].numel() > 1 or matrix.numel() <= STRIP or matrix.device.type != "cpu":
         return inputs @ matrix.mT, errors @ matrix
     a, e = inputs[0, 0], errors[0, 0]
     left, right = torch.empty_like(e), torch.zeros_like(a)

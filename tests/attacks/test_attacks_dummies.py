@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from attack_networks import CLASSES, GHOST, SHAPE, VMAP, network
+from attack_networks import CLASSES, GHOST, SHAPE, VMAP, network, seeded
 from torch import Tensor, nn
 
 from attacks.reconstruction.dummies import DummyGradients, ghost_dummies, written_dummies
@@ -149,7 +149,8 @@ def test_zero_gradients_have_norms_with_a_derivative(examples: int) -> None:
 def test_low_rank_targets_are_found_and_give_the_same_products(dtype: torch.dtype) -> None:
     """Uploads of one example without noise are products of two vectors; with noise they are not."""
     generator = torch.Generator().manual_seed(2)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 80), nn.Sigmoid(), nn.Linear(80, CLASSES)).to(dtype)
+    layers = (nn.Flatten, lambda: nn.Linear(144, 80), nn.Sigmoid, lambda: nn.Linear(80, CLASSES))
+    model = seeded(lambda: nn.Sequential(*(layer() for layer in layers))).to(dtype)
     images, labels = (value.to(dtype) for value in dummies(1))
     clean = [{k: v.detach() for k, v in plain(model, images[row], labels[row]).items()} for row in range(3)]
     noisy = [{k: v + 1e-4 * torch.randn(v.shape, generator=generator).to(v) for k, v in one.items()} for one in clean]
@@ -158,17 +159,18 @@ def test_low_rank_targets_are_found_and_give_the_same_products(dtype: torch.dtyp
         assert type(rows.matrix("1.weight")).__name__ == kind
         found = ghost_dummies(Network(model), trained(model), images, labels, each=False).dot(rows)
         for row, one in enumerate(plain_units(model, images, labels, each=False)):
-            exact = inner(
-                *({k: v.double() for k, v in g.items()} for g in (one[0], targets[OWNERS[row]])), tuple(one[0])
-            )
-            assert found[row].item() == pytest.approx(exact.item(), rel=1e-5 if dtype == torch.float32 else 1e-12)
+            pair = [{k: v.double() for k, v in g.items()} for g in (one[0], targets[OWNERS[row]])]
+            exact = inner(*pair, tuple(one[0])).item()
+            size = (inner(pair[0], pair[0], tuple(one[0])) * inner(pair[1], pair[1], tuple(one[0]))).sqrt().item()
+            assert found[row].item() == pytest.approx(exact, abs=(1e-5 if dtype == torch.float32 else 1e-13) * size)
 
 
 @pytest.mark.parametrize("owners", [[0, 0, 1, 2], [2, 1, 0, 0], [0, 1, 0, 2], [1, 1, 1, 1]])
 @pytest.mark.parametrize("hidden", [6, 600])
 def test_targets_of_any_order_and_size(owners: list[int], hidden: int) -> None:
     """Small matrices are stacked, large ones used where they lie: one by one, in strips, or for several rows."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(144, hidden), nn.Sigmoid(), nn.Linear(hidden, CLASSES)).double()
+    layers = (nn.Flatten, lambda: nn.Linear(144, hidden), nn.Sigmoid, lambda: nn.Linear(hidden, CLASSES))
+    model = seeded(lambda: nn.Sequential(*(layer() for layer in layers)))
     images, labels = dummies(2)
     images.requires_grad_()
     targets = vectors(trained(model), 3)
