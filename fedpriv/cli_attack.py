@@ -3,7 +3,7 @@
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -14,9 +14,14 @@ from typer.core import TyperGroup
 
 from fedpriv.terminal import Json, Quiet, Set, err, out, print_json, print_line, print_sentences
 
+if TYPE_CHECKING:  # what is heavy is imported when a command needs it
+    from attacks.reconstruction import Attack
+    from fedpriv.lab import Tuning
+
 __all__ = ["attack_app"]
 
 _FOLDER = "DIR"
+_FIGURES = "medians over images; identified: nearer to its original than to 99 others of the data set"
 
 AttackNames = Annotated[
     list[str] | None,
@@ -50,6 +55,10 @@ attack_app = typer.Typer(
 def attack_folder(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
     names: AttackNames = None,
+    victims: Annotated[
+        list[str] | None,
+        typer.Option("--victim", metavar="ROUND-CLIENT", help="Attack only this upload; may be given several times."),
+    ] = None,
     set_: Set = None,
     out_dir: Annotated[
         Path | None,
@@ -67,17 +76,18 @@ def attack_folder(
         [
             *("fedpriv", "attack", str(folder)),
             *(part for name in names or () for part in ("--attack", name)),
+            *(part for name in victims or () for part in ("--victim", name)),
             *(part for text in set_ or () for part in ("--set", text)),
         ]
     )
     with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
-        summary = attack_run(folder, names or (), set_ or (), out_dir, command, progress)
+        summary = attack_run(folder, names or (), victims or (), set_ or (), out_dir, command, progress)
     path = out_dir or folder
     if as_json:
         print_json({**summary, "folder": str(path)})
         return
     out.print(_results(summary["attacks"]))
-    out.print("medians over images; identified: nearer to its original than to 99 others of the data set", style="dim")
+    out.print(_FIGURES, style="dim")
     print_sentences(summary["verdict"])
     print_line(f"Report: {path / 'report.html'}")
 
@@ -122,28 +132,33 @@ def tune(
     if as_json:
         print_json(tuning.to_json())
         return
+    out.print(_trials(tuning))
+    out.print(_FIGURES, style="dim")
+    print_sentences(tuning.remarks)
+    print_line(" ".join(f"--set {text}" for text in tuning.overrides))
+
+
+def _trials(tuning: "Tuning") -> Table:
+    """One row for each combination of settings, in a table that fits into 80 columns for up to two keys."""
     table = Table(box=None, pad_edge=False)
-    for heading in (*tuning.keys, "MSE, median", "95 % interval", "PSNR", "SSIM", "identified"):
-        table.add_column(heading, justify="right")
+    for heading in (*tuning.keys, "MSE", "95 % interval", "PSNR", "SSIM", "identified"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for trial in tuning.trials:
         low, high = trial.mse.low, trial.mse.high
         table.add_row(
             *(f"{value:g}" for value in trial.values),
-            f"{trial.mse.value:.5f}",
-            "n/a" if low is None or high is None else f"{low:.5f} to {high:.5f}",
-            f"{trial.psnr:.1f} dB",
+            f"{trial.mse.value:.4f}",
+            "n/a" if low is None or high is None else f"{low:.4f} to {high:.4f}",
+            f"{trial.psnr:.1f}",
             f"{trial.ssim:.3f}",
             f"{trial.identified} of {trial.images}",
             "best" if trial is tuning.best else "",
         )
-    out.print(table)
-    for line in tuning.remarks:
-        out.print(line, markup=False)
-    print_line(" ".join(f"--set {text}" for text in tuning.overrides))
+    return table
 
 
-def _about(attack: Any) -> dict[str, Any]:
+def _about(attack: "Attack") -> dict[str, Any]:
     return {
         "name": attack.name,
         "title": attack.title,

@@ -23,7 +23,16 @@ from attacks.reconstruction import ATTACKS
 from attacks.referee import Score, Scores, Truth, score, score_guesses
 from attacks.threat import Access, ThreatModel, threat_model
 from fedpriv.errors import InputError
-from fedpriv.lab.victims import Target, approximation, read_target, surplus, targets, truth, without_mechanism
+from fedpriv.lab.victims import (
+    Target,
+    approximation,
+    chosen,
+    read_target,
+    surplus,
+    targets,
+    truth,
+    without_mechanism,
+)
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
 from fedpriv.runs import RunFolder, parse_json
@@ -97,11 +106,26 @@ def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
 
 
 def attack_observations(
-    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress
+    world: World,
+    folder: RunFolder,
+    attacks: Sequence[PlannedAttack],
+    progress: Progress,
+    victims: Sequence[str] = (),
 ) -> Leakage:
-    """Attack every observation in the folder, score the results, and add scores and pictures to those of the folder."""
+    """Attack what was heard, score the results, and add scores and pictures to those of the folder.
+
+    Args:
+        world: the experiment, built.
+        folder: of the run.
+        attacks: what to try.
+        progress: told what happens.
+        victims: names of the observations to attack (see :func:`fedpriv.lab.victims.chosen`); none: all.
+
+    Raises:
+        InputError: a victim was not heard, or the folder is damaged.
+    """
     with cpu_threads(world.experiment.engine.threads):
-        return _attack_observations(world, folder, attacks, progress)
+        return _attack_observations(world, folder, attacks, progress, victims)
 
 
 def read_scores(folder: RunFolder) -> tuple[Score, ...]:
@@ -121,12 +145,16 @@ def read_scores(folder: RunFolder) -> tuple[Score, ...]:
 
 
 def _attack_observations(
-    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress
+    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress, victims: Sequence[str]
 ) -> Leakage:
+    every = targets(world, folder)
+    wanted = chosen(every, victims)
     threat = threat_model(world.experiment.adversary)
     progress.stage(threat.describe())
     allowed, leakage = _allowed(attacks, threat)
-    heard, leakage = _heard(world, folder, leakage, progress) if allowed else ([], leakage)
+    for name in surplus(folder, every):
+        leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
+    heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
     public = _guesses(world, threat)
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
@@ -163,11 +191,10 @@ def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[lis
     return [attack for attack in attacks if reasons[attack] is None], Leakage(refusals=refusals)
 
 
-def _heard(world: World, folder: RunFolder, leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
-    """Read what was heard and rebuild what was in it; what is damaged, missing or too much is named and left out."""
-    wanted = targets(world, folder)
-    for name in surplus(folder, wanted):
-        leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
+def _heard(
+    world: World, folder: RunFolder, wanted: Sequence[Target], leakage: Leakage, progress: Progress
+) -> tuple[list[_Heard], Leakage]:
+    """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
     heard: list[_Heard] = []
     empty = damaged = 0
     for target in wanted:

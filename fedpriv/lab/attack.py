@@ -23,6 +23,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
+from fedpriv.lab.victims import chosen, targets
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
@@ -39,7 +40,13 @@ _STOPS = TypeAdapter(tuple[Stop, ...])
 
 
 def attack_run(
-    path: Path, names: Sequence[str], overrides: Sequence[str], out: Path | None, command: str, progress: Progress
+    path: Path,
+    names: Sequence[str],
+    victims: Sequence[str],
+    overrides: Sequence[str],
+    out: Path | None,
+    command: str,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Attack the observations of a run's folder and add the results.
 
@@ -49,6 +56,7 @@ def attack_run(
     Args:
         path: the run's folder.
         names: of attacks; none: those that the overrides are about, else those of the run.
+        victims: names of the observations to attack, such as 1-3 for round 1, client 3; none: all.
         overrides: ``key=value``: settings of the attacks, the device, the threads, or adversary.counterfactual.
         out: copy the folder there and leave the run as it is; ``None``: add to the run's folder.
         command: what repeats this, for the report.
@@ -58,7 +66,9 @@ def attack_run(
         The new content of summary.json.
 
     Raises:
-        InputError: the folder is not that of a run, heard nothing, or is damaged; an attack or setting is not known.
+        InputError: the folder is not that of a run, heard nothing, or is damaged; an attack, victim or setting is not
+            known.
+        RunFailedError: the results cannot be written.
     """
     source = RunFolder.open(path)
     before = source.experiment()
@@ -70,13 +80,14 @@ def attack_run(
     if not list_observations(source.observations):
         raise InputError(f"{path} holds no observations: {_why_none(before)}")
     world = build_world(experiment)
-    read_scores(source)  # what cannot be read is told before the attacks take their time
+    chosen(targets(world, source), victims)
+    read_scores(source)  # what is wrong is told before anything is written and the attacks take their time
     folder = source if out is None else _copied(source, out)
     warnings = attack_warnings(world, [attack.name for attack in attacks])
     for text in warnings:
         progress.warn(text)
     try:
-        leakage = attack_observations(world, folder, attacks, progress)
+        leakage = attack_observations(world, folder, attacks, progress, victims)
         _append_command(folder, command)
         summary = _updated(folder, before, earlier, leakage, warnings)
         folder.write_json("summary.json", summary)

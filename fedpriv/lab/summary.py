@@ -299,12 +299,12 @@ def _beside_the_pictures(experiment: Experiment, scores: Sequence[Score], unatta
         )
     if unattacked:
         uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
-        sentences.append(f"{uploads} could not be attacked and have no part in these figures; the warnings say why.")
+        sentences.append(f"{uploads} could not be attacked: no part of these figures; the warnings say why.")
     return sentences
 
 
 def _picked(scores: Sequence[Score], upload: str) -> str:
-    """Say how often the original is told from others by the pictures of the best attack, if that is no chance."""
+    """Say how often originals are told from others by the best attack's pictures, if that is news and no chance."""
     ranks: dict[str, list[Score]] = {}
     for score in scores:
         if score.chosen and score.upload == upload and score.rank is not None:
@@ -314,9 +314,13 @@ def _picked(scores: Sequence[Score], upload: str) -> str:
     if best is None:
         return ""
     hits, images = told[best], len(ranks[best])
+    recovered = _recovered(scores, upload)
+    if recovered is not None and hits <= recovered[0]:
+        return ""  # of those who were recovered that goes without saying
     candidates = min(score.candidates or 1 for score in ranks[best])
     # The best of several attacks has as many chances to be lucky.
-    if len(ranks) * binomtest(hits, images, 1 / candidates, alternative="greater").pvalue > _CHANCE:
+    chance = binomtest(hits, images, 1 / candidates, alternative="greater").pvalue
+    if round(len(ranks) * chance, 9) >= _CHANCE:
         return ""
     how = "with the mechanism" if upload == "protected" else "without protection"
     return f"By the pictures made {how}, {hits} of {images} originals are told from {candidates - 1} others."

@@ -24,6 +24,7 @@ from attacks.threat import Access, threat_model
 from clients.training import local_upload
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
+from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
 from fedpriv.randomness import numpy_stream, torch_stream
@@ -126,6 +127,8 @@ def tune_attack(
     _check_threat(experiment, attack)
     configs = _configs(attack, getattr(experiment.adversary, name), _parsed(attack, grid))
     world = build_world(experiment)
+    for text in attack_warnings(world, [name]):
+        progress.warn(text)
     with cpu_threads(experiment.engine.threads):
         rehearsed = _rehearse(world, _parameters(world, source), victims)
         public = guesses(world.dataset.x_test.float() / 255)

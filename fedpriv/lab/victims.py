@@ -29,7 +29,9 @@ from fedpriv.world import State, World, build_world
 from server.exchange import Upload
 from server.tap import observe
 
-__all__ = ["Target", "approximation", "read_target", "surplus", "targets", "truth", "without_mechanism"]
+__all__ = ["Target", "approximation", "chosen", "read_target", "surplus", "targets", "truth", "without_mechanism"]
+
+_LISTED = 12
 
 OTHERS = 99  # images among which, with the original, a reconstruction is to pick: chance is 1 in 100
 
@@ -50,6 +52,11 @@ class Target:
     def client(self) -> int:
         """The client that the observation names."""
         return self.clients[0] if len(self.clients) == 1 else 0
+
+    @property
+    def name(self) -> str:
+        """How a user names it."""
+        return f"{self.round}-{self.client if len(self.clients) == 1 else 'sum'}"
 
     @property
     def stem(self) -> str:
@@ -75,6 +82,25 @@ def targets(world: World, folder: RunFolder) -> tuple[Target, ...]:
         else:
             heard.append(Target(record.round, record.used))
     return tuple(heard)
+
+
+def chosen(heard: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
+    """Return those of the targets that a user names; all, where none is named.
+
+    Args:
+        heard: what there is.
+        names: ``ROUND-CLIENT``, such as 1-3, or ``ROUND-sum``.
+
+    Raises:
+        InputError: one of them was not heard.
+    """
+    known = {target.name: target for target in heard}
+    for name in names:
+        if name not in known:
+            there = list(known)
+            listed = ", ".join(there if len(there) <= _LISTED else [*there[:_LISTED], f"{len(there) - _LISTED} more"])
+            raise InputError(f"victim {name}: the adversary did not hear it; heard (as ROUND-CLIENT): {listed}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or tuple(heard)
 
 
 def read_target(folder: RunFolder, target: Target) -> Observation:
@@ -103,15 +129,15 @@ def truth(world: World, target: Target) -> Truth:
     owners = [
         (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))
     ]
-    chosen = torch.cat(rows)
+    every = torch.cat(rows)
     return Truth(
         round=target.round,
         client=target.client,
-        images=world.dataset.x_train[chosen].float() / 255,
-        labels=world.dataset.y_train[chosen],
+        images=world.dataset.x_train[every].float() / 255,
+        labels=world.dataset.y_train[every],
         owners=tuple(owners),
         clients=len(target.clients),
-        others=_others(world, target, chosen),
+        others=_others(world, target, every),
     )
 
 

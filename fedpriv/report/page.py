@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from fedpriv.config import Experiment, describe
+from attacks.reconstruction import ATTACKS
+from fedpriv.config import NOISE_PARAMETER, Experiment, describe
 from fedpriv.errors import InputError
 from fedpriv.report import numbers
 from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
@@ -23,17 +24,14 @@ __all__ = ["render_page", "write_report"]
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
 
-ATTACKS = {
+# What is named here otherwise than in the table of attacks, or is not in it.
+NAMES = {
     "dlg": "DLG",
-    "iga": "Inverting Gradients",
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
+    "guess-class": "Guess: mean of the class",
 }
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
-SOURCES = {
-    "dlg": "Deep Leakage from Gradients, Zhu, Liu and Han 2019",
-    "iga": "Inverting Gradients, Geiping et al. 2020",
-}
 
 
 def write_report(folder: Path) -> Path:
@@ -76,14 +74,14 @@ def render_page(view: View) -> str:
         stops={stop.client: stop for stop in view.summary.stops} if view.summary else {},
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
-        attack_names=ATTACKS,
         upload_names=UPLOADS,
-        attack_sources=SOURCES,
+        attacks=[ATTACKS[name].reference for name in _attacks_made(view)],
         attack_notes=_attack_notes(view),
+        summed=max((score.clients for score in view.scores), default=1),
         lpips_reason=_lpips_reason(view),
         ssim_window=_ssim_window(view),
         settings=_settings(view.experiment),
-        attack_settings=_attack_settings(view.experiment),
+        attack_settings=_attack_settings(view),
         folded_from=FOLDED_FROM,
     )
 
@@ -91,6 +89,7 @@ def render_page(view: View) -> str:
 def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
+        "attack_name": _attack_name,
         "bytes_text": numbers.bytes_text,
         "count": numbers.count,
         "decibel": numbers.decibel,
@@ -104,6 +103,13 @@ def _environment() -> Environment:
         "svg_uri": _svg_uri,
     }
     return environment
+
+
+def _attack_name(label: str) -> str:
+    """What scores call an attack, for a reader: its name, and the settings in which it differs from the run's."""
+    name, _, settings = label.partition(",")
+    title = NAMES.get(name) or (ATTACKS[name].title if name in ATTACKS else name)
+    return f"{title} ({settings.replace(',', ', ')})" if settings else title
 
 
 def _picture_uri(picture: Picture) -> str:
@@ -163,6 +169,7 @@ class _LedgerTable:
         number: the number of each statement.
         adjacencies: what the short names of adjacencies in the table stand for.
         notes: each note once, with the clients it is about: empty for all.
+        noise: what the clients' own noise is called, where it differs between them; else empty.
     """
 
     lines: tuple[LedgerLine, ...]
@@ -173,9 +180,12 @@ class _LedgerTable:
     unit: str
     mechanism: str
     parameters: Mapping[str, Any]
+    noise: str
 
 
 def _ledger_table(ledger: Ledger) -> _LedgerTable:
+    noise = NOISE_PARAMETER.get(ledger.mechanism) or ""
+    differs = len({line.noise for line in ledger.clients}) > 1
     lines = ledger.clients or ((ledger.worst,) if ledger.worst else ())
     statements = tuple(dict.fromkeys(text for line in lines for text in line.theorem.values()))
     return _LedgerTable(
@@ -186,7 +196,8 @@ def _ledger_table(ledger: Ledger) -> _LedgerTable:
         notes=_notes(lines),
         unit=ledger.unit,
         mechanism=mechanism_name(ledger.mechanism),
-        parameters=ledger.parameters,
+        parameters={key: value for key, value in ledger.parameters.items() if not (differs and key == noise)},
+        noise=noise if differs else "",
     )
 
 
@@ -224,7 +235,7 @@ def _attack_notes(view: View) -> list[tuple[str, int]]:
     images: dict[str, set[tuple[int, int, int]]] = {}
     for score in view.scores:
         if score.chosen and score.note:
-            text = f"{ATTACKS.get(score.attack, score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
+            text = f"{_attack_name(score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
             images.setdefault(text, set()).add((score.round, score.client, score.image))
     return [(text, len(about)) for text, about in images.items()]
 
@@ -256,7 +267,14 @@ def _settings(experiment: Experiment) -> list[_Setting]:
     return [(key, _plain(value), value != default, meaning) for key, value, default, meaning in describe(experiment)]
 
 
-def _attack_settings(experiment: Experiment) -> list[_Setting]:
+def _attack_settings(view: View) -> list[_Setting]:
     """The settings of the adversary, without those of attacks that were not made."""
-    idle = tuple(f"adversary.{name}." for name in SOURCES if name not in experiment.adversary.attacks)
-    return [row for row in _settings(experiment) if row[0].startswith("adversary.") and not row[0].startswith(idle)]
+    idle = tuple(f"adversary.{name}." for name in ATTACKS if name not in _attacks_made(view))
+    rows = _settings(view.experiment)
+    return [row for row in rows if row[0].startswith("adversary.") and not row[0].startswith(idle)]
+
+
+def _attacks_made(view: View) -> list[str]:
+    """The attacks of the settings, and those that were made afterwards on the same uploads."""
+    later = [score.attack.partition(",")[0] for score in view.scores if score.upload != "none"]
+    return [name for name in dict.fromkeys((*view.experiment.adversary.attacks, *later)) if name in ATTACKS]

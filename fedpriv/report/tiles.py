@@ -146,7 +146,8 @@ def _leakage(view: View) -> list[Tile]:
         return [Tile("Images recovered", "not attacked", words=True, remark="This run has no attacks.")]
     bare, shielded = recovered(view.scores, "unprotected"), recovered(view.scores, "protected")
     if bare is None and shielded is None:
-        remark = "Attacks were planned, but this folder has no scores."
+        done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
+        remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."
         return [Tile("Images recovered", "not known", words=True, remark=remark)]
     first = _bare(view, bare)
     if view.experiment.mechanism.name == "none" and shielded is None:

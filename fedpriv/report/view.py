@@ -58,6 +58,7 @@ class LedgerLine:
     notes: tuple[str, ...] = ()
     client: int | None = None
     examples: int | None = None
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Score:
         mse: mean squared error on the [0, 1] scale; ``mse_normalised`` the same on the network's input scale.
         psnr: in decibels; ``None`` where it is not finite.
         note: what the attack said about its result; may be empty.
+        clients: how many clients' uploads were added up in the attacked one.
+        rank: the original's place among ``candidates`` images by distance to this picture; 1: picked out.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = FINITE
@@ -111,6 +114,9 @@ class Score:
     lpips: float | None = None
     recovered: bool = False
     note: str = ""
+    clients: int = 1
+    rank: int | None = None
+    candidates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,10 @@ class Victim:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack (or guess) on one kind of upload over all its victims: counts and medians."""
+    """One attack (or guess) on one kind of upload over all its victims: counts, medians, and their intervals.
+
+    ``intervals`` has the low and high end by the figure's name; ``missing`` are images that only others were tried on.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = FINITE
 
@@ -162,6 +171,11 @@ class AttackResult:
     lpips: float | None = None
     lpips_reason: str | None = None
     label_accuracy: float | None = None
+    missing: int = 0
+    identified: int | None = None
+    candidates: int | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True)

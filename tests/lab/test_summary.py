@@ -1,6 +1,7 @@
 """The sentences claim what the scores show, and no more."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -106,3 +107,78 @@ def test_medians_are_over_victims() -> None:
     scores = [line(i, "iga", "protected", False, ssim=value) for i, value in enumerate((0.1, 0.2, 0.9))]
     (row,) = attack_results(scores, 0.6, "no weights")
     assert (row.ssim, row.lpips, row.lpips_reason, row.victims) == (0.2, None, "no weights", 3)
+
+
+def picture(client: int, rank: int | None, *, image: int = 0, clients: int = 1, attack: str = "iga") -> Score:
+    base = line(client, attack, "unprotected", recovered=False)
+    return replace(base, image=image, clients=clients, rank=rank, candidates=None if rank is None else 100)
+
+
+def test_counts_and_intervals_of_the_identified() -> None:
+    (row,) = attack_results([picture(client, 1 + client % 2) for client in range(10)], 0.6, None)
+    assert (row.identified, row.candidates, row.victims, row.missing) == (5, 100, 10, 0)
+    low, high = row.intervals["identified"]
+    assert low < 0.5 < high
+    assert (round(low, 4), round(high, 4)) == (0.2366, 0.7634)  # Wilson, 5 of 10
+    assert row.intervals["recovered"][0] == 0.0
+    assert row.intervals["mse"] == (0.1, 0.1)
+    assert "lpips" not in row.intervals
+
+
+def test_lines_of_earlier_versions_have_no_ranks() -> None:
+    (row,) = attack_results([picture(0, 1), picture(1, None)], 0.6, None)
+    assert row.identified is None
+    assert "identified" not in row.intervals
+
+
+def test_the_images_of_one_upload_give_no_interval_of_a_median() -> None:
+    (row,) = attack_results([picture(0, 1, image=image) for image in range(8)], 0.6, None)
+    assert set(row.intervals) == {"recovered", "identified"}
+    summed = [picture(client, 1, image=image, clients=4) for client in range(4) for image in range(2)]
+    (row,) = attack_results(summed, 0.6, None)
+    assert set(row.intervals) == {"recovered", "identified"}
+
+
+def test_intervals_repeat_and_follow_the_seed() -> None:
+    scores = [replace(picture(client, 1), mse=0.01 * client**2) for client in range(12)]
+    one, again, other = (attack_results(scores, 0.6, None, seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one[0].intervals["mse"][0] < one[0].mse < one[0].intervals["mse"][1]
+    assert one[0].intervals["recovered"] == other[0].intervals["recovered"]
+
+
+def test_images_that_an_attack_has_nothing_for_are_counted() -> None:
+    """A median over survivors must say that it is one."""
+    scores = [picture(client, 1, attack="dlg") for client in range(3)] + [picture(0, 1, attack="iga")]
+    rows = {row.attack: row for row in attack_results(scores, 0.6, None)}
+    assert (rows["dlg"].victims, rows["dlg"].missing) == (3, 0)
+    assert (rows["iga"].victims, rows["iga"].missing) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [([1, 1, 30, 40], True), ([1, 20, 30, 40], False), ([1], False), ([2, 3, 4, 5], False), ([1] * 8, True)],
+)
+def test_originals_that_are_told_from_others_are_told_to_the_reader(ranks: list[int], told: bool) -> None:
+    """Nothing is recovered, and still a picture points at its original; one hit in four may be chance (4 %)."""
+    scores = [picture(client, rank) for client, rank in enumerate(ranks)]
+    said = " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
+    wanted = (
+        f"By the pictures made without protection, {ranks.count(1)} of {len(ranks)} originals are told from 99 others."
+    )
+    assert (wanted in said) == told
+
+
+def test_recovered_images_need_no_second_sentence() -> None:
+    scores = [replace(picture(client, 1), recovered=True) for client in range(4)]
+    assert "told from" not in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
+
+
+def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> None:
+    """Client 1's protected upload was broken: of the protected images only client 0's counts."""
+    scores = [line(client, "iga", "unprotected", True) for client in (0, 1)] + [line(0, "iga", "protected", True)]
+    scores += [replace(line(client, "guess-mean", "none", False), label=None) for client in (0, 1)]
+    said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 0))
+    assert "recovers 2 of 2 images, with vmf 1 of 1." in said
+    said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 1))
+    assert "1 upload that was heard could not be attacked: no part of these figures" in said
