@@ -18,15 +18,19 @@ class LedgerEntry:
         client: the partition's number.
         examples: n_k, how many examples the client holds.
         guarantee: what is proven about its releases.
+        noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
+            a mechanism.
     """
 
     client: int
     examples: int
     guarantee: Guarantee
+    noise: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as plain values, the guarantee's fields beside the client's."""
-        return {"client": int(self.client), "examples": int(self.examples), **_plain(self.guarantee)}
+        own = {"client": int(self.client), "examples": int(self.examples), "noise": self.noise}
+        return {**own, **_plain(self.guarantee)}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
@@ -38,7 +42,7 @@ class LedgerEntry:
         given = {field.name: line[field.name] for field in fields(Guarantee)}
         given["theorem"] = dict(given["theorem"])
         given["notes"] = tuple(given["notes"])
-        return cls(int(line["client"]), int(line["examples"]), Guarantee(**given))
+        return cls(int(line["client"]), int(line["examples"]), Guarantee(**given), line.get("noise"))
 
 
 @dataclass(frozen=True)

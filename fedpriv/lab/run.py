@@ -165,7 +165,10 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     asked = sorted(folder.asked().items())
     entries = [
         LedgerEntry(
-            plan.client, plan.sampling.examples, plan.guarantee([number for number, who in asked if plan.client in who])
+            client=plan.client,
+            examples=plan.sampling.examples,
+            guarantee=plan.guarantee([number for number, who in asked if plan.client in who]),
+            noise=plan.config.noise,
         )
         for plan in world.plans
     ]

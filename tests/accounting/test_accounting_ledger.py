@@ -62,7 +62,7 @@ def test_json_round_trip_keeps_every_bit(mechanism, sampling):
 def test_json_has_the_keys_of_the_run_folder():
     tree = Ledger.of("example", "none", {}, [entry(3, None), entry(1, None)]).to_json()
     assert set(tree) == {"unit", "mechanism", "parameters", "clients", "worst"}
-    assert set(tree["worst"]) == {"client", "examples", *(field.name for field in fields(Guarantee))}
+    assert set(tree["worst"]) == {"client", "examples", "noise", *(field.name for field in fields(Guarantee))}
     assert tree["clients"][0] == tree["worst"]
     assert tree["worst"]["epsilon"] is None
     assert [line["client"] for line in tree["clients"]] == [1, 3]
