@@ -3,12 +3,12 @@
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from attacks.threat import threat_model
 from clients.app import app as client_app
-from fedpriv.accounting import Ledger, LedgerEntry
+from fedpriv.accounting import Ledger, LedgerEntry, guarantee
 from fedpriv.budget import Budget, Stop
 from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
@@ -163,11 +163,12 @@ def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
 def _ledger(world: World, folder: RunFolder) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
     asked = sorted(folder.asked().items())
+    proven = cache(guarantee)  # most clients of a run share one answer, and some take a second
     entries = [
         LedgerEntry(
             client=plan.client,
             examples=plan.sampling.examples,
-            guarantee=plan.guarantee([number for number, who in asked if plan.client in who]),
+            guarantee=proven(plan.accounted([number for number, who in asked if plan.client in who])),
             noise=plan.config.noise,
         )
         for plan in world.plans
