@@ -218,7 +218,7 @@ def no_observations(run: Path) -> None:
         (damage("reconstructions/scores.jsonl", "{}\n"), (), (), (), "scores.jsonl, line 1 is damaged"),
         (damage("metrics.jsonl", "{}\n"), (), (), (), "metrics.jsonl, line 1 is damaged"),
         (no_observations, (), (), (), "holds no observations: none of the rounds"),
-        (None, ("gan",), (), (), "attack 'gan' is not known; known: dlg, iga"),
+        (None, ("gan",), (), (), "attack 'gan' is not known"),
         (None, ("iga", "iga"), (), (), "attack iga is named twice"),
         (None, (), ("1-7",), (), "victim 1-7: the adversary did not hear it; heard (as ROUND-CLIENT): 1-0, 1-1, 1-2"),
         (None, (), ("five",), (), "victim five"),

@@ -1,0 +1,147 @@
+"""``fedpriv attack`` as a user meets it: results in 80 columns, JSON for programs, one clear line for mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attacks.reconstruction import ATTACKS
+
+SMALL = """
+name = "small"
+seed = 3
+[model]
+name = "mlp"
+hidden = [8]
+activation = "tanh"
+[federation]
+clients = 3
+rounds = 2
+[training]
+batch_size = 1
+[mechanism]
+name = "vmf"
+kappa = 300
+[adversary]
+attacks = ["iga"]
+victims = 2
+iga = { iterations = 5 }
+dlg = { iterations = 3, restarts = 2 }
+[engine]
+name = "inline"
+device = "cpu"
+"""
+
+
+def fedpriv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "FEDPRIV_DATA"} | {"COLUMNS": "80"}
+    command = [sys.executable, "-m", "fedpriv.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "small.toml").write_text(SMALL)
+    done = fedpriv("run", "small.toml", "--out", "run", "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_other_attacks_on_a_run(here: Path) -> None:
+    done = fedpriv("attack", "run", "--attack", "dlg", "--victim", "1-0", "--out", "one", cwd=here)
+    assert done.returncode == 0, done.stderr
+    table, rest = done.stdout.split("medians over images", 1)
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
+        ["iga", "protected"], ["iga", "unprotected"], ["dlg", "protected"], ["dlg", "unprotected"],
+        ["guess-mean", "none"], ["guess-grey", "none"],
+    ]  # fmt: skip
+    assert max(map(len, table.splitlines())) <= 80
+    assert "threat model: honest-but-curious-server" in done.stderr
+    assert rest.rstrip().endswith(f"Report: {Path('one') / 'report.html'}")
+    command = (here / "one" / "command.txt").read_text().splitlines()
+    assert command == ["fedpriv run small.toml", "fedpriv attack run --attack dlg --victim 1-0"]
+
+
+def test_json_is_all_that_json_prints(here: Path) -> None:
+    done = fedpriv("attack", "--json", "run", "--set", "adversary.iga.tv=0.25", "--out", "json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    tree = json.loads(done.stdout)
+    assert tree["folder"] == "json"
+    assert {row["attack"] for row in tree["attacks"]} == {"iga", "iga,tv=0.25", "guess-mean", "guess-grey"}
+
+
+def test_list(here: Path) -> None:
+    done = fedpriv("attack", "list", cwd=here)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    for attack in ATTACKS.values():
+        assert f"{attack.name} {attack.title}" in words
+        assert attack.reference in words
+        assert all(need.words in words for need in attack.needs)
+        for key, field in attack.config.model_fields.items():
+            assert f"adversary.{attack.name}.{key} = {field.default} {field.description}" in words
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    tree = json.loads(fedpriv("attack", "list", "--json", cwd=here).stdout)
+    assert [one["name"] for one in tree] == list(ATTACKS)
+    assert all({"name", "title", "reference", "needs", "tunable", "settings"} == set(one) for one in tree)
+
+
+def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:
+    arguments = (
+        "attack",
+        "tune",
+        "small.toml",
+        "--grid",
+        "tv=0,0.001",
+        "--grid",
+        "learning_rate=0.1,0.3",
+        "--victims",
+        "3",
+    )
+    done = fedpriv(*arguments, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines()[:5])) <= 80
+    assert done.stdout.count("best\n") == 1
+    last = done.stdout.rstrip().splitlines()[-1]
+    assert last.startswith("--set adversary.iga.tv=")
+    checked = fedpriv("config", "check", "small.toml", *last.split(), cwd=here)
+    assert checked.returncode == 0, checked.stderr
+    tree = json.loads(fedpriv(*arguments, "--json", cwd=here).stdout)
+    assert len(tree["trials"]) == 4
+    assert " ".join(f"--set {text}" for text in tree["overrides"]) == last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["attack", "nowhere"], "nowhere is not the folder of a run"),
+        (["attack", "small.toml"], "small.toml is not the folder of a run"),
+        (["attack", "run", "--attack", "gan"], "attack 'gan' is not known"),
+        (["attack", "run", "--victim", "9-9"], "victim 9-9: the adversary did not hear it"),
+        (["attack", "run", "--set", "seed=4"], "an existing run keeps its settings"),
+        (["attack", "run", "--out", "run"], "run exists already"),
+        (["attack", "run", "--outt", "x"], "No such option"),
+        (["attack", "tune", "nothing.toml"], "nothing.toml: no such file"),
+        (["attack", "tune", "small.toml", "--attack", "dlg"], "dlg has no weights to tune"),
+        (["attack", "tune", "small.toml", "--victims", "0"], "0 is not in the range"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(here: Path, arguments: list[str], expected: str) -> None:
+    done = fedpriv(*arguments, cwd=here)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_help_names_the_folder_and_the_commands(here: Path) -> None:
+    done = fedpriv("attack", "--help", cwd=here)
+    assert done.returncode == 0
+    for word in ("DIR", "list", "tune", "fedpriv attack runs/"):
+        assert word in done.stdout
+    assert "Write to a copy" in fedpriv("attack", "DIR", "--help", cwd=here).stdout
