@@ -1,4 +1,4 @@
-"""The command line: ``fedpriv run | attack | report | config | data``."""
+"""The command line: ``fedpriv run | attack | report | account | config | data``."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.cli_account import account_app
 from fedpriv.cli_attack import attack_app
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
@@ -36,6 +37,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check an experiment file, or show all its settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(attack_app, name="attack")
+app.add_typer(account_app, name="account")
 
 
 def _print_version(asked: bool) -> None:

@@ -5,7 +5,15 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 """
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
-from fedpriv.accounting.calibration import NOISE_PARAMETERS, CalibrationName, calibrate, nominal_noise
+from fedpriv.accounting.calibration import OutOfReachError, calibrate, nominal_noise
+from fedpriv.accounting.comparison import (
+    Comparison,
+    Contender,
+    Point,
+    compare_mechanisms,
+    equal_blocks,
+    noise_to_signal,
+)
 from fedpriv.accounting.gaussian import (
     analytic_sigma,
     classic_sigma,
@@ -15,19 +23,24 @@ from fedpriv.accounting.gaussian import (
 )
 from fedpriv.accounting.guarantees import Guarantee, guarantee, running_epsilon
 from fedpriv.accounting.ledger import Ledger, LedgerEntry
-from fedpriv.accounting.release import LARGEST_KAPPA, MechanismName, Release, SamplingName, UnitName
+from fedpriv.accounting.release import LARGEST_KAPPA, NOISE_PARAMETERS, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
+from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
 
 __all__ = [
     "LARGEST_KAPPA",
     "NOISE_PARAMETERS",
     "ORDERS",
     "CalibrationName",
+    "Comparison",
+    "Contender",
     "Guarantee",
     "Ledger",
     "LedgerEntry",
     "MechanismName",
+    "OutOfReachError",
+    "Point",
     "Release",
     "SamplingName",
     "UnitName",
@@ -36,6 +49,8 @@ __all__ = [
     "analytic_sigma",
     "calibrate",
     "classic_sigma",
+    "compare_mechanisms",
+    "equal_blocks",
     "extended_sigma",
     "gaussian_delta",
     "gaussian_epsilon",
@@ -44,9 +59,11 @@ __all__ = [
     "laplace_rdp",
     "log_mgf",
     "mean_resultant_length",
+    "noise_to_signal",
     "nominal_noise",
     "pure_rdp",
     "rdp_to_epsilon",
+    "release_with",
     "running_epsilon",
     "subsampled_rdp",
     "vmf_rdp",

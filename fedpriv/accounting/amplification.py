@@ -12,7 +12,14 @@ from scipy import special
 
 from fedpriv.accounting.renyi import pure_rdp
 
-__all__ = ["LARGEST_SAMPLED_ORDER", "amplified_pure", "amplified_rdp", "poisson_gaussian_rdp", "subsampled_rdp"]
+__all__ = [
+    "LARGEST_SAMPLED_ORDER",
+    "amplified_pure",
+    "amplified_rdp",
+    "dominated_rdp",
+    "poisson_gaussian_rdp",
+    "subsampled_rdp",
+]
 
 Array = NDArray[np.float64]
 
@@ -38,19 +45,23 @@ def amplified_pure(epsilon: float, rate: float) -> float:
 def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float, rate: float) -> Array:
     """Return the best proven Renyi privacy of one step of fixed-size sampling.
 
-    At every order the smallest of three bounds: the unsampled mechanism's own (sampling never hurts: the divergence is
-    quasi-convex), what the amplified pure bound implies, and :func:`subsampled_rdp` for orders to 4096.
+    At every order the smallest of four bounds: the unsampled mechanism's own (sampling never hurts: the divergence is
+    quasi-convex), what the amplified pure bound implies, and to order 4096 :func:`subsampled_rdp` and
+    :func:`dominated_rdp`.
 
     Args:
         orders: above 1.
-        base: Renyi privacy of the mechanism on a batch under replace-one, as a function of an array of orders.
+        base: Renyi privacy of the mechanism on a batch under replace-one, as a function of an array of orders: that of
+            a symmetric dominating pair.
         pure: its pure epsilon, infinity if it has none.
         rate: q in (0, 1].
     """
     values = np.asarray(orders, dtype=np.float64)
     result = np.minimum(base(values), pure_rdp(values, amplified_pure(pure, rate)))
     within = values <= LARGEST_SAMPLED_ORDER
-    result[within] = np.minimum(result[within], subsampled_rdp(values[within], base, pure, rate))
+    if rate < 1 and np.any(within):
+        for bound in (subsampled_rdp(values[within], base, pure, rate), dominated_rdp(values[within], base, rate)):
+            result[within] = np.minimum(result[within], bound)
     return result
 
 
@@ -79,6 +90,45 @@ def subsampled_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: floa
     return _interpolated(values, lambda order: _scaled_bound(terms, order))
 
 
+def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float) -> Array:
+    """Return the bound on a sampled mechanism that has a symmetric dominating pair, by its moments.
+
+    Let h(u) be the hockey-stick divergence of the pair at u = exp(epsilon), the largest of any two neighbours. After
+    sampling it is at most q h(u) at 1 - q + q u >= 1 (Balle, Barthe and Gaboardi 2018, Theorem 9), in both directions.
+    A moment is an integral over hockey-stick divergences, so at an integer order a
+
+        exp((a - 1) rdp(a)) <= 1 + a (a - 1) q^2 * integral over u >= 1 of [v^(a-2) + v^(-a-1)] h(u),   v = 1 - q + q u
+
+    Expand the first power. The pair's own moments M(j) = exp((j - 1) r(j)) bound its terms, because M(j) - 1 is
+    j (j - 1) times the integral of [u^(j-2) + u^(-j-1)] h(u). The second power is at most 1, and h is at most 1:
+
+        <= 1 + sum_{j=2..a} C(a,j) (1 - q)^(a-j) q^j (M(j) - 1) + min{ C(a,2) q^2 (M(2) - 1), (a - 1) q }
+
+    In between interpolated as in :func:`subsampled_rdp`.
+
+    Args:
+        orders: above 1, at most 4096.
+        base: Renyi privacy r of the pair, or more, as a function of an array of orders.
+        rate: q in (0, 1).
+
+    Raises:
+        ValueError: an order out of range.
+    """
+    values = np.asarray(orders, dtype=np.float64)
+    j = np.arange(2.0, _largest_integer(values) + 1)
+    log_moments = _log_expm1((j - 1) * base(j))
+    terms = _binomial_terms(log_moments, rate)
+
+    def scaled(order: int) -> float:
+        if order < 2:
+            return 0.0
+        backward = log_moments[0] + np.log(order * (order - 1) / 2) + 2 * np.log(rate)
+        forward = _scaled_bound(terms + order * np.log1p(-rate), order)
+        return float(np.logaddexp(forward, min(backward, np.log((order - 1) * rate))))
+
+    return _interpolated(values, scaled)
+
+
 def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
     """Return the Renyi privacy of one Poisson-sampled Gaussian step under add-or-remove-one.
 
@@ -98,15 +148,19 @@ def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
     """
     values = np.asarray(orders, dtype=np.float64)
     j = np.arange(2.0, _largest_integer(values) + 1)
-    exponent = (j * j - j) / (2 * sigma**2)
-    terms = (
-        exponent + np.log(-np.expm1(-exponent)) - _LOG_FACTORIAL[2 : j.size + 2] + j * (np.log(rate) - np.log1p(-rate))
-    )
+    terms = _binomial_terms(_log_expm1((j * j - j) / (2 * sigma**2)), rate)
+    return _interpolated(values, lambda order: _scaled_bound(terms + order * np.log1p(-rate), order))
 
-    def scaled(order: int) -> float:
-        return _scaled_bound(terms + order * np.log1p(-rate), order)
 
-    return _interpolated(values, scaled)
+def _binomial_terms(log_moments: Array, rate: float) -> Array:
+    """Return log of (q / (1 - q))^j / j! exp(log_moments) for j = 2, 3, ..."""
+    j = np.arange(2.0, log_moments.size + 2)
+    return np.asarray(log_moments - _LOG_FACTORIAL[2 : j.size + 2] + j * (np.log(rate) - np.log1p(-rate)), np.float64)
+
+
+def _log_expm1(exponent: Array) -> Array:
+    with np.errstate(divide="ignore"):  # log 0 where nothing is lost
+        return np.asarray(exponent + np.log(-np.expm1(-exponent)), np.float64)
 
 
 def _largest_integer(orders: Array) -> int:

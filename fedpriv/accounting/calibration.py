@@ -7,7 +7,6 @@ reported, whatever theorem gives it.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
 from fedpriv.accounting.guarantees import guarantee
@@ -15,35 +14,34 @@ from fedpriv.accounting.release import (
     LARGEST_KAPPA,
     LARGEST_SCALE,
     LARGEST_SIGMA,
+    NOISE_PARAMETERS,
     SMALLEST_SCALE,
     SMALLEST_SIGMA,
-    MechanismName,
-    Release,
-    SamplingName,
-    UnitName,
+    release_with,
 )
 from fedpriv.errors import InputError
+from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
 
-__all__ = ["NOISE_PARAMETERS", "CalibrationName", "calibrate", "nominal_noise"]
-
-CalibrationName = Literal["analytic", "extended", "classic"]
+__all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
 
 _TOLERANCE = 5e-4  # on epsilon, relative
 _HALVINGS = 200
 _NEARLY_STRAIGHT = 100.0  # epsilons within this factor of each other
 
 
+class OutOfReachError(InputError):
+    """A target that no noise in range reaches exactly: too small for the most, or too large for the least."""
+
+
 @dataclass(frozen=True)
 class _Noise:
-    """A mechanism's noise parameter and where to look for it.
+    """Where to look for a mechanism's noise parameter.
 
     Attributes:
-        parameter: its name in :class:`Release`.
         least: the value with the least noise.
         most: the value with the most noise.
     """
 
-    parameter: str
     least: float
     most: float
 
@@ -56,16 +54,13 @@ class _Noise:
         return max(self.least, self.most)
 
 
-_SIGMA = _Noise("sigma", SMALLEST_SIGMA, LARGEST_SIGMA)
+_SIGMA = _Noise(SMALLEST_SIGMA, LARGEST_SIGMA)
 _NOISES: dict[MechanismName, _Noise] = {
     "gaussian": _SIGMA,
     "hgm": _SIGMA,
-    "laplace": _Noise("scale", SMALLEST_SCALE, LARGEST_SCALE),
-    "vmf": _Noise("kappa", LARGEST_KAPPA, 1e-12),
+    "laplace": _Noise(SMALLEST_SCALE, LARGEST_SCALE),
+    "vmf": _Noise(LARGEST_KAPPA, 1e-12),
 }
-
-NOISE_PARAMETERS: dict[MechanismName, str] = {name: noise.parameter for name, noise in _NOISES.items()}
-"""For each mechanism with noise the field of :class:`Release` that says how much."""
 
 _SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
 
@@ -132,42 +127,40 @@ def calibrate(
         for a divergence below about delta^2).
 
     Raises:
-        InputError: an argument out of range, nothing to calibrate, or no noise parameter in range fits.
+        OutOfReachError: no noise parameter in range fits.
+        InputError: an argument out of range, or nothing to calibrate.
     """
     _check_mechanism(mechanism)
     _check_epsilon(target_epsilon)
     if participations == 0:
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
-    noise = _NOISES[mechanism]
+    noise, parameter = _NOISES[mechanism], NOISE_PARAMETERS[mechanism]
 
     def epsilon(log_noise: float) -> float:
         # exp(log(x)) may lie a rounding beyond x.
         value = min(max(math.exp(log_noise), noise.smallest), noise.largest)
-        release = Release(
-            mechanism,
-            unit,
-            sampling,
-            rate,
-            participations,
-            dimensions,
-            kappa=value if noise.parameter == "kappa" else None,
-            sigma=value if noise.parameter == "sigma" else None,
-            scale=value if noise.parameter == "scale" else None,
-            clip_norm=1.0,
-            delta=delta,
+        release = release_with(
+            value,
+            delta,
+            mechanism=mechanism,
+            sampling=sampling,
+            rate=rate,
+            participations=participations,
+            dimensions=dimensions,
+            unit=unit,
         )
         figure = guarantee(release).epsilon
         return math.inf if figure is None else figure
 
     exposed, private = math.log(noise.least), math.log(noise.most)
     if epsilon(exposed) <= target_epsilon:
-        raise InputError(
+        raise OutOfReachError(
             f"epsilon = {target_epsilon:g}: so large that it needs less noise than the least allowed "
-            f"({noise.parameter} = {noise.least:g})"
+            f"({parameter} = {noise.least:g})"
         )
     if epsilon(private) > target_epsilon:
-        raise InputError(
-            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {noise.parameter} from {noise.smallest:g} to "
+        raise OutOfReachError(
+            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {parameter} from {noise.smallest:g} to "
             f"{noise.largest:g} reaches it"
         )
     return math.exp(_search(epsilon, target_epsilon, private=private, exposed=exposed))
@@ -175,7 +168,7 @@ def calibrate(
 
 def _check_mechanism(mechanism: MechanismName) -> None:
     if mechanism not in _NOISES:
-        raise InputError(f"mechanism = {mechanism}: has no noise to calibrate; allowed is {', '.join(_NOISES)}")
+        raise InputError(f"mechanism = {mechanism}: has no noise; allowed is {', '.join(_NOISES)}")
 
 
 def _check_epsilon(epsilon: float) -> None:

@@ -8,7 +8,7 @@ exp(epsilon) / (1 + exp(epsilon)), so T adaptive releases are no worse than T an
 import math
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 __all__ = ["LARGEST_COUNT", "pure_composition_epsilon"]
 
@@ -37,12 +37,14 @@ def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
         return math.inf
     if count == 0 or epsilon == 0:
         return 0.0
+    from scipy.stats import binom  # here, because the import takes half a second
+
     lie = float(special.expit(-epsilon))
     first, last = _window(epsilon, count, lie, delta)
     lies = np.arange(first, last + 1, dtype=np.float64)
     # From one number of lies to the next, in logs: both probabilities have the binomial coefficients in common.
     ratios = np.log((count - lies[:-1]) / lies[1:])
-    log_a = stats.binom.logpmf(first, count, lie) + np.concatenate([[0.0], np.cumsum(ratios - epsilon)])
+    log_a = binom.logpmf(first, count, lie) + np.concatenate([[0.0], np.cumsum(ratios - epsilon)])
     log_b = log_a - (count - 2 * lies) * epsilon
     at_most_a = np.exp(np.logaddexp.accumulate(log_a)) * (1 + _ALLOWANCE)
     at_most_b = np.logaddexp.accumulate(log_b) - _ALLOWANCE
@@ -60,10 +62,12 @@ def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
 
 def _window(epsilon: float, count: int, lie: float, delta: float) -> tuple[int, int]:
     """Return numbers of lies between which the answer is decided."""
-    first = int(stats.binom.ppf(delta * _LEFT_OUT, count, lie))
+    from scipy.stats import binom
+
+    first = int(binom.ppf(delta * _LEFT_OUT, count, lie))
     if epsilon * count <= 1:
         return first, max(first, count // 2)
     # At j lies more than this the first (1 + delta) / 2 of the probability counts for 1 - exp(-2 j epsilon) or more.
-    likely = int(stats.binom.ppf((1 + delta) / 2, count, lie))
+    likely = int(binom.ppf((1 + delta) / 2, count, lie))
     more = math.ceil((math.log1p(delta) - math.log1p(-delta)) / (2 * epsilon)) + 1
     return first, max(first, min(likely + more, count // 2))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fedpriv.accounting.gaussian_proof import GaussianProof, HeterogeneousGaussianProof
 from fedpriv.accounting.proofs import Claim, NoProof, Proof, smallest
 from fedpriv.accounting.pure_proof import DirectionalProof, LaplaceProof
-from fedpriv.accounting.release import MechanismName, Release
+from fedpriv.accounting.release import Release
+from fedpriv.names import MechanismName
 
 __all__ = ["Guarantee", "guarantee", "running_epsilon"]
 

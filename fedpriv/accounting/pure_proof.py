@@ -129,7 +129,7 @@ class DirectionalProof(PureProof):
     @property
     def pure_theorem(self) -> str:  # noqa: D102
         return (
-            f"2 kappa for each of {self.pieces} block(s) and {int(self.release.participations)} participation(s), "
+            f"2 kappa for each block ({self.pieces}) and participation ({int(self.release.participations)}), "
             "added: the density ratio is at most exp(kappa |x - x'|) (Weggenmann and Kerschbaum 2021), basic "
             "composition"
         )
@@ -185,7 +185,7 @@ class LaplaceProof(PureProof):
     @property
     def pure_theorem(self) -> str:  # noqa: D102
         return (
-            f"2 clip_norm over the noise scale for each of {int(self.release.participations)} participation(s), added: "
+            f"2 clip_norm over the noise scale for each participation ({int(self.release.participations)}), added: "
             "the Laplace mechanism with L1 sensitivity 2 clip_norm (Dwork et al. 2006, Prop. 1), basic composition"
         )
 

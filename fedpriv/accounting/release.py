@@ -3,29 +3,28 @@
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from fedpriv.errors import InputError
+from fedpriv.names import MechanismName, SamplingName, UnitName
 
 __all__ = [
     "LARGEST_KAPPA",
     "LARGEST_SCALE",
     "LARGEST_SIGMA",
+    "NOISE_PARAMETERS",
     "SMALLEST_SCALE",
     "SMALLEST_SIGMA",
-    "MechanismName",
     "Release",
-    "SamplingName",
-    "UnitName",
+    "release_with",
 ]
-
-MechanismName = Literal["none", "gaussian", "laplace", "vmf", "hgm"]
-UnitName = Literal["example", "update"]
-SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
 
 LARGEST_KAPPA = 1e7
 SMALLEST_SIGMA, LARGEST_SIGMA = 1e-9, 1e12
 SMALLEST_SCALE, LARGEST_SCALE = 1e-9, 1e12
+
+NOISE_PARAMETERS: dict[MechanismName, str] = {"gaussian": "sigma", "laplace": "scale", "vmf": "kappa", "hgm": "sigma"}
+"""For each mechanism with noise the field of :class:`Release` that says how much."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,40 @@ class Release:
         # A set, because there may be millions of blocks of one size.
         fine = len(self.dimensions) > 0 and all(_is_count(dimension, 1) for dimension in set(self.dimensions))
         _check(fine, "dimensions", self.dimensions, "at least one block, of whole numbers 1 or more")
+
+
+def release_with(
+    noise: float,
+    delta: float,
+    *,
+    mechanism: MechanismName,
+    sampling: SamplingName,
+    rate: float,
+    participations: int,
+    dimensions: tuple[int, ...] = (1,),
+    unit: UnitName = "example",
+) -> Release:
+    """Return the release of a mechanism with this sigma, scale or kappa.
+
+    Raises:
+        InputError: a mechanism without noise, or an argument out of range.
+    """
+    if mechanism not in NOISE_PARAMETERS:
+        raise InputError(f"mechanism = {mechanism}: has no noise; allowed is {', '.join(NOISE_PARAMETERS)}")
+    parameter = NOISE_PARAMETERS[mechanism]
+    return Release(
+        mechanism,
+        unit,
+        sampling,
+        rate,
+        participations,
+        dimensions,
+        kappa=noise if parameter == "kappa" else None,
+        sigma=noise if parameter == "sigma" else None,
+        scale=noise if parameter == "scale" else None,
+        clip_norm=1.0,
+        delta=delta,
+    )
 
 
 def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:

@@ -98,6 +98,23 @@ def test_antipodal_pairs_are_the_worst_and_the_figure_is_theirs(dimension, diver
     assert max(divergence(order, kappa, angle) for angle in angles) < claimed
 
 
+@pytest.mark.parametrize("kappa", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("share", [-0.95, -0.3, 0.0, 0.3, 0.7, 0.95])
+def test_antipodal_directions_dominate_in_every_hockey_stick_divergence(kappa, share):
+    """Delta at any epsilon, of either sign, grows with the angle between the centres (K = 3); see docs/account.md."""
+    z, weights = np.polynomial.legendre.leggauss(400)
+    around = np.linspace(0, 2 * np.pi, 401)[:-1]
+    log_constant = np.log(np.sum(np.exp(kappa * z) * weights) / 2)
+    deltas = []
+    for angle in np.linspace(0, np.pi, 13):
+        # z is the cosine with the difference of the centres, the sum of which lies in the plane across.
+        across = np.sqrt(1 - z**2)[:, None] * np.cos(around) * np.cos(angle / 2)
+        log_p, log_q = (kappa * (sign * z[:, None] * np.sin(angle / 2) + across) - log_constant for sign in (1, -1))
+        gains = np.maximum(0.0, np.exp(log_p) - np.exp(2 * kappa * share + log_q))
+        deltas.append(float(np.sum(gains.mean(axis=1) * weights / 2)))
+    assert np.all(np.diff(deltas) >= -2e-5)
+
+
 @pytest.mark.parametrize(("order", "kappa"), list(itertools.product([1.1, 2.0, 9.0], [0.2, 1.0, 4.0])))
 def test_a_zero_gradient_costs_no_more(order, kappa):
     """A zero gradient is released as a uniform direction; the divergence to and from it, by integration (K = 3)."""

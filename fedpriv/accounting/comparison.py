@@ -1,0 +1,177 @@
+"""Mechanisms on one scale: the noise-to-signal ratio of the mean gradient at the same proven (epsilon, delta).
+
+The noise-to-signal ratio is the root mean square of the length of the noise in the released mean of B gradients, over
+the length of the signal, which is what is released without the noise. It needs an assumption about the gradients:
+
+- all B point the same way;
+- each is as long as clipping allows, or longer (a clipped mechanism then keeps its direction only, as vmf does);
+- for clipping in the L1 norm, its K coordinates are spread like normal ones, so that |g|_1 = sqrt(2 K / pi) |g|_2.
+
+This favours no mechanism by the size of clip_norm. It does not count what clipping distorts where it acts on some
+gradients only, nor that blocks of equal length are not the gradient's own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpriv.accounting.calibration import OutOfReachError, calibrate
+from fedpriv.accounting.vmf_functions import mean_resultant_length
+from fedpriv.errors import InputError
+from fedpriv.names import MechanismName, SamplingName
+
+__all__ = ["Comparison", "Contender", "Point", "compare_mechanisms", "equal_blocks", "noise_to_signal"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mechanism that is compared.
+
+    Attributes:
+        label: for a reader.
+        mechanism: as in the settings.
+        dimensions: K of each block; one block but for vmf.
+    """
+
+    label: str
+    mechanism: MechanismName
+    dimensions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One contender at one epsilon.
+
+    Attributes:
+        epsilon: proven for the whole run.
+        noise: the least noise that proves it: sigma, scale or kappa; None if none in range does.
+        ratio: the noise-to-signal ratio with this noise; None likewise.
+        refusal: why there is none; empty if there is.
+    """
+
+    epsilon: float
+    noise: float | None
+    ratio: float | None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every contender at every epsilon, all under replace-one.
+
+    Attributes:
+        delta: of every (epsilon, delta) statement.
+        sampling: full, or fixed (batches of a fixed size).
+        rate: q = B / n; 1 for full.
+        participations: how often an example is used.
+        batch_size: B, gradients in a mean.
+        dimension: K, numbers in a gradient.
+        curves: a contender and its points in the order of the epsilons asked for.
+    """
+
+    delta: float
+    sampling: SamplingName
+    rate: float
+    participations: int
+    batch_size: int
+    dimension: int
+    curves: tuple[tuple[Contender, tuple[Point, ...]], ...]
+
+
+def equal_blocks(dimension: int, blocks: int) -> tuple[int, ...]:
+    """Cut K coordinates into m blocks whose sizes differ by 1 at most, the larger ones first.
+
+    Raises:
+        InputError: no coordinate or no block, or more blocks than coordinates.
+    """
+    if dimension < 1:
+        raise InputError(f"dimension = {dimension}: allowed is 1 and more")
+    if not 1 <= blocks <= dimension:
+        raise InputError(f"blocks = {blocks}: allowed is from 1 to the {dimension:,} coordinates that there are")
+    size, larger = divmod(dimension, blocks)
+    return (size + 1,) * larger + (size,) * (blocks - larger)
+
+
+def noise_to_signal(contender: Contender, noise: float, batch_size: int) -> float:
+    """Return the noise-to-signal ratio of the mean of B gradients, under the assumption at the top of this module.
+
+    - gaussian, hgm with even shares: noise sigma C sqrt(K) / B, signal C.
+    - laplace: noise scale C sqrt(2 K) / B, signal C / sqrt(2 K / pi): together 2 K scale / (sqrt(pi) B).
+    - vmf: a draw has the mean A = A_K(kappa) along its gradient and the variance 1 - A^2. Squares of noise and signal
+      are added over the blocks: sqrt(sum (1 - A^2) / B / sum A^2), for blocks of one size sqrt((1 - A^2) / B) / A.
+
+    Args:
+        contender: the mechanism.
+        noise: its sigma, scale or kappa, above 0.
+        batch_size: B, at least 1.
+    """
+    dimension = sum(contender.dimensions)
+    if contender.mechanism == "laplace":
+        return 2 * dimension * noise / (math.sqrt(math.pi) * batch_size)
+    if contender.mechanism != "vmf":
+        return noise * math.sqrt(dimension) / batch_size
+    sizes, counts = np.unique(np.array(contender.dimensions), return_counts=True)
+    signals = np.array([float(mean_resultant_length(int(size), noise)) for size in sizes]) ** 2
+    return math.sqrt(float(counts @ (1 - signals)) / batch_size / float(counts @ signals))
+
+
+def compare_mechanisms(
+    epsilons: Sequence[float],
+    delta: float,
+    *,
+    dimension: int,
+    batch_size: int,
+    participations: int,
+    rate: float | None = None,
+    block_size: int = 16,
+) -> Comparison:
+    """Calibrate every mechanism to the same proven epsilons and compare what is left of the signal.
+
+    Args:
+        epsilons: of the whole run, above 0.
+        delta: in (0, 1).
+        dimension: K, at least 1.
+        batch_size: B, at least 1.
+        participations: how often an example is used, at least 1.
+        rate: of batches of a fixed size, under which all mechanisms have the same adjacency; None: no sampling.
+        block_size: about how many coordinates the small blocks of vmf have.
+
+    Raises:
+        InputError: an argument out of range.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size = {batch_size}: allowed is 1 and more")
+    whole = equal_blocks(dimension, 1)
+    if not 1 <= block_size <= dimension:
+        raise InputError(
+            f"block_size = {block_size}: allowed is from 1 to the {dimension:,} coordinates that there are"
+        )
+    small = equal_blocks(dimension, math.ceil(dimension / block_size))
+    contenders = (
+        Contender("gaussian, hgm", "gaussian", whole),
+        Contender("vmf, whole", "vmf", whole),
+        Contender(f"vmf, blocks of {max(small)}", "vmf", small),
+        Contender("laplace", "laplace", whole),
+    )
+    sampling: SamplingName = "full" if rate is None else "fixed"
+    known = 1.0 if rate is None else rate
+
+    def point(contender: Contender, epsilon: float) -> Point:
+        try:
+            noise = calibrate(
+                epsilon,
+                delta,
+                mechanism=contender.mechanism,
+                sampling=sampling,
+                rate=known,
+                participations=participations,
+                dimensions=contender.dimensions,
+            )
+        except OutOfReachError as error:
+            return Point(epsilon, None, None, str(error))
+        return Point(epsilon, noise, noise_to_signal(contender, noise, batch_size))
+
+    curves = tuple((contender, tuple(point(contender, epsilon) for epsilon in epsilons)) for contender in contenders)
+    return Comparison(delta, sampling, known, participations, batch_size, dimension, curves)

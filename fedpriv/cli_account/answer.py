@@ -1,0 +1,133 @@
+"""From what was asked to a line of the ledger."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedpriv.accounting import (
+    NOISE_PARAMETERS,
+    Guarantee,
+    Release,
+    calibrate,
+    equal_blocks,
+    guarantee,
+    nominal_noise,
+    release_with,
+)
+from fedpriv.cli_account.asked import Asked
+from fedpriv.errors import InputError
+from fedpriv.names import SamplingName
+
+__all__ = ["Answer", "answer"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line of the ledger.
+
+    Attributes:
+        asked: the question.
+        release: what is accounted for, the noise with it.
+        guarantee: what is proven.
+    """
+
+    asked: Asked
+    release: Release
+    guarantee: Guarantee
+
+    @property
+    def parameter(self) -> str:
+        """The name of the noise parameter: sigma, scale or kappa."""
+        return NOISE_PARAMETERS[self.asked.mechanism]
+
+    @property
+    def noise(self) -> float:
+        """Its value, given or found."""
+        return float(getattr(self.release, self.parameter))
+
+
+def answer(asked: Asked) -> Answer:
+    """Find the noise and what is proven with it.
+
+    Raises:
+        InputError: not exactly one noise is given, a number is out of range, no amplification is proven for the
+            sampling, or no noise reaches the target.
+    """
+    option, value = _given_noise(asked)
+    sampling, rate = _sampling(asked)
+    run: dict[str, Any] = {
+        "mechanism": asked.mechanism,
+        "sampling": sampling,
+        "rate": rate,
+        "participations": asked.participations,
+        "dimensions": equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
+        "unit": asked.unit,
+    }
+    if option == "--target-epsilon":
+        noise = calibrate(value, asked.delta, **run)
+    elif option == "--epsilon":
+        noise = _nominal_noise(asked, value, sampling)
+    else:
+        noise = value
+    release = release_with(noise, asked.delta, **run)
+    return Answer(asked, release, _with_nominal(guarantee(release), asked, sampling))
+
+
+def _given_noise(asked: Asked) -> tuple[str, float]:
+    options = {
+        f"--{NOISE_PARAMETERS[asked.mechanism]}": asked.noise,
+        "--epsilon": asked.epsilon,
+        "--target-epsilon": asked.target_epsilon,
+    }
+    given = [(name, value) for name, value in options.items() if value is not None]
+    if len(given) != 1:
+        what = f"{' and '.join(name for name, _ in given)} are given" if given else "none is given"
+        raise InputError(f"{asked.mechanism} needs exactly one of {', '.join(options)}; {what}")
+    return given[0]
+
+
+def _sampling(asked: Asked) -> tuple[SamplingName, float]:
+    """Return the sampling, by default the one that amplifies at this rate, and the rate, 1 where there is none."""
+    pure = asked.mechanism in ("laplace", "vmf")
+    amplifying: tuple[SamplingName, ...] = ("fixed",) if pure else ("poisson", "fixed")
+    sampling, rate = asked.sampling, asked.sampling_rate
+    if sampling is None:
+        sampling = "full" if rate is None else amplifying[0]
+    if sampling == "poisson" and pure:
+        raise InputError(
+            f"--sampling poisson: no amplification by it is proven for {asked.mechanism}; allowed are fixed, "
+            "shuffled, full"
+        )
+    if sampling not in amplifying and rate is not None:
+        raise InputError(
+            f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the "
+            f"rate, or take --sampling {' or '.join(amplifying)}"
+        )
+    if sampling in amplifying and rate is None:
+        raise InputError(f"--sampling {sampling} needs --sampling-rate, above 0 and at most 1")
+    return sampling, 1.0 if rate is None else rate
+
+
+def _nominal_noise(asked: Asked, epsilon: float, sampling: SamplingName) -> float:
+    return nominal_noise(
+        epsilon,
+        asked.delta,
+        mechanism=asked.mechanism,
+        calibration=asked.calibration,
+        sensitivity=_sensitivity(sampling),
+    )
+
+
+def _sensitivity(sampling: SamplingName) -> int:
+    """Of gaussian and hgm, over clip_norm: add-or-remove-one under Poisson sampling, replace-one elsewhere."""
+    return 1 if sampling == "poisson" else 2
+
+
+def _with_nominal(found: Guarantee, asked: Asked, sampling: SamplingName) -> Guarantee:
+    """Say what --epsilon means for the mechanisms whose ledger has no nominal figure."""
+    if asked.epsilon is None or found.nominal_epsilon is not None:
+        return found
+    words = (
+        f"nominal, as given: one release alone is (epsilon, delta)-private, by the {asked.calibration} calibration at "
+        f"sensitivity {_sensitivity(sampling)} clip_norm and without sampling"
+    )
+    return replace(found, nominal_epsilon=asked.epsilon, theorem={**found.theorem, "nominal_epsilon": words})

@@ -1,0 +1,40 @@
+"""What was asked on the command line."""
+
+from dataclasses import dataclass
+
+from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
+
+__all__ = ["Asked"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options as they were given, None where they were not; nothing is checked yet.
+
+    Attributes:
+        mechanism: gaussian, laplace, vmf or hgm.
+        noise: sigma, scale or kappa.
+        epsilon: nominal.
+        target_epsilon: proven for the whole run.
+        participations: of one example or update.
+        delta: of (epsilon, delta).
+        sampling_rate: share of a client's examples in a batch.
+        sampling: how batches are drawn.
+        unit: what is protected.
+        dimension: numbers in a gradient.
+        blocks: parts with a draw of their own.
+        calibration: from a nominal epsilon to sigma.
+    """
+
+    mechanism: MechanismName
+    noise: float | None
+    epsilon: float | None
+    target_epsilon: float | None
+    participations: int
+    delta: float
+    sampling_rate: float | None
+    sampling: SamplingName | None
+    unit: UnitName
+    dimension: int | None = None
+    blocks: int = 1
+    calibration: CalibrationName = "analytic"

@@ -1,0 +1,67 @@
+"""The plot of ``fedpriv account compare``.
+
+Colours are those of Okabe and Ito (2008), which people with any kind of colour vision tell apart; lines differ in
+dashes and marks, too. Marks are hollow and of several sizes, so that lines that coincide are both seen.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from fedpriv.accounting import Comparison
+from fedpriv.errors import InputError
+
+__all__ = ["draw_comparison"]
+
+_LINES: tuple[dict[str, Any], ...] = (
+    {"color": "#0072B2", "linestyle": "-", "marker": "o", "markersize": 5},
+    {"color": "#D55E00", "linestyle": "--", "marker": "s", "markersize": 4},
+    {"color": "#009E73", "linestyle": ":", "marker": "o", "markersize": 10},
+    {"color": "#CC79A7", "linestyle": "-.", "marker": "D", "markersize": 5},
+)
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "fedpriv",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Draw noise-to-signal ratios over proven epsilons, both logarithmic, to a .png or .svg file.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    with matplotlib.rc_context(_STYLE):
+        drawing = Figure(figsize=(7.0, 4.6), layout="constrained")
+        axes = drawing.subplots()
+        axes.axhline(1, color="#5a6169", linewidth=1)
+        for (contender, points), line in zip(comparison.curves, _LINES, strict=True):
+            known = [(point.epsilon, point.ratio) for point in points if point.ratio is not None]
+            epsilons, ratios = [epsilon for epsilon, _ in known], [ratio for _, ratio in known]
+            axes.plot(epsilons, ratios, label=contender.label, linewidth=1.8, markerfacecolor="none", **line)
+        for scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
+            scale("log")
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(f"proven ε of the whole run at δ = {comparison.delta:g}, replace-one")
+        axes.set_ylabel("noise over signal in the mean gradient")
+        axes.set_title(_title(comparison), fontsize=10, loc="left")
+        axes.grid(color="#e3e5e7", linewidth=0.8)
+        axes.legend(frameon=False)
+        try:
+            drawing.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        except OSError as error:
+            raise InputError(f"--plot {path}: cannot be written: {error.strerror}") from None
+
+
+def _title(comparison: Comparison) -> str:
+    sampling = "no sampling" if comparison.sampling == "full" else f"fixed-size batches, rate {comparison.rate:g}"
+    return (
+        f"{comparison.batch_size:,} gradients of {comparison.dimension:,} numbers, {comparison.participations:,} "
+        f"participations, {sampling}"
+    )

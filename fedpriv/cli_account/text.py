@@ -1,0 +1,163 @@
+"""Ledger lines and comparisons for people and for programs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fedpriv.accounting import NOISE_PARAMETERS, Comparison
+from fedpriv.cli_account.answer import Answer
+from fedpriv.terminal import out
+
+__all__ = ["account_json", "comparison_json", "print_account", "print_comparison"]
+
+_PARAMETERS = {
+    "kappa": "concentration of each draw: the smaller, the more noise",
+    "scale": "scale of the Laplace noise on the sum, over clip_norm",
+    "sigma": "standard deviation of the noise on the sum, over clip_norm",
+}
+_ADJACENCY = "replace-one"
+_ASSUMPTIONS = (
+    "Signal: B gradients that point the same way, each as long as clipping allows, or longer. For clipping in L1 "
+    "(laplace) their coordinates are spread like normal ones, so |g|_1 = sqrt(2 K / pi) |g|_2.",
+    "Noise: root mean square of its length in the mean. gaussian sigma sqrt(K) / B; laplace 2 K scale / (sqrt(pi) B); "
+    "vmf sqrt((1 - A^2) / B) / A, where A is the mean cosine of a draw with its gradient, in each block.",
+    "hgm is shown with even shares, as gaussian; with others the same holds in its own norm |x / sqrt(K r)|.",
+    "Not counted: what clipping distorts, and that vmf in blocks gives all of them the same length.",
+)
+
+
+# ---- one line of the ledger -----------------------------------------------------------------------------------------
+
+
+def account_json(found: Answer) -> dict[str, Any]:
+    """Return plain values, None where no figure is proven."""
+    return {
+        "mechanism": found.asked.mechanism,
+        found.parameter: found.noise,
+        "target_epsilon": found.asked.target_epsilon,
+        "unit": found.asked.unit,
+        "dimension": found.asked.dimension,
+        "blocks": found.asked.blocks,
+        **asdict(found.guarantee),
+    }
+
+
+def print_account(found: Answer) -> None:
+    """Print the figures first, then what each rests on."""
+    asked, proven = found.asked, found.guarantee
+    means = _PARAMETERS[found.parameter]
+    if asked.target_epsilon is not None:
+        means = f"the least noise for epsilon {_number(asked.target_epsilon)}: {means}"
+    figures = _columns("left", "right", "left")
+    figures.add_row(found.parameter, _bold(found.noise), means)
+    figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
+    figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
+    figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
+    out.print(figures)
+    out.print()
+    setting = _columns("left", "left")
+    setting.add_row("mechanism", _mechanism(found))
+    setting.add_row("adjacency", proven.adjacency)
+    setting.add_row("sampling", proven.sampling)
+    setting.add_row("participations", f"{proven.participations:,}")
+    out.print(setting)
+    names = ("epsilon", "pure_epsilon", "nominal_epsilon")
+    _print_list("What they rest on", [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names])
+    _print_list("Notes", proven.notes)
+
+
+def _mechanism(found: Answer) -> str:
+    asked = found.asked
+    if asked.dimension is None:
+        return asked.mechanism
+    on = f"{asked.mechanism} on {asked.dimension:,} numbers"
+    if asked.mechanism != "vmf" or asked.blocks == 1:
+        return on
+    sizes = " or ".join(f"{size:,}" for size in sorted(set(found.release.dimensions)))
+    return f"{on} in {asked.blocks:,} blocks of {sizes}"
+
+
+# ---- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def comparison_json(found: Comparison) -> dict[str, Any]:
+    """Return plain values, one row a mechanism and epsilon."""
+    rows = [
+        {
+            "mechanism": contender.mechanism,
+            "label": contender.label,
+            "blocks": len(contender.dimensions),
+            NOISE_PARAMETERS[contender.mechanism]: point.noise,
+            "epsilon": point.epsilon,
+            "noise_to_signal": point.ratio,
+            "refusal": point.refusal or None,
+        }
+        for contender, points in found.curves
+        for point in points
+    ]
+    return {
+        "delta": found.delta,
+        "adjacency": _ADJACENCY,
+        "sampling": _sampling(found),
+        "participations": found.participations,
+        "batch_size": found.batch_size,
+        "dimension": found.dimension,
+        "assumptions": list(_ASSUMPTIONS),
+        "rows": rows,
+    }
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print a table, one column a mechanism, and what it assumes."""
+    out.print("Noise over signal in the mean gradient, at the same proven epsilon", style="bold")
+    out.print(
+        f"{found.batch_size:,} gradients (B) of {found.dimension:,} numbers (K), {found.participations:,} "
+        f"participations, sampling: {_sampling(found)}, delta = {found.delta:g}, {_ADJACENCY}. Below 1 the signal is "
+        "longer than the noise."
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("epsilon", justify="right")
+    for contender, _ in found.curves:
+        table.add_column(contender.label, justify="right")
+    for row in zip(*(points for _, points in found.curves), strict=True):
+        table.add_row(_number(row[0].epsilon), *(_number(point.ratio) for point in row))
+    out.print()
+    out.print(table)
+    refusals = [f"{each.label}: {point.refusal}" for each, points in found.curves for point in points if point.refusal]
+    _print_list("What it assumes", [*_ASSUMPTIONS, *refusals])
+
+
+def _sampling(found: Comparison) -> str:
+    return found.sampling if found.sampling == "full" else f"{found.sampling}, rate {found.rate:.6g}"
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _columns(*alignments: Any) -> Table:
+    """A table without lines whose last column wraps."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for alignment in alignments[:-1]:
+        table.add_column(justify=alignment, no_wrap=True)
+    table.add_column(justify=alignments[-1])
+    return table
+
+
+def _print_list(title: str, items: Any) -> None:
+    out.print(f"\n{title}", style="bold")
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for item in items:
+        table.add_row("-", Text(item))
+    out.print(table)
+
+
+def _bold(value: float | None) -> Text:
+    return Text(_number(value), style="bold")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if 10_000 <= value < 10_000_000 else f"{value:.4g}"
