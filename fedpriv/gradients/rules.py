@@ -107,7 +107,7 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, memory: Memory) -
     parts = []
     for some in slices(0, len(x), _step(x, memory)):
         normal = functional.group_norm(x[some], layer.num_groups, eps=layer.eps)
-        parts.append(normal.mul_(error[some]).flatten(2).sum(dim=2))
+        parts.append(normal.mul_(error[some]).reshape(len(normal), layer.num_channels, -1).sum(dim=2))
     bias = error.reshape(len(x), layer.num_channels, -1).sum(dim=2)
     return {"weight": Rows(torch.cat(parts), memory.scratch), "bias": Rows(bias, memory.scratch)}
 

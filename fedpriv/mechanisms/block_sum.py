@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms.base import refuse_not_finite
-from fedpriv.mechanisms.cosine import draw_cosines
+from fedpriv.mechanisms.cosine import Cosines, draw_cosines
 
 __all__ = ["draw_block_sums"]
 
@@ -111,15 +111,18 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _angles(present: Tensor, kappa: float, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Draw cosines and sines, (n, m) each, as numbers like those of ``rows``; uniform ones where no direction is."""
-    length = rows.shape[2]
-    drawn = draw_cosines(kappa, length, present.numel(), rng)
-    cosine, sine = (torch.from_numpy(values).view(present.shape) for values in drawn)
-    absent = ~present.cpu()
+    cosine, sine = _like(draw_cosines(kappa, rows.shape[2], present.numel(), rng), rows)
+    cosine, sine = cosine.view(present.shape), sine.view(present.shape)
+    absent = ~present
     missing = int(absent.sum())
     if missing:
-        uniform = draw_cosines(0.0, length, missing, rng)
-        cosine[absent], sine[absent] = torch.from_numpy(uniform.cosine), torch.from_numpy(uniform.sine)
-    return cosine.to(rows), sine.to(rows)
+        cosine[absent], sine[absent] = _like(draw_cosines(0.0, rows.shape[2], missing, rng), rows)
+    return cosine, sine
+
+
+def _like(drawn: Cosines, rows: Tensor) -> tuple[Tensor, Tensor]:
+    cosine, sine = (torch.from_numpy(values).to(rows.dtype).to(rows.device) for values in drawn)
+    return cosine, sine
 
 
 def _shaped(flat: Tensor, gradients: GradientOperator) -> Vector:
