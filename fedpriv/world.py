@@ -203,10 +203,14 @@ def _refuse_leaks(experiment: Experiment, model: nn.Module, shape: tuple[int, in
             layer.eval()
     before = {name: value.clone() for name, value in tracked_buffers(trial).items()}
     images = torch.randn(3, *shape, generator=torch_stream(experiment.seed, "trial"))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        together = trial(images)
-        alone = torch.cat([trial(image[None]) for image in images])
     prefix = f"model.name = {experiment.model.name!r}:"
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            together = trial(images)
+            alone = torch.cat([trial(image[None]) for image in images])
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"{prefix} cannot be trained on images of shape {(3, *shape)}: {why}") from error
     changed = [name for name, value in tracked_buffers(trial).items() if not torch.equal(value, before[name])]
     if changed:
         raise InputError(

@@ -121,6 +121,31 @@ class Mixing(Remembering):
         return out
 
 
+class Raising(Remembering):
+    """Works while it is evaluated only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise KeyError("a\nkey")
+        out: torch.Tensor = self.layer(x.flatten(1))
+        return out
+
+
+class Leaving(Raising):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise SystemExit("no licence")
+        return super().forward(x)
+
+
+def raising(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Raising()
+
+
+def leaving(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Leaving()
+
+
 def remembering(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return Remembering()
 
@@ -133,7 +158,13 @@ def mixing(shape: tuple[int, int, int], classes: int) -> nn.Module:
     "mechanism", [VMF, GAUSSIAN, {**GAUSSIAN, "unit": "update"}], ids=["vmf", "gaussian", "update"]
 )
 @pytest.mark.parametrize(
-    ("name", "words"), [("remembering", "buffer seen changes"), ("mixing", "depends on the others")]
+    ("name", "words"),
+    [
+        ("remembering", "buffer seen changes"),
+        ("mixing", "depends on the others"),
+        ("raising", r"cannot be trained on images of shape \(3, 1, 8, 8\): KeyError"),
+        ("leaving", "cannot be trained on images .*: SystemExit: no licence"),
+    ],
 )
 def test_models_that_leak_past_the_mechanism_are_refused(name: str, words: str, mechanism: dict[str, object]) -> None:
     model = {"name": f"tests.integration.test_honesty:{name}"}
