@@ -154,8 +154,8 @@ def ghost_dummies(
         errors = torch.autograd.grad(mean, outputs, create_graph=True, allow_unused=True)
         factors: dict[str, Factor] = {}
         for entry, error in zip(trained, errors, strict=True):
-            kept, felt = entry.inputs.to(images.dtype), torch.zeros_like(entry.output) if error is None else error
-            made = RULES[type(entry.layer)](entry.layer, kept, felt.to(images.dtype), units)
+            felt = torch.zeros_like(entry.output) if error is None else error
+            made = RULES[type(entry.layer)].factors(entry.layer, entry.kept, felt.to(images.dtype), units)
             factors |= dict(zip(_names(entry), made, strict=True))
     unused = {name: parameters[name] for name in network.names if name not in factors}
     factors |= {name: Written(value.new_zeros(*units, *value.shape)) for name, value in unused.items()}

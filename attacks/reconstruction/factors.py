@@ -119,7 +119,7 @@ class Outer(Factor):
 class _Products(torch.autograd.Function):
     """Inner products (N, U) of vectors (N, U, K) with others (N, K) or (1, K), or with themselves.
 
-    As ``(a * b).sum(2)``, but nothing as long as the vectors is made on the way, neither now nor for the derivative.
+    As ``(a * b).sum(2)``, but with as few passes over the vectors as can be, for the derivative too.
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ class _Products(torch.autograd.Function):
             return norms.square()
         if len(others) == 1:
             return vectors @ others[0]
-        return torch.bmm(vectors, others[:, :, None])[:, :, 0]
+        return (vectors * others[:, None]).sum(dim=2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -1,0 +1,298 @@
+"""Convolutions whose kernels' gradients are wanted for each image.
+
+A kernel's gradient is a product of the output's gradient with the patches that the kernel is applied to. These patches
+are many, so they are made for a few images at a time and never kept.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["Kept", "kernel_gradients", "run_convolution"]
+
+# Patches overlap: they are copied out for so many bytes at a time, which stay in the cache.
+CACHE_BYTES = 2**20
+GPU_BYTES = 2**28
+# From so many images and channels on, up to so many numbers in an image's patches, grouped convolutions are faster than
+# patches on a CPU.
+FEW_IMAGES = 4
+FEW_CHANNELS = 8
+MOST_PATCHES = 2**18
+ONLY_INPUT = (True, False, False)  # of the gradients that a convolution's backward can make
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a convolution keeps for its kernel's gradients.
+
+    Attributes:
+        token: see :class:`_Convolution`.
+        images: (R * groups, in / groups, H, W), padded; the groups of channels are so many images by themselves.
+        windows: where the kernel is applied to them.
+    """
+
+    token: Tensor
+    images: Tensor
+    windows: "_Windows"
+
+
+def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:
+    """Run a Conv1d or Conv2d on images (R, in, *size)."""
+    flat = isinstance(layer, nn.Conv1d)
+    x, windows = _padded(layer, x)
+    weight = layer.weight.unsqueeze(2) if flat else layer.weight
+    output, token = _Convolution.apply(x, weight, layer.bias, windows)
+    images = x.detach().reshape(-1, x.shape[1] // layer.groups, *windows.image)
+    return Kept(token, images, windows), output.squeeze(2) if flat else output
+
+
+def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:
+    """Return each image's gradient of the kernel (R * groups, out / groups, in / groups * kernel).
+
+    Args:
+        kept: of the convolution.
+        errors: gradients of its output, (R, out, *positions).
+    """
+    images = kept.images.to(errors.dtype)
+    felt = errors.reshape(len(images), -1, math.prod(kept.windows.positions))
+    gradients: Tensor = _KernelGradients.apply(kept.token, images, felt, kept.windows)
+    return gradients
+
+
+class _Windows(NamedTuple):
+    """Where a kernel is applied to a padded image: its size, steps inside and between, the image's size."""
+
+    kernel: tuple[int, int]
+    dilation: tuple[int, int]
+    stride: tuple[int, int]
+    image: tuple[int, int]
+    groups: int
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        sizes = zip(self.image, self.kernel, self.dilation, self.stride, strict=True)
+        first, second = ((size - dilation * (kernel - 1) - 1) // step + 1 for size, kernel, dilation, step in sizes)
+        return first, second
+
+
+def _padded(layer: Any, x: Tensor) -> tuple[Tensor, _Windows]:
+    """Pad images (R, in, *size), as pictures (R, in, H, W), and say where the kernel is applied to them."""
+    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        sides = layer._reversed_padding_repeated_twice
+    else:
+        sides = [side for width in reversed(layer.padding) for side in (width, width)]
+    if any(sides):
+        x = F.pad(x, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+    flat = isinstance(layer, nn.Conv1d)
+    x = x.unsqueeze(2) if flat else x
+    kernel, dilation, stride = (
+        (1, *size) if flat else size for size in (layer.kernel_size, layer.dilation, layer.stride)
+    )
+    return x, _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), layer.groups)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution of padded images, and a token for its kernel's gradients.
+
+    Both the output's derivatives and those of the kernel's gradients go back to the image by a convolution; with
+    patches one way back for both costs half. So :class:`_KernelGradients` does not go back to the image itself: what
+    it would need, its kernels and errors, it hands back as the derivative of the token, and the way back is made here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, windows: _Windows) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight)
+        ctx.windows = windows
+        output = F.conv2d(x, weight, bias, windows.stride, 0, windows.dilation, windows.groups)
+        tall, numbers = len(weight) // windows.groups, weight[0].numel() + math.prod(windows.positions)
+        return output, weight.new_empty(1).expand(len(x) * windows.groups, tall, numbers)
+
+    @staticmethod
+    def backward(ctx: Any, of_output: Tensor | None, of_token: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        windows = ctx.windows
+        if of_token is None:
+            back = None if of_output is None else _Back.apply(of_output.to(x.dtype), x, weight.to(x.dtype), windows)
+            return back, None, None, None
+        images = x.to(of_token.dtype).reshape(len(of_token), -1, *windows.image)
+        kernels, errors = of_token.split([weight[0].numel(), math.prod(windows.positions)], dim=2)
+        if of_output is None:
+            return _kernels_to(x, kernels, errors, images, windows), None, None, None
+        of_output = of_output.to(of_token.dtype)
+        if _grouped_is_faster(images):
+            back = _Back.apply(of_output, x.to(of_token.dtype), weight, windows)
+            return (back + _kernels_to(x, kernels, errors, images, windows)).to(x.dtype), None, None, None
+        shared = weight.reshape(1, windows.groups, *kernels.shape[1:]).expand(len(x), -1, -1, -1)
+        kernels = torch.cat([shared.flatten(0, 1), kernels], dim=1)
+        errors = torch.cat([of_output.reshape(len(images), -1, errors.shape[2]), errors], dim=1)
+        return _kernels_to(x, kernels, errors, images, windows), None, None, None
+
+
+def _kernels_to(x: Tensor, kernels: Tensor, errors: Tensor, images: Tensor, windows: _Windows) -> Tensor:
+    found: Tensor = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3])
+    return found.reshape(x.shape).to(x.dtype)
+
+
+class _Back(torch.autograd.Function):
+    """From a convolution's output back to its padded images; differentiated, it is the convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, of_output: Tensor, x: Tensor, weight: Tensor, windows: _Windows) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.windows = windows
+        found: Tensor = torch.ops.aten.convolution_backward(
+            of_output,
+            x,
+            weight,
+            None,
+            windows.stride,
+            (0, 0),
+            windows.dilation,
+            False,
+            (0, 0),
+            windows.groups,
+            ONLY_INPUT,
+        )[0]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        windows = ctx.windows
+        felt = F.conv2d(gradient, weight, None, windows.stride, 0, windows.dilation, windows.groups)
+        return felt, None, None, None
+
+
+class _KernelGradients(torch.autograd.Function):
+    """Each image's gradient of a kernel (R, out, in * kernel), from padded images (R, in, H, W), errors (R, out, P)."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
+        ctx.save_for_backward(x, errors)
+        ctx.windows = windows
+        rows: Tensor = torch.ops.fedpriv.kernel_gradients(x, errors, *windows[:3])
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        x, errors = ctx.saved_tensors
+        felt = torch.ops.fedpriv.images_through_kernels(gradient, x, errors, *ctx.windows[:3])
+        return torch.cat([gradient, errors], dim=2), None, felt, None
+
+
+# As operators of their own they are left as they are by torch.compile, which would write out all patches at once.
+_LIBRARY = torch.library.Library("fedpriv", "FRAGMENT")
+_WHERE = "int[] kernel, int[] dilation, int[] stride"
+_LIBRARY.define(f"kernel_gradients(Tensor x, Tensor errors, {_WHERE}) -> Tensor")
+_LIBRARY.define(f"kernels_to_images(Tensor kernels, Tensor x, Tensor errors, {_WHERE}) -> Tensor")
+_LIBRARY.define(f"images_through_kernels(Tensor kernels, Tensor x, Tensor errors, {_WHERE}) -> Tensor")
+
+
+def _kernel_gradients(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    rows = errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
+    for some in _strips(x, windows):
+        torch.bmm(errors[some], _patches(x[some], windows), out=rows[some])
+    return _channels_first(rows, x.shape[1])
+
+
+def _kernels_to_images(
+    kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair
+) -> Tensor:
+    """Each image's errors (R, out, P) through its own kernel (R, out, in * kernel), back to padded images."""
+    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    kernels, errors = kernels.contiguous(), errors.contiguous()
+    if _grouped_is_faster(x):
+        groups, weights = _as_groups(kernels, x, windows)
+        felt = errors.reshape(1, -1, *windows.positions)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), ONLY_INPUT
+        )[0]
+        return found.reshape(x.shape)
+    images = x.new_empty(x.shape)
+    for some in _strips(x, windows):
+        patches = torch.bmm(kernels[some].mT, errors[some])
+        images[some] = F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
+    return images
+
+
+def _images_through_kernels(
+    kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair
+) -> Tensor:
+    """Each padded image (R, in, H, W) through its own kernel (R, out, in * kernel): (R, out, P), as the errors are."""
+    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    kernels = kernels.contiguous()
+    if _grouped_is_faster(x) and kernels.shape[2] * errors.shape[2] <= MOST_PATCHES:
+        groups, weights = _as_groups(kernels, x, windows)
+        found = F.conv2d(groups, weights, None, windows.stride, 0, windows.dilation, groups=len(x))
+        return found.reshape(errors.shape)
+    kernels = kernels.unflatten(2, (x.shape[1], -1)).transpose(2, 3).flatten(2)
+    through = errors.new_empty(errors.shape)
+    for some in _strips(x, windows):
+        torch.bmm(kernels[some], _patches(x[some], windows).mT, out=through[some])
+    return through
+
+
+def _grouped_is_faster(x: Tensor) -> bool:
+    """Whether a convolution with a group for each image beats patches: measured on a CPU, where it has fast code."""
+    usable = x.device.type == "cpu" and x.dtype == torch.float32
+    return usable and len(x) >= FEW_IMAGES and x.shape[1] >= FEW_CHANNELS
+
+
+def _as_groups(kernels: Tensor, x: Tensor, windows: _Windows) -> tuple[Tensor, Tensor]:
+    """All images as one (1, R * in, H, W), and their kernels (R * out, in, *kernel)."""
+    return x.reshape(1, -1, *windows.image), kernels.reshape(-1, x.shape[1], *windows.kernel)
+
+
+def _strips(x: Tensor, windows: _Windows) -> list[slice]:
+    """How many images' patches are made at once."""
+    numbers = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.positions)
+    step = max(1, (CACHE_BYTES if x.device.type == "cpu" else GPU_BYTES) // (numbers * x.element_size()))
+    return [slice(start, start + step) for start in range(0, len(x), step)]
+
+
+def _patches(x: Tensor, windows: _Windows) -> Tensor:
+    """The patches (R, positions, kernel * in) of padded images (R, in, H, W): channels last, so that runs are long."""
+    x = x.permute(0, 2, 3, 1).contiguous()
+    images, height, width, channels = x.shape
+    positions, kernel = windows.positions, windows.kernel
+    across, down = channels, channels * width
+    between = (windows.stride[0] * down, windows.stride[1] * across)
+    inside = (windows.dilation[0] * down, windows.dilation[1] * across)
+    view = x.as_strided((images, *positions, *kernel, channels), (height * down, *between, *inside, 1))
+    patches: Tensor = view.reshape(images, math.prod(positions), -1)
+    return patches
+
+
+def _channels_first(rows: Tensor, channels: int) -> Tensor:
+    """(R, out, kernel * in) to (R, out, in * kernel), laid out anew."""
+    ordered: Tensor = rows.unflatten(2, (-1, channels)).transpose(2, 3).contiguous().flatten(2)
+    return ordered
+
+
+def _kernel_gradients_shape(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    return errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
+
+
+def _images_shape(kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _errors_shape(kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    return errors.new_empty(errors.shape)
+
+
+for _name, _run, _shape in (
+    ("kernel_gradients", _kernel_gradients, _kernel_gradients_shape),
+    ("kernels_to_images", _kernels_to_images, _images_shape),
+    ("images_through_kernels", _images_through_kernels, _errors_shape),
+):
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fedpriv::{_name}", _shape, lib=_LIBRARY)
