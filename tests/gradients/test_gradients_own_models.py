@@ -1,0 +1,438 @@
+"""What people write in models of their own, against autograd one example at a time: right, or refused by name."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from gradient_models import CLASSES, loss, one_by_one
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+
+from fedpriv.errors import InputError
+from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
+from fedpriv.gradients.dense import Loss
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:`torch.jit"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated"),
+]
+EXAMPLES = 5
+Forward = Callable[..., Tensor]
+
+
+class Model(nn.Module):
+    """A forward pass as a function, with the layers as its keywords."""
+
+    def __init__(self, function: Forward, **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, **dict(self.named_children()))
+
+
+def vectors(*shape: int) -> Tensor:
+    return torch.randn(EXAMPLES, *shape, generator=torch.Generator().manual_seed(95))
+
+
+def words() -> Tensor:
+    return torch.randint(7, (EXAMPLES, 4), generator=torch.Generator().manual_seed(96))
+
+
+def same_as_one_by_one(model: nn.Module, x: Tensor, function: Loss = loss) -> dict[str, str]:
+    """Compare in float64 and return the routes."""
+    y = torch.arange(EXAMPLES) % CLASSES
+    model = model.double()
+    x = x.double() if x.is_floating_point() else x
+    before = {name: id(value) for name, value in model.named_parameters()}
+    made = per_example_gradients(model, function, x, y)
+    assert {name: id(value) for name, value in model.named_parameters()} == before
+    trained = dict(model.named_parameters())
+    values = [function(model(x[i : i + 1]), y[i : i + 1]).sum() for i in range(EXAMPLES)]
+    expected = [torch.autograd.grad(v, [*trained.values()], allow_unused=True, materialize_grads=True) for v in values]
+    for k, (name, rows) in enumerate(made.rows(0, EXAMPLES).items()):
+        one = torch.stack([row[k].to_dense() for row in expected])
+        assert torch.allclose(rows, one, rtol=1e-9, atol=1e-11), name
+    return made.routes
+
+
+def test_attention_is_a_layer_of_its_own() -> None:
+    """It takes named arguments and returns a pair; the other layers of its block stay ghost."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = Model(lambda x, block, out: out(block(x).flatten(1)), block=layer, out=nn.Linear(24, CLASSES))
+    assert same_as_one_by_one(model, vectors(3, 8)) == {
+        "block.self_attn": "dense: MultiheadAttention",
+        "block.linear1": "ghost: Linear",
+        "block.linear2": "ghost: Linear",
+        "block.norm1": "ghost: LayerNorm",
+        "block.norm2": "ghost: LayerNorm",
+        "out": "ghost: Linear",
+    }
+
+
+def test_an_attention_mask_is_the_same_for_all_examples() -> None:
+    mask = torch.triu(torch.full((3, 3), -torch.inf, dtype=torch.float64), 1)
+    model = Model(
+        lambda x, body, out: out(body(x, x, x, attn_mask=mask)[0].flatten(1)),
+        body=nn.MultiheadAttention(4, 2, batch_first=True),
+        out=nn.Linear(12, CLASSES),
+    )
+    assert same_as_one_by_one(model, vectors(3, 4))["body"] == "dense: MultiheadAttention"
+
+
+def test_recurrent_layers() -> None:
+    model = Model(
+        lambda x, body, out: out(body(x)[0][:, -1]), body=nn.LSTM(3, 4, batch_first=True), out=nn.Linear(4, CLASSES)
+    )
+    routes = same_as_one_by_one(model, vectors(6, 3))
+    # Whether torch can map it over examples depends on the type and the version.
+    assert routes["body"] in ("dense: LSTM", "dense: LSTM, one example after the other")
+    assert routes["out"] == "ghost: Linear"
+
+
+def test_a_recurrent_state_counts_its_examples_on_another_axis() -> None:
+    model = Model(
+        lambda x, body, out: out(body(x)[1][0][0]), body=nn.LSTM(3, 4, batch_first=True), out=nn.Linear(4, CLASSES)
+    )
+    reason = "the first axis of an output of body (LSTM) does not count the examples"
+    assert reason in same_as_one_by_one(model, vectors(6, 3))[""]
+
+
+def test_cells_are_called_again_and_again() -> None:
+    def function(x: Tensor, cell: nn.Module, out: nn.Module) -> Tensor:
+        state = x.new_zeros(len(x), 4)
+        for t in range(x.shape[1]):
+            state = cell(x[:, t], state)
+        return out(state)
+
+    model = Model(function, cell=nn.GRUCell(3, 4), out=nn.Linear(4, CLASSES))
+    assert "cell (GRUCell) is called 6 times" in same_as_one_by_one(model, vectors(6, 3))[""]
+
+
+def test_deciding_by_numbers() -> None:
+    """torch cannot map a module over examples that decides by their numbers; one comes after the other then."""
+
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.randn(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([row * self.factor if float(row.sum()) > 0 else row - self.factor for row in x])
+
+    model = nn.Sequential(Decides(), nn.Linear(6, CLASSES))
+    assert same_as_one_by_one(model, vectors(6))["0"] == "dense: Decides, one example after the other"
+
+
+def test_mixture_of_experts() -> None:
+    def function(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+        chosen = x[:, 0] > 0
+        result = x.new_zeros(len(x), CLASSES)
+        result = result.index_put((chosen.nonzero()[:, 0],), first(x[chosen]))
+        return result.index_put(((~chosen).nonzero()[:, 0],), second(x[~chosen]))
+
+    model = Model(function, first=nn.Linear(6, CLASSES), second=nn.Linear(6, CLASSES))
+    assert "may not count the examples" in same_as_one_by_one(model, vectors(6))[""]
+
+
+def test_a_gradient_inside_of_the_forward_pass() -> None:
+    """The weight enters once more, behind the back of its layer: by the derivative of the layer."""
+
+    def function(x: Tensor, body: nn.Module, out: nn.Module) -> Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(torch.tanh(body(x)).sum(), x, create_graph=True)
+        return out(slope)
+
+    model = Model(function, body=nn.Linear(6, 6), out=nn.Linear(6, CLASSES))
+    assert "a parameter of body (Linear) is also used outside of it" in same_as_one_by_one(model, vectors(6))[""]
+
+
+def test_one_module_under_two_names() -> None:
+    layer = nn.Linear(6, 6)
+    model = Model(
+        lambda x, first, second, out: out(second(torch.tanh(first(x)))),
+        first=layer,
+        second=layer,
+        out=nn.Linear(6, CLASSES),
+    )
+    model.function = lambda x, first, out: out(layer(torch.tanh(first(x))))
+    assert "is the same parameter as" in same_as_one_by_one(model, vectors(6))[""]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_embedding_that_is_also_the_last_layer(bias: bool) -> None:
+    table = nn.Embedding(7, 6)
+    last = nn.Linear(6, 7, bias=bias)
+    last.weight = table.weight
+    model = Model(lambda x, table, last: last(table(x).mean(dim=1))[:, :CLASSES], table=table, last=last)
+    assert "last.weight is the same parameter as table.weight" in same_as_one_by_one(model, words())[""]
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "old weight_norm", "orthogonal", "pruned"])
+def test_weights_that_are_computed(kind: str) -> None:
+    layer = nn.Linear(6, 6).double()
+    match kind:
+        case "weight_norm":
+            nn.utils.parametrizations.weight_norm(layer)
+        case "old weight_norm":
+            nn.utils.weight_norm(layer)
+        case "orthogonal":
+            nn.utils.parametrizations.orthogonal(layer)
+        case "pruned":
+            prune.l1_unstructured(layer, "weight", amount=0.5)
+    routes = same_as_one_by_one(nn.Sequential(layer, nn.Tanh(), nn.Linear(6, CLASSES)), vectors(6))
+    assert routes["0"].startswith("dense: ")
+    assert routes["2"] == "ghost: Linear"
+
+
+def test_a_forward_that_was_replaced() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, CLASSES))
+    layer = model[0]
+    layer.forward = lambda x: 2 * functional.linear(x, layer.weight, layer.bias)
+    assert same_as_one_by_one(model, vectors(6))["0"] == "dense: Linear"
+
+
+@pytest.mark.parametrize("hung_on", ["parameter", "layer", "layer before", "container", "activation"])
+def test_hooks_on_gradients_are_part_of_the_model(hung_on: str) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)), nn.Tanh(), nn.Sequential(nn.Linear(6, CLASSES)))
+    match hung_on:
+        case "parameter":
+            model[0][0].weight.register_hook(lambda gradient: 2 * gradient)
+        case "layer":
+            model[2][0].register_full_backward_hook(lambda module, before, after: (2 * before[0],))
+        case "layer before":
+            model[0][0].register_full_backward_pre_hook(lambda module, after: (2 * after[0],))
+        case "container":
+            model[2].register_full_backward_hook(lambda module, before, after: (2 * before[0],))
+        case "activation":
+            model[1].register_forward_hook(lambda module, given, result: result.register_hook(lambda g: 2 * g) and None)
+    same_as_one_by_one(model, vectors(6))
+
+
+def test_a_hook_for_all_modules() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, CLASSES))
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, result: 2 * result)
+    try:
+        assert "torch has hooks for all modules" in same_as_one_by_one(model, vectors(6))[""]
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("ghost", [True, False])
+def test_a_loss_that_holds_on_to_parameters(ghost: bool) -> None:
+    """Weight decay inside of the loss: gradients of stand-ins for the parameters would not see it."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+    if not ghost:
+        model.register_parameter("scale", nn.Parameter(torch.ones(())))
+    routes = same_as_one_by_one(model, vectors(6), lambda out, y: loss(out, y) + model[0].weight.square().sum())
+    assert routes[""].endswith("one example after the other")
+
+
+def test_several_outputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(6, CLASSES), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"left": self.left(x), "right": self.right(x)}
+
+    routes = same_as_one_by_one(Two(), vectors(6), lambda out, y: loss(out["left"], y))
+    assert routes == {"left": "ghost: Linear", "right": "unused: Linear"}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_checkpointing(before: bool) -> None:
+    model = Model(
+        lambda x, first, body, out: out(checkpoint(body, first(x) if before else x, use_reentrant=False)),
+        first=nn.Linear(6, 6),
+        body=nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)),
+        out=nn.Linear(6, CLASSES),
+    )
+    assert same_as_one_by_one(model, vectors(6))["body.0"] == "ghost: Linear"
+
+
+def test_reentrant_checkpointing_is_refused() -> None:
+    model = Model(
+        lambda x, first, body, out: out(checkpoint(body, first(x), use_reentrant=True)),
+        first=nn.Linear(6, 6),
+        body=nn.Linear(6, 6),
+        out=nn.Linear(6, CLASSES),
+    )
+    with pytest.raises(InputError, match=r"cannot be computed: .*use_reentrant") as caught:
+        per_example_gradients(model, loss, vectors(6), torch.zeros(EXAMPLES, dtype=torch.long))
+    assert "\n" not in str(caught.value)
+
+
+def test_compiled_parts() -> None:
+    body = torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), backend="eager")
+    same_as_one_by_one(nn.Sequential(body, nn.Linear(6, CLASSES)), vectors(6))
+
+
+def test_scripted_parts() -> None:
+    body = torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
+    assert "TorchScript" in same_as_one_by_one(nn.Sequential(body, nn.Linear(6, CLASSES)), vectors(6))[""]
+
+
+def test_channels_last() -> None:
+    layers = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.LazyLinear(5)
+    )
+    x = vectors(2, 6, 6)
+    layers(x)
+    layers, x = layers.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    assert all(route.startswith("ghost") for route in same_as_one_by_one(layers, x).values())
+
+
+def test_nothing_of_a_model_that_was_cut_off_is_claimed() -> None:
+    def function(x: Tensor, idle: nn.Module, cut: nn.Module, partly: nn.Module, out: nn.Module) -> Tensor:
+        with torch.no_grad():
+            start = idle(x)
+        inner = partly(start)
+        return out(cut(x).detach() + inner * inner.detach())
+
+    model = Model(function, **{name: nn.Linear(6, 6) for name in ("idle", "cut", "partly")}, out=nn.Linear(6, CLASSES))
+    assert same_as_one_by_one(model, vectors(6)) == {
+        "idle": "unused: Linear",
+        "cut": "unused: Linear",
+        "partly": "ghost: Linear",
+        "out": "ghost: Linear",
+    }
+
+
+def test_sparse_embedding() -> None:
+    model = nn.Sequential(nn.Embedding(7, 3, sparse=True), nn.Flatten(), nn.Linear(12, CLASSES))
+    assert same_as_one_by_one(model, words())["0"] == "ghost: Embedding"
+
+
+def test_routes_are_printed() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, CLASSES).requires_grad_(False))
+    made = per_example_gradients(model, loss, vectors(6), torch.zeros(EXAMPLES, dtype=torch.long))
+    assert str(made).splitlines() == [
+        "gradients of 5 examples, 43 parameters each",
+        "  0: ghost: Linear",
+        "  1: dense: PReLU",
+        "  2: frozen: Linear",
+    ]
+
+
+class Remembers(nn.Module):
+    """Keeps a running mean of what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+        return self.out(x - self.mean)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (Remembers(), vectors(6), r"layer \(the model\) \(Remembers\) changes mean while it runs"),
+        (
+            nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, CLASSES))),
+            vectors(6),
+            r"layer 0\.parametrizations\.weight\.0 \(_SpectralNorm\) changes .*_u while it runs",
+        ),
+        (
+            nn.Sequential(nn.Embedding(7, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, CLASSES)),
+            words(),
+            r"layer 0 \(Embedding\) changes 0.weight while it runs",
+        ),
+        (
+            Model(lambda x, out: out(x.mul_(2)), out=nn.Linear(6, CLASSES)),
+            vectors(6),
+            "Model changes its input in place",
+        ),
+        (nn.Sequential(nn.LazyLinear(CLASSES)), vectors(6), r"layer 0 \(LazyLinear\) has no shape yet"),
+        (
+            Model(lambda x, out: out(x.bfloat16()), out=nn.Linear(6, CLASSES).bfloat16()),
+            vectors(6),
+            "parameters of torch.bfloat16; allowed: torch.float32, torch.float64",
+        ),
+    ],
+    ids=["buffer", "spectral", "max-norm", "input", "lazy", "half"],
+)
+def test_refused_by_name(model: nn.Module, x: Tensor, message: str) -> None:
+    y = torch.zeros(EXAMPLES, dtype=torch.long)
+    with pytest.raises(InputError, match=message) as caught:
+        per_example_gradients(model.train(), loss, x.clone(), y)
+    assert "\n" not in str(caught.value)
+
+
+def by_batch(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A layer, something done to its outputs that mixes the examples, and another layer."""
+    return Model(lambda x, first, last: last(function(first(x))), first=nn.Linear(6, 6), last=nn.Linear(6, CLASSES))
+
+
+MIXED = {
+    "batch-norm": by_batch(lambda h: (h - h.mean(dim=0)) / (1e-3 + h.var(dim=0, unbiased=False)).sqrt()),
+    "softmax": by_batch(lambda h: h.softmax(dim=0)),
+    "batch-size": by_batch(lambda h: h / len(h)),
+    "decision": by_batch(lambda h: h * float(h.detach().max())),
+    "permuted": Model(
+        lambda x, first, last: last(first(x.flip(0)).tanh().flip(0)), first=nn.Linear(6, 6), last=nn.Linear(6, CLASSES)
+    ),
+    "centred": Model(lambda x, out: out(x - x.mean(dim=0)), out=nn.Linear(6, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("dropout", [False, True])
+def test_mixing_is_found(name: str, dropout: bool) -> None:
+    """Also in the presence of dropout, whose gradients never repeat; the mode of the model comes back."""
+    with torch.random.fork_rng():
+        torch.manual_seed(97)
+        model = nn.Sequential(MIXED[name], nn.Dropout(0.5)) if dropout else copy.deepcopy(MIXED[name])
+        with pytest.raises(InputError, match=r"layer (0\.)?(first|out) \(Linear\) .* depends on the others"):
+            refuse_mixed_examples(model, loss, vectors(6), torch.arange(EXAMPLES))
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "function", [lambda losses: losses / len(losses), lambda losses: losses.square() / losses.sum()]
+)
+def test_a_loss_that_mixes_is_found(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(InputError, match=r"layer \(the model\) \(Linear\) .* depends on the others"):
+        refuse_mixed_examples(
+            nn.Linear(6, CLASSES), lambda out, y: function(loss(out, y)), vectors(6), torch.arange(EXAMPLES)
+        )
+
+
+def test_a_model_that_needs_company_is_found() -> None:
+    model = by_batch(lambda h: functional.batch_norm(h, None, None, training=True))
+    with pytest.raises(InputError, match="Model cannot compute one example alone"):
+        refuse_mixed_examples(model, loss, vectors(6), torch.arange(EXAMPLES))
+
+
+@pytest.mark.parametrize("layers", [[nn.Dropout(0.5)], [nn.LayerNorm(6), nn.ReLU()], [nn.GroupNorm(2, 6)]])
+def test_sound_models_pass(layers: list[nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), *layers, nn.Linear(6, CLASSES))
+    refuse_mixed_examples(model, loss, vectors(6), torch.arange(EXAMPLES))
+    assert all(module.training for module in model.modules())
+
+
+def test_it_takes_two() -> None:
+    with pytest.raises(ValueError, match="takes two"):
+        refuse_mixed_examples(nn.Linear(6, CLASSES), loss, vectors(6)[:1], torch.zeros(1, dtype=torch.long))
+
+
+def test_the_oracle_agrees_with_itself() -> None:
+    """The comparison above against the other tests' one: the same numbers for a model without tricks."""
+    model, x, y = nn.Linear(6, CLASSES), vectors(6), torch.arange(EXAMPLES) % CLASSES
+    assert same_as_one_by_one(model, x) == {"": "ghost: Linear"}
+    rows = per_example_gradients(model, loss, x.double(), y).rows(0, EXAMPLES)
+    assert all(torch.allclose(rows[name], value) for name, value in one_by_one(model, x, y).items())
