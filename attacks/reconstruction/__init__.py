@@ -17,7 +17,7 @@ from attacks.reconstruction.dlg import run_dlg
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.iga import run_iga
 from attacks.reconstruction.memory import chunks
-from attacks.reconstruction.network import Network
+from attacks.reconstruction.network import Loss, Network, soft_cross_entropy
 from attacks.reconstruction.preflight import preflight
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
@@ -98,6 +98,7 @@ def reconstruct(
     config: DlgConfig | IgaConfig,
     seed: int,
     progress: Progress | None = None,
+    loss: Loss = soft_cross_entropy,
 ) -> list[Reconstruction]:
     """Attack uploads, all of them and all restarts as one batch.
 
@@ -113,6 +114,7 @@ def reconstruct(
         config: the attack's settings.
         seed: from which random starts are drawn, with round, client and restart.
         progress: told about a hundred times.
+        loss: what the clients minimise, of each example.
 
     Returns:
         One result for each observation, in their order.
@@ -124,7 +126,7 @@ def reconstruct(
     attack = _attack(name, config)
     if not observations:
         return []
-    network = Network(model)
+    network = Network(model, loss)
     victims = prepare_victims(observations, network.names, network.device)
     _same_scene([observation.settings for observation in observations])
     scene = Scene.of(network, observations[0].settings, next(iter(victims[0].parameters.values())).dtype)

@@ -3,9 +3,10 @@
 Every row is a small state machine: one call evaluates one trial point of each unfinished row, whatever stage its line
 search is in, so that no row waits for another. Rows that are finished are no longer evaluated.
 
-The direction is that of Nocedal and Wright (2006), algorithm 7.4; the line search is the bisection for the weak Wolfe
-conditions of Lewis and Overton (2013), algorithm 2.6, which needs no interpolation and keeps every pair's curvature
-positive.
+The direction is that of Nocedal and Wright (2006), algorithm 7.4, worked out on inner products (Chen, Wang and Zhou
+2014, "Large-scale L-BFGS using MapReduce"), so that the pairs are read once and not once a pair. The line search is the
+bisection for the weak Wolfe conditions of Lewis and Overton (2013), algorithm 2.6, which needs no interpolation and
+keeps every pair's curvature positive.
 """
 
 from collections.abc import Callable
@@ -55,9 +56,10 @@ class _Rows:
     high: Tensor
     trials: Tensor
     iterations: Tensor
-    steps: Tensor  # (N, PAIRS, D), newest last; zeros where there is none yet, which change nothing
-    changes: Tensor
+    pairs: Tensor  # (N, 2 PAIRS, D): steps, then changes of the gradient; zeros where there is none yet
+    products: Tensor  # (N, 2 PAIRS, 2 PAIRS), their inner products
     inverse: Tensor  # (N, PAIRS), 1 / (step . change), zero where there is no pair
+    newest: Tensor  # (N,), the place of the newest pair; older ones are before it, in a ring
 
 
 def minimise(
@@ -104,12 +106,12 @@ def minimise(
 def _start(evaluate: Evaluate, start: Tensor) -> _Rows:
     count, size = start.shape
     value, gradient = evaluate(start, torch.arange(count, device=start.device))
-    pairs = start.new_zeros(count, PAIRS, size)
     zeros = start.new_zeros(count)
     whole = torch.zeros(count, dtype=torch.long, device=start.device)
     rows = _Rows(
         start.clone(), value, zeros, gradient, torch.zeros_like(start), zeros.clone(), zeros.clone(), zeros.clone(),
-        whole, whole.clone(), pairs, pairs.clone(), start.new_zeros(count, PAIRS),
+        whole, whole.clone(), start.new_zeros(count, 2 * PAIRS, size), start.new_zeros(count, 2 * PAIRS, 2 * PAIRS),
+        start.new_zeros(count, PAIRS), whole.clone(),
     )  # fmt: skip
     _forget(rows, torch.arange(count, device=start.device))
     return rows
@@ -144,31 +146,54 @@ def _remember(rows: _Rows, index: Tensor, step: Tensor, change: Tensor) -> None:
     curvature = (step * change).sum(dim=1)
     usable = curvature > torch.finfo(step.dtype).eps * change.square().sum(dim=1)
     index, step, change, curvature = index[usable], step[usable], change[usable], curvature[usable]
-    rows.steps[index] = torch.cat([rows.steps[index, 1:], step[:, None]], dim=1)
-    rows.changes[index] = torch.cat([rows.changes[index, 1:], change[:, None]], dim=1)
-    rows.inverse[index] = torch.cat([rows.inverse[index, 1:], 1 / curvature[:, None]], dim=1)
+    if len(index) == 0:
+        return
+    place = (rows.newest[index] + 1) % PAIRS
+    rows.newest[index] = place
+    rows.pairs[index, place], rows.pairs[index, place + PAIRS] = step, change
+    rows.inverse[index, place] = 1 / curvature
+    fresh = _some(rows.pairs, index) @ torch.stack([step, change], dim=2)
+    for number, where in enumerate((place, place + PAIRS)):
+        rows.products[index, :, where] = fresh[:, :, number]
+        rows.products[index, where] = fresh[:, :, number]
 
 
 def _inverse_hessian(rows: _Rows, index: Tensor, gradient: Tensor) -> Tensor:
-    """Apply each row's inverse Hessian to its gradient: the two loops over the pairs."""
-    steps, changes, inverse = rows.steps[index], rows.changes[index], rows.inverse[index]
-    result = gradient
-    weights: list[Tensor] = []
-    for pair in range(PAIRS - 1, -1, -1):
-        weight = inverse[:, pair] * (steps[:, pair] * result).sum(dim=1)
-        result = result - weight[:, None] * changes[:, pair]
-        weights.append(weight)
-    newest = inverse[:, -1] * changes[:, -1].square().sum(dim=1)
-    result = result / torch.where(newest > 0, newest, torch.ones_like(newest))[:, None]
-    for pair in range(PAIRS):
-        correction = inverse[:, pair] * (changes[:, pair] * result).sum(dim=1)
-        result = result + (weights[PAIRS - 1 - pair] - correction)[:, None] * steps[:, pair]
-    return result
+    """Apply each row's inverse Hessian to its gradient: the two loops over the pairs, on inner products."""
+    pairs = _some(rows.pairs, index)
+    # From here on pair 0 is the newest one; its step is number 0, its change number PAIRS.
+    age = torch.arange(PAIRS, device=index.device)
+    place = (rows.newest[index, None] - age) % PAIRS
+    order = torch.cat([place, place + PAIRS], dim=1)
+    inverse = rows.inverse[index].gather(1, place)
+    products = rows.products[index[:, None, None], order[:, :, None], order[:, None, :]]
+    along = (pairs @ gradient[:, :, None])[:, :, 0].gather(1, order)
+    weights = torch.zeros_like(along)
+    removed = torch.zeros_like(inverse)
+    used = int((inverse != 0).any(dim=0).sum())
+    for pair in range(used):
+        removed[:, pair] = inverse[:, pair] * (along[:, pair] + (products[:, pair] * weights).sum(dim=1))
+        weights[:, PAIRS + pair] = -removed[:, pair]
+    newest = inverse[:, 0] * products[:, PAIRS, PAIRS]
+    scale = 1 / torch.where(newest > 0, newest, torch.ones_like(newest))
+    weights = weights * scale[:, None]
+    for pair in range(used - 1, -1, -1):
+        change = PAIRS + pair
+        felt = scale * along[:, change] + (products[:, change] * weights).sum(dim=1)
+        weights[:, pair] += removed[:, pair] - inverse[:, pair] * felt
+    placed = torch.zeros_like(weights).scatter(1, order, weights)
+    combined: Tensor = scale[:, None] * gradient + (placed[:, None] @ pairs)[:, 0]
+    return combined
+
+
+def _some(values: Tensor, index: Tensor) -> Tensor:
+    """Some rows (in ascending order), without a copy where they are all."""
+    return values if len(index) == len(values) else values[index]
 
 
 def _forget(rows: _Rows, index: Tensor) -> None:
     """Drop the pairs and set out along steepest descent, with a first step of length one."""
-    rows.steps[index], rows.changes[index], rows.inverse[index] = 0.0, 0.0, 0.0
+    rows.pairs[index], rows.products[index], rows.inverse[index] = 0.0, 0.0, 0.0
     gradient = rows.gradient[index]
     length = gradient.norm(dim=1)
     _set_out(rows, index, -gradient, 1 / torch.where(length > 0, length, torch.ones_like(length)))

@@ -7,16 +7,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks.observation import PublicSettings
-from attacks.reconstruction.network import Network
+from attacks.reconstruction.network import Loss, Network, soft_cross_entropy
 from attacks.reconstruction.uploads import refusal
 from fedpriv.models import coupled_layers, dropout_layers
 
-__all__ = ["preflight"]
+__all__ = ["preflight", "whole_numbers"]
 
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
 
-def preflight(model: nn.Module, settings: PublicSettings, attacks: Sequence[str]) -> tuple[str, ...]:
+def preflight(
+    model: nn.Module, settings: PublicSettings, attacks: Sequence[str], loss: Loss = soft_cross_entropy
+) -> tuple[str, ...]:
     """Return one line for each thing that makes these attacks on such uploads misleading or impossible.
 
     Args:
@@ -24,17 +26,18 @@ def preflight(model: nn.Module, settings: PublicSettings, attacks: Sequence[str]
             in which the uploads are computed.
         settings: what the adversary would know.
         attacks: names of the attacks.
+        loss: what the clients minimise, of each example.
     """
     if not attacks:
         return ()
-    reason = refusal(settings) or _whole_numbers(model)
+    reason = refusal(settings) or whole_numbers(model)
     if reason is not None:
         return (f"attacks will be refused: {reason}",)
-    return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings))
+    return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings, loss))
 
 
-def _whole_numbers(model: nn.Module) -> str | None:
-    """Why a network whose input is tokens cannot be attacked: nothing can be optimised there."""
+def whole_numbers(model: nn.Module) -> str | None:
+    """Say why a network whose input is tokens cannot be attacked, or return ``None``."""
     for name, layer in model.named_modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             return (
@@ -89,9 +92,9 @@ def _about_examples(settings: PublicSettings) -> list[str]:
     return lines
 
 
-def _about_gradient(model: nn.Module, settings: PublicSettings) -> list[str]:
+def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> list[str]:
     """Try the gradient at random images: a network that passes nothing on to its input cannot be attacked."""
-    network = Network(model)
+    network = Network(model, loss)
     trained = dict(model.named_parameters())
     parameters = {name: trained[name].detach() for name in network.names}
     reference = next(iter(parameters.values()))
