@@ -10,6 +10,7 @@ from torch import nn
 
 from attacks.observation import Observation
 from attacks.reconstruction import AttackRefused, Progress, Reconstruction, reconstruct, refusal
+from attacks.reconstruction.network import Loss, soft_cross_entropy
 from fedpriv.errors import InputError
 
 __all__ = ["Campaign", "attack_each", "fault"]
@@ -35,6 +36,7 @@ def attack_each(
     config: Any,
     seed: int,
     progress: Progress | None = None,
+    loss: Loss = soft_cross_entropy,
 ) -> Campaign:
     """Attack uploads as one batch; where the batch as a whole cannot be attacked, one after the other.
 
@@ -48,7 +50,8 @@ def attack_each(
 
     def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
         with _memory_in_words():
-            return reconstruct(name, [observations[number] for number in numbers], model, config, seed, progress)
+            heard = [observations[number] for number in numbers]
+            return reconstruct(name, heard, model, config, seed, progress, loss)
 
     try:
         return Campaign(dict(zip(sound, attempt(sound), strict=True)), failures)

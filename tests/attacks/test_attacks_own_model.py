@@ -1,0 +1,353 @@
+"""Attacks on gradients and updates of any PyTorch model: the forms an upload may have, and mistakes in one line."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from attack_victims import MEAN, STD, digits, errors, mlp, normalise
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+import attacks
+from attacks import AttackWarning, reconstruct
+from fedpriv.errors import InputError
+
+SHAPE = (1, 8, 8)
+QUICK: dict[str, Any] = {"mean": MEAN, "std": STD, "tv": 1e-5, "iterations": 120}
+
+
+class Small(nn.Module):
+    """A model with a buffer, a frozen layer, and a parameter that has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first = nn.Linear(64, 48)
+            self.frozen = nn.Linear(48, 32).requires_grad_(False)
+            self.last = nn.Linear(32, 10)
+        self.idle = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.tanh(self.frozen(torch.tanh(self.first(x.flatten(1))))))
+        return logits
+
+
+def batch(count: int = 1, first: int = 0) -> tuple[Tensor, Tensor]:
+    images, labels = digits()
+    return images[first : first + count], labels[first : first + count]
+
+
+def gradient(
+    model: nn.Module, images: Tensor, labels: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+) -> None:
+    """Leave the gradient where ``backward`` leaves it."""
+    model.zero_grad()
+    loss(model(normalise(images).to(next(model.parameters()))), labels).backward()
+
+
+def forms(model: nn.Module) -> dict[str, Any]:
+    """The same gradient in every form that is accepted."""
+    named = {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
+    dense = {name: torch.zeros_like(dict(model.named_parameters())[name]) if value is None else value
+             for name, value in named.items()}  # fmt: skip
+    full = {name: dense.get(name, torch.zeros_like(value)) for name, value in model.state_dict().items()}
+    return {
+        "names": named,
+        "names and buffers": full,
+        "parameters' gradients": [value.grad for value in model.parameters()],
+        "trained parameters' gradients": list(dense.values()),
+        "a tuple": tuple(dense.values()),
+        "a generator": (value for value in dense.values()),
+        "numpy arrays": [value.numpy() for value in dense.values()],
+        "numpy arrays of the state": [value.numpy() for value in full.values()],
+        "Flower's record of names": ArrayRecord(torch_state_dict=full),
+        "Flower's record of a list": ArrayRecord([value.numpy() for value in dense.values()]),
+        "Flower's list": ArrayRecord(torch_state_dict=full).to_numpy_ndarrays(),
+        "float64": {name: value.double() for name, value in dense.items()},
+        "nested lists": [value.tolist() for value in dense.values()],
+    }
+
+
+def test_every_form_of_an_upload_gives_the_same() -> None:
+    model = Small()
+    images, labels = batch()
+    gradient(model, images, labels)
+    whole = reconstruct(model, F.cross_entropy, forms(model)["names"], SHAPE, **QUICK)
+    assert whole.labels.tolist() == labels.tolist()
+    assert float(errors([whole.images[None]], images[None])) < 0.01
+    few = {**QUICK, "iterations": 4}
+    found = {name: reconstruct(model, F.cross_entropy, form, SHAPE, **few) for name, form in forms(model).items()}
+    first = found["names"]
+    for name, one in found.items():
+        assert torch.equal(one.images, first.images), name
+        assert one.losses == first.losses
+
+
+@pytest.mark.parametrize("attack", ["dlg", "iga"])
+def test_a_batch(attack: str) -> None:
+    model = mlp()
+    images, labels = batch(2)
+    gradient(model, images, labels)
+    more = {"iterations": 150, "restarts": 3} if attack == "dlg" else {"iterations": 200, "tv": 0.0}
+    found = reconstruct(
+        model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, attack=attack, batch_size=2,
+        mean=MEAN, std=STD, **more,
+    )  # fmt: skip
+    assert sorted(found.labels.tolist()) == sorted(labels.tolist())
+    assert found.images.shape == (2, *SHAPE)
+    assert 0 <= float(found.images.min()) <= float(found.images.max()) <= 1
+    assert found.loss == min(loss for loss in found.losses if loss is not None)
+
+
+def test_without_normalisation_images_are_what_the_model_sees() -> None:
+    model = mlp()
+    images, labels = batch()
+    model.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    found = reconstruct(
+        model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, iterations=200, tv=0.0
+    )
+    assert float(errors([found.images[None]], images[None])) < 0.02
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_change_of_parameters(steps: int) -> None:
+    """After minus before, with its sign: peers take it for a gradient, which turns labels and images inside out."""
+    model, local = mlp(), mlp()
+    images, labels = batch()
+    optimiser = torch.optim.SGD(local.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(local(normalise(images)), labels).backward()
+        optimiser.step()
+    change = {name: value.detach() - dict(model.named_parameters())[name] for name, value in local.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AttackWarning)  # several steps are an approximation
+        found = reconstruct(
+            model, F.cross_entropy, change, SHAPE, learning_rate=0.05, local_steps=steps, examples=1, **QUICK
+        )
+    assert found.labels.tolist() == labels.tolist()
+    assert float(errors([found.images[None]], images[None])) < 0.02
+
+
+def test_parameters_before_the_upload_may_be_given() -> None:
+    model, other = mlp(), mlp(seed=9)
+    images, labels = batch()
+    gradient(model, images, labels)
+    grads = [value.grad for value in model.parameters()]
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    one = reconstruct(model, F.cross_entropy, grads, SHAPE, **QUICK)
+    same = reconstruct(other, F.cross_entropy, grads, SHAPE, parameters=before, **QUICK)
+    wrong = reconstruct(other, F.cross_entropy, grads, SHAPE, **QUICK)
+    assert torch.equal(one.images, same.images)
+    assert not torch.equal(one.images, wrong.images)
+
+
+def squared(logits: Tensor, labels: Tensor) -> Tensor:
+    """A loss of probabilities only."""
+    return (logits.softmax(dim=1) - labels).square().sum(dim=1).mean()
+
+
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "module": (nn.CrossEntropyLoss(), nn.CrossEntropyLoss()),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss(reduction="sum")),
+    "smoothed": (nn.CrossEntropyLoss(label_smoothing=0.2), nn.CrossEntropyLoss(label_smoothing=0.2)),
+    "squared": (squared, lambda logits, labels: squared(logits, F.one_hot(labels, 10).to(logits))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_own_losses(name: str) -> None:
+    model = mlp()
+    images, labels = batch(2)
+    attacked, trained = LOSSES[name]
+    gradient(model, images, labels, trained)
+    found = reconstruct(
+        model, attacked, [value.grad for value in model.parameters()], SHAPE, batch_size=2, mean=MEAN, std=STD,
+        labels=labels.tolist(), attack="dlg", iterations=150, restarts=3,
+    )  # fmt: skip
+    order = found.labels.tolist().index(int(labels[0]))
+    arranged = found.images[[order, 1 - order]]
+    assert float(errors([arranged[None]], images[None])) < 1e-3
+
+
+def test_the_wrong_loss_is_another_attack() -> None:
+    """So that the test above could fail: a smoothed gradient attacked as a plain one matches worse."""
+    model = mlp()
+    images, labels = batch()
+    gradient(model, images, labels, LOSSES["smoothed"][1])
+    grads = [value.grad for value in model.parameters()]
+    found = [
+        reconstruct(model, loss, grads, SHAPE, attack="dlg", labels=labels.tolist(), iterations=60, restarts=1)
+        for loss in (LOSSES["smoothed"][0], F.cross_entropy)
+    ]
+    assert found[0].loss is not None and found[1].loss is not None
+    assert found[0].loss < 1e-3 * found[1].loss
+
+
+def test_noise_that_is_known() -> None:
+    model = mlp()
+    images, labels = batch()
+    gradient(model, images, labels)
+    grads = [value.grad for value in model.parameters()]
+    length = float(torch.stack([value.square().sum() for value in grads]).sum().sqrt())  # type: ignore[union-attr]
+    clipped = [value / length for value in grads]  # type: ignore[operator]
+    found = reconstruct(
+        model, F.cross_entropy, clipped, SHAPE, attack="dlg", mean=MEAN, std=STD, iterations=100, restarts=3,
+        mechanism={"name": "gaussian", "sigma": 1e-6, "clip_norm": 1.0},
+    )  # fmt: skip
+    assert float(errors([found.images[None]], images[None])) < 0.01
+
+
+def test_repeats_and_leaves_model_and_generator_alone() -> None:
+    model = Small().train()
+    gradient(model, *batch())
+    grads = forms(model)["names"]
+    state, generator = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
+    kept = [None if value.grad is None else value.grad.clone() for value in model.parameters()]
+    one, again, other = (
+        reconstruct(model, F.cross_entropy, grads, SHAPE, iterations=3, seed=seed) for seed in (0, 0, 1)
+    )
+    assert torch.equal(one.images, again.images)
+    assert not torch.equal(one.images, other.images)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(
+        (value.grad is None and was is None) or torch.equal(value.grad, was)  # type: ignore[arg-type]
+        for value, was in zip(model.parameters(), kept, strict=True)
+    )
+    assert model.training
+
+
+def test_progress_is_told() -> None:
+    model = mlp()
+    gradient(model, *batch())
+    told: list[tuple[int, int, float]] = []
+    reconstruct(
+        model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, iterations=5,
+        progress=lambda *what: told.append(what),
+    )  # fmt: skip
+    assert told[-1][:2] == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("model", "attack", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10)), "iga", "drops at random"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10)), "dlg", "second derivative"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.Linear(20, 10)), "iga", "BatchNorm"),
+    ],
+)
+def test_what_makes_an_attack_meaningless_is_a_warning(model: nn.Module, attack: str, words: str) -> None:
+    grads = [torch.ones_like(value) for value in model.parameters()]
+    with pytest.warns(AttackWarning, match=words):
+        reconstruct(
+            model, F.cross_entropy, grads, SHAPE, attack=attack, batch_size=2, labels=[0, 1], iterations=2, restarts=1
+        )
+
+
+def test_no_warning_without_a_reason() -> None:
+    model = mlp().eval()
+    gradient(model, *batch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reconstruct(model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, iterations=2)
+
+
+def ones(model: nn.Module, **changes: Any) -> dict[str, Any]:
+    return {name: torch.ones_like(value) for name, value in model.named_parameters()} | changes
+
+
+MODEL = mlp()
+LIST = [torch.ones_like(value) for value in MODEL.parameters()]
+BIAS = "output.bias"
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "wrong shape": (
+        {"upload": ones(MODEL, **{BIAS: torch.ones(9)})}, "output.bias has the shape (9,), in the model (10,)"
+    ),
+    "wrong shape in a list": ({"upload": [*LIST[:-1], torch.ones(9)]}, "upload: output.bias has the shape (9,)"),
+    "NaN": (
+        {"upload": ones(MODEL, **{BIAS: torch.full((10,), torch.nan)})}, "upload: output.bias has a NaN or infinity"
+    ),
+    "unknown layer": (
+        {"upload": ones(MODEL, **{"output.bia": torch.ones(10)})}, "no layer with 'output.bia'; did you mean output.bi"
+    ),
+    "missing layer": ({"upload": {BIAS: torch.ones(10)}}, "upload: 'hidden1.weight' is missing"),
+    "too short a list": ({"upload": LIST[:-1]}, "upload: a list of 3 arrays; the model's"),
+    "an empty list": ({"upload": []}, "upload: a list of 0 arrays"),
+    "no gradient yet": ({"upload": [None] * 4}, "call loss.backward() first"),
+    "whole numbers": ({"upload": ones(MODEL, **{BIAS: torch.ones(10, dtype=torch.int64)})}, "type torch.int64"),
+    "words": ({"upload": ones(MODEL, **{BIAS: ["a"] * 10})}, "output.bias is not an array of numbers"),
+    "parameters": ({"parameters": LIST[:2]}, "parameters: a list of 2 arrays"),
+    "attack": ({"attack": "gan"}, "attack 'gan' is not known"),
+    "setting": ({"itertions": 3}, "iga has no setting 'itertions'; did you mean iterations?"),
+    "another attack's setting": ({"attack": "dlg", "tv": 3}, "dlg has no setting 'tv'"),
+    "value of a setting": ({"tv": -1}, "tv = -1: Input should be greater than or equal to 0"),
+    "shape": ({"shape": (8, 8)}, "shape = (8, 8): (C, H, W) of one image is wanted"),
+    "shape that does not fit": ({"shape": (3, 8, 8)}, "the model does not take images of shape (1, 3, 8, 8)"),
+    "classes": ({"classes": 7}, "classes = 7, but the model has 10 logits"),
+    "labels": ({"labels": [1, 2]}, "2 labels for 1 examples"),
+    "a label": ({"labels": [10]}, "numbers from 0 to 9"),
+    "batch size": ({"batch_size": 0}, "batch_size = 0: a whole number from 1"),
+    "local steps without a rate": ({"local_steps": 2}, "give its learning_rate, too"),
+    "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: a finite number above zero"),
+    "examples": ({"examples": 3, "batch_size": 2}, "hold from 2 to 2 distinct examples"),
+    "mean": ({"mean": [0.1, 0.2, 0.3]}, "mean has 3 numbers; one, or one for each of the 1 channels"),
+    "std": ({"std": 0.0}, "std = (0.0,): finite numbers are wanted, above zero"),
+    "mechanism": ({"mechanism": {"name": "gausian"}}, "mechanism.name: "),
+    "no noise": ({"mechanism": {"name": "vmf"}}, "vmf needs exactly one of"),
+    "target": ({"mechanism": {"name": "vmf", "epsilon": 3.0}}, "give the noise itself"),
+    "shares": ({"mechanism": {"name": "hgm", "sigma": 1.0}}, "needs the redistribution"),
+    "loss": ({"loss": lambda logits, labels: logits}, "the loss must be one finite number for a batch"),
+    "loss of numbers only": ({"loss": F.nll_loss}, "the loss cannot be computed from logits and label probabilities"),
+    "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0).double())}, "class weights?"),
+    "loss of another mean": ({"loss": lambda a, b: 2 * F.cross_entropy(a, b) / len(a)}, "neither the mean nor the sum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line(name: str) -> None:
+    changes, words = MISTAKES[name]
+    arguments = {"loss": F.cross_entropy, "upload": LIST, "shape": SHAPE, "iterations": 2, **changes}
+    with pytest.raises(InputError) as caught:
+        reconstruct(MODEL, arguments.pop("loss"), arguments.pop("upload"), arguments.pop("shape"), **arguments)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(256, 10)), "takes whole numbers, such as tokens"),
+        (nn.Flatten(), "no trained parameters"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), "at least two classes"),
+        (nn.Conv2d(1, 2, 3), "logits (1, classes) are wanted"),
+    ],
+)
+def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        reconstruct(model, F.cross_entropy, [torch.ones_like(value) for value in model.parameters()], SHAPE)
+    assert words in str(caught.value)
+
+
+def test_attacks_know_no_flower() -> None:
+    program = "import sys, attacks; print('flwr' in sys.modules, 'ray' in sys.modules, attacks.reconstruct.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "reconstruct"]
+    assert set(attacks.__all__) >= {"reconstruct", "Reconstruction"}
+
+
+def test_arrays_are_copied() -> None:
+    model = mlp()
+    arrays = [value.detach().numpy().copy() for value in model.parameters()]
+    before = [array.copy() for array in arrays]
+    reconstruct(model, F.cross_entropy, arrays, SHAPE, iterations=2, parameters=arrays)
+    assert all(np.array_equal(one, other) for one, other in zip(arrays, before, strict=True))
