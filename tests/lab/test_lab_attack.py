@@ -3,18 +3,23 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attacks.campaign import Campaign
+from attacks.referee import Truth
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab import adversary, attack_run, start_run
+from fedpriv.lab import adversary, attack_run, start_run, victims
 from fedpriv.lab import attack as lab_attack
+from fedpriv.lab.victims import Target
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
+from fedpriv.world import World
 from tests.integration.small import experiment
 
 ADVERSARY = {
@@ -43,9 +48,9 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 
 def attack(
-    run: Path, *names: str, victims: tuple[str, ...] = (), overrides: tuple[str, ...] = (), out: Path | None = None
+    run: Path, *names: str, chosen: tuple[str, ...] = (), overrides: tuple[str, ...] = (), out: Path | None = None
 ) -> dict[str, Any]:
-    return attack_run(run, names, victims, overrides, out, f"fedpriv attack run {' '.join(names)}".strip(), Silent())
+    return attack_run(run, names, chosen, overrides, out, f"fedpriv attack run {' '.join(names)}".strip(), Silent())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -108,8 +113,48 @@ def test_the_same_attack_again_replaces_its_own_results(run: Path) -> None:
     assert (run / "command.txt").read_text().splitlines()[1:] == ["fedpriv attack run", "fedpriv attack run iga"]
 
 
+def test_the_offered_restart_is_the_one_with_the_lowest_loss_of_its_own(run: Path) -> None:
+    """Peers offer the restart that looks most like the original."""
+    attack(run, "dlg", overrides=("adversary.dlg.restarts=4",))
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for line in lines(run):
+        if line["attack"] == "dlg,restarts=4" and line["image"] == 0:
+            groups.setdefault((line["client"], line["upload"]), []).append(line)
+    assert len(groups) == 6
+    for group in groups.values():
+        (offered,) = [line for line in group if line["chosen"]]
+        assert offered["loss"] == min(line["loss"] for line in group)
+    assert any(
+        line["mse"] < offered["mse"]
+        for group in groups.values()
+        for offered in group
+        if offered["chosen"]
+        for line in group
+    ), "somewhere another restart looks better, or this test shows nothing"
+
+
+def test_nothing_of_the_truth_reaches_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other originals in the referee's hands the same pictures come out."""
+    settings = experiment(**{**SETTINGS, "training": {"batch_size": 1}})
+    start_run(settings, tmp_path / "run", "", Silent())
+
+    def blank(world: World, target: Target) -> Truth:
+        known = victims.truth(world, target)
+        return replace(known, images=torch.zeros_like(known.images), labels=(known.labels + 1) % 10)
+
+    monkeypatch.setattr(adversary, "truth", blank)
+    start_run(settings, tmp_path / "blank", "", Silent())
+    names = [path.name for path in (tmp_path / "run" / "reconstructions").glob("*-iga-*.png")]
+    assert len(names) == 6
+    for name in names:
+        one, other = (tmp_path / folder / "reconstructions" / name for folder in ("run", "blank"))
+        assert one.read_bytes() == other.read_bytes()
+    losses = [[line["loss"] for line in lines(tmp_path / folder)] for folder in ("run", "blank")]
+    assert losses[0] == losses[1]
+
+
 def test_some_victims_only(run: Path) -> None:
-    summary = attack(run, "dlg", victims=("1-2", "1-0"))
+    summary = attack(run, "dlg", chosen=("1-2", "1-0"))
     rows = {(row["attack"], row["upload"]): row for row in summary["attacks"]}
     assert (rows["dlg", "protected"]["victims"], rows["dlg", "protected"]["missing"]) == (4, 2)
     assert (rows["iga", "protected"]["victims"], rows["iga", "protected"]["missing"]) == (6, 0)
@@ -210,7 +255,7 @@ def no_observations(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "names", "victims", "overrides", "words"),
+    ("spoil", "names", "chosen", "overrides", "words"),
     [
         (no_summary, (), (), (), "finish the run with fedpriv run --resume"),
         (damage("summary.json", "{"), (), (), (), "summary.json is damaged"),
@@ -234,7 +279,7 @@ def no_observations(run: Path) -> None:
 def test_bad_input_is_one_line_and_changes_nothing(
     spoil: Callable[[Path], None] | None,
     names: tuple[str, ...],
-    victims: tuple[str, ...],
+    chosen: tuple[str, ...],
     overrides: tuple[str, ...],
     words: str,
     run: Path,
@@ -243,7 +288,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         spoil(run)
     before = contents(run)
     with pytest.raises(InputError) as caught:
-        attack(run, *names, victims=victims, overrides=overrides)
+        attack(run, *names, chosen=chosen, overrides=overrides)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert contents(run) == before
