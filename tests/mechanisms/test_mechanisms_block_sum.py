@@ -118,7 +118,7 @@ def test_agrees_with_adding_up_many_times(
 @pytest.mark.parametrize("kappa", [0.5, 20.0])
 def test_agrees_with_scipy(length: int, kappa: float) -> None:
     """One example, two blocks: projections on the direction and on two others; 5 comparisons a block."""
-    rows, count = gradients("independent", 1, 2 * length), 3000
+    rows, count = gradients("independent", 1, 2 * length), 1500
     drawn = ours(rows, kappa, length, count, torch.float64, 65)
     rng = np.random.default_rng(66)
     for part, some in zip(cut(rows, length), cut(drawn, length), strict=True):
@@ -131,7 +131,7 @@ def test_agrees_with_scipy(length: int, kappa: float) -> None:
 @pytest.mark.parametrize(("length", "kappa"), [(3, 4.0), (9, 8.0)])
 def test_the_comparison_can_fail(length: int, kappa: float) -> None:
     """It sees a concentration that is off by a fifth, and blocks of another length."""
-    rows, count = gradients("close", 4, 2 * length), 800
+    rows, count = gradients("close", 4, 2 * length), 500
     first = rows[:, :length]
     expected = draw_sums(first, kappa, 10 * count, np.random.default_rng(68))
     assert smallest_pvalue(first, ours(rows, kappa, length, count, torch.float64, 69)[:, :length], expected) > ALARM
@@ -147,7 +147,7 @@ def test_the_comparison_can_fail(length: int, kappa: float) -> None:
 def test_blocks_of_one_coordinate_are_random_signs(kappa: float) -> None:
     """Each keeps its sign with probability 1 / (1 + exp(-2 kappa)), a zero has a fair one; 5 coordinates."""
     rows = np.array([[1.0, -2.0, 0.0, 1e-3, 5.0], [3.0, 4.0, 0.0, 0.0, -7.0]])
-    keep, count = 1 / (1 + math.exp(-2 * kappa)), 4000
+    keep, count = 1 / (1 + math.exp(-2 * kappa)), 1500
     sums = ours(rows, kappa, 1, count, torch.float32, 70)
     for k in range(rows.shape[1]):
         first, second = (keep if value > 0 else 1 - keep if value < 0 else 0.5 for value in rows[:, k])
@@ -160,7 +160,7 @@ def test_blocks_of_one_coordinate_are_random_signs(kappa: float) -> None:
 @pytest.mark.parametrize("scale", [1e-36, 1e-25, 1e-20, 1e20, 1e37])
 @pytest.mark.parametrize("length", [1, 3])
 def test_lengths_that_cannot_be_squared(scale: float, length: int) -> None:
-    """Gradients in float32 whose squares are 0 or infinite have a direction all the same, down to 1e-31 in each block."""
+    """Gradients in float32 whose squares are 0 or infinite have a direction all the same, down to 1e-31 a block."""
     rows = gradients("independent", 3, 7)
     rows = rows / np.abs(rows).max() * scale
     drawn = ours(rows, 1e7, length, 1, torch.float32, 71)[0]

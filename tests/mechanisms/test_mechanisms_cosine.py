@@ -6,7 +6,7 @@ All seeds are fixed. Each comparison raises a false alarm with probability 1e-5 
 import mpmath
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 from vmf_oracle import angle_law
 
 from fedpriv.mechanisms.cosine import draw_cosines, draw_uniform_cosines, mean_cosine
@@ -64,6 +64,56 @@ def test_the_comparison_can_fail(dimension: int, kappa: float) -> None:
         draws = draw_cosines(factor * kappa, dimension, COUNT, np.random.default_rng(11))
         drawn = np.arctan2(draws.sine, draws.cosine)
         assert stats.kstest(drawn, lambda angle: np.interp(angle, angles, cumulative)).pvalue < ALARM
+
+
+class Counting:
+    """A source of randomness that counts the proposals: one exponential number decides on each."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.proposals = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._rng, name)
+
+    def standard_exponential(self, size: int) -> np.ndarray:
+        self.proposals += size
+        return self._rng.standard_exponential(size)
+
+
+def exact_acceptance(kappa: float, dimension: int) -> float:
+    """The mean, over the proposals, of the probability that one is accepted, by integration over their angle."""
+    with mpmath.workdps(40):
+        k, d = mpmath.mpf(kappa), mpmath.mpf(dimension - 1)
+        b = (-2 * k + mpmath.sqrt(4 * k**2 + d**2)) / d  # the textbook's form: it cancels, but not in 40 digits
+        x0 = (1 - b) / (1 + b)
+        slope, share = float(k * (1 - x0**2)), float(x0)
+    width = min(np.pi / 2, 40 / np.sqrt(dimension))
+    angles = np.linspace(np.pi / 2 - width, np.pi / 2 + width, 2_000_001)
+    with np.errstate(divide="ignore"):
+        weights = np.exp((dimension - 2) * np.log(np.sin(angles))) if dimension > 2 else np.ones_like(angles)
+    y = np.cos(angles)
+    heights = slope * y / (1 + share * y) - (dimension - 1) * np.log1p(share * y)
+    return float((weights * np.exp(heights)).sum() / weights.sum())
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 5, 17, 200, 15_826, 10**7, 10**8])
+@pytest.mark.parametrize("kappa", [0.0, 0.7, 5.0, 500.0, 1e5, 1e7])
+def test_acceptance(dimension: int, kappa: float) -> None:
+    """As many proposals are accepted as should be, and never fewer than the docstring says."""
+    rng = Counting(17)
+    draw_cosines(kappa, dimension, COUNT, rng)  # type: ignore[arg-type]
+    exact = min(1.0, exact_acceptance(kappa, dimension))
+    assert exact >= np.sqrt(np.e / (2 * np.pi)) * (1 - 1e-4)
+    assert stats.binomtest(COUNT, rng.proposals, exact).pvalue > ALARM if exact < 1 - 1e-6 else rng.proposals == COUNT
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 5, 17, 200])
+def test_acceptance_for_much_concentration(dimension: int) -> None:
+    """The limit that the docstring states, by its logarithm."""
+    d = dimension - 1
+    limit = np.exp(d / 2 * np.log(np.e / (2 * d)) + special.gammaln(d) - special.gammaln(d / 2))
+    assert exact_acceptance(1e7, dimension) == pytest.approx(limit, rel=2e-3)
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 8])
