@@ -319,9 +319,11 @@ def median_interval(
     if len(members) == 1:
         return Interval(median, None, None, confidence)
 
+    middle = np.nanmedian if np.isnan(members).any() else np.median  # the plain one is many times faster
+
     def median_of(drawn: np.ndarray, axis: int) -> np.ndarray:
         chosen = members[drawn]
-        medians: np.ndarray = np.nanmedian(chosen.reshape(*chosen.shape[:-2], -1), axis=axis)
+        medians: np.ndarray = middle(chosen.reshape(*chosen.shape[:-2], -1), axis=axis, overwrite_input=True)
         return medians
 
     result = bootstrap(
