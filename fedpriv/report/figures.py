@@ -122,7 +122,8 @@ def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | 
         return drawing
 
     limit = f"; clients stop at {figure(target)}" if target is not None else ""
-    return _plot(build, f"Proven epsilon of the worst client over rounds: {_course(points, figure)}{limit}.")
+    course = _course(points, figure)
+    return _plot(build, f"Proven epsilon of the worst client, as accounted for while the run went on: {course}{limit}.")
 
 
 def partition_plot(partition: Partition) -> Plot:

@@ -4,7 +4,7 @@ A tile never suggests more safety than the run showed: a proven epsilon carries 
 theorem, and an attack that fails without the mechanism too is called weak, not defeated.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedpriv.report.numbers import count, figure, percent
@@ -52,14 +52,27 @@ class Recovered:
     attacked: int
 
 
-def recovered(scores: Iterable[Score], upload: str) -> Recovered | None:
-    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked."""
-    images: dict[tuple[int, int, int], bool] = {}
+def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
+    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked.
+
+    Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
+    was not recovered.
+    """
+    attacked = {_upload(score) for score in scores if score.chosen and score.upload == upload}
+    images = {_image(score): False for score in scores if _upload(score) in attacked}
     for score in scores:
         if score.chosen and score.upload == upload:
-            key = (score.round, score.client, score.image)
-            images[key] = images.get(key, False) or score.recovered
+            images[_image(score)] |= score.recovered
     return Recovered(sum(images.values()), len(images)) if images else None
+
+
+def _image(score: Score) -> tuple[int, int, int]:
+    return score.round, score.client, score.image
+
+
+def _upload(score: Score) -> tuple[int, int | None]:
+    """The upload, or the sum of several, that an image came in."""
+    return score.round, score.client if score.clients == 1 else None
 
 
 def mechanism_name(name: str) -> str:

@@ -296,6 +296,18 @@ def test_one_successful_attack_is_enough_for_an_image_to_be_recovered(make_run: 
     assert tiles.recovered((), "protected") is None
 
 
+def test_an_image_that_no_attack_offered_anything_for_is_one_that_was_not_recovered(make_run: MakeRun) -> None:
+    """Poisson batches have more images than an attack may expect; the guesses are scored for each of them."""
+    folder = make_run(images=2, victims=2)
+    path = folder / "reconstructions/scores.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [line for line in lines if line["upload"] == "none" or line["image"] == 0]
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    scores = load_view(folder).scores
+    assert tiles.recovered(scores, "unprotected") == tiles.Recovered(2, 4)
+    assert tiles.recovered(scores, "none") == tiles.Recovered(0, 4)
+
+
 def test_every_fault_is_listed(make_run: MakeRun) -> None:
     faults = [(number, client, f"reason {number}-{client}") for number in range(1, 13) for client in (1, 4)]
     for some in (faults[:20], faults):
@@ -359,10 +371,7 @@ def test_the_running_epsilon_is_drawn_where_there_is_one(
 ) -> None:
     alts = [image.attributes["alt"] or "" for image in report(make_run(**recipe)).section("training").find("img")]
     assert len(alts) == 2 + drawn
-    assert (
-        any(alt.startswith("Proven epsilon of the worst client over rounds: 0 at round 0, 8 at") for alt in alts)
-        == drawn
-    )
+    assert any("while the run went on: 0 at round 0, 8 at round 20" in alt for alt in alts) == drawn
 
 
 def test_every_theorem_and_note_is_printed_once_and_referred_to(make_run: MakeRun) -> None:
