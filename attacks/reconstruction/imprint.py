@@ -1,11 +1,11 @@
 """Robbing the Fed (Fowl et al. 2022): an *active* server, the worst case, reads images off one gradient exactly.
 
 The server does not follow the protocol: it sends a network whose first two Linear layers it has made. All rows of the
-first are the same measurement of an image, its mean brightness, and their biases are cut points of that measurement: row
-k lets an image through the ReLU if its measurement is above the k-th cut point. All columns of the second layer are the
-same, so an image has the same weight in every row that it passes. It is then in the gradients of the rows up to that of
-its bin, and of none after: the difference of two neighbours' gradients holds the images of one bin only, and an image
-that is alone in its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly.
+first are the same measurement of an image, its mean brightness, and their biases are cut points of that measurement:
+row k lets an image through the ReLU if its measurement is above the k-th cut point. All columns of the second layer are
+the same, so an image has the same weight in every row that it passes. It is then in the gradients of the rows up to
+that of its bin, and of none after: the difference of two neighbours' gradients holds the images of one bin only, and an
+image that is alone in its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly.
 
 Clipping each example's gradient changes its weight, not that quotient. No passive adversary can do any of this: it
 measures what a mechanism is worth against a server that lies.
@@ -64,7 +64,7 @@ class Imprint:
         images: (R, C, H, W) on the [0, 1] scale, float32 on the CPU, by brightness; R may be 0.
         bins: the number of each image's bin, int64 (R,).
         complete: whether there are as many images as examples behind the upload, so that each is alone in its bin.
-            Otherwise some bins may hold mixtures of images of the same brightness, which nothing here tells from images.
+            Otherwise some bins may hold mixtures of images of one brightness, which nothing here tells from images.
         note: the same for a person.
     """
 
@@ -150,8 +150,8 @@ def read_imprint(observation: Observation, model: nn.Module, threat: ThreatModel
         threat: what the adversary may do.
 
     Raises:
-        AttackRefused: the adversary is passive or lacks something else, the upload is of several local steps or of Adam,
-            the network has no such layers, or the parameters were not crafted.
+        AttackRefused: the adversary is passive or lacks something else, the upload is of several local steps or of
+            Adam, the network has no such layers, or the parameters were not crafted.
     """
     _require(threat)
     settings = observation.settings

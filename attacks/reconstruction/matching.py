@@ -104,6 +104,8 @@ class Matcher:
         return chosen
 
     def _compare(self, group: "_Group", images: Tensor, labels: Tensor) -> Comparison:
+        if group.model.training is not None:
+            return group.written(group.model.trained(self._network, group.parameters, images, labels))
         gradients = self._network.dummy_gradients(
             group.parameters, images, labels, each=group.model.needs_examples, autocast=self._autocast
         )
@@ -183,6 +185,10 @@ class _Group:
             rows = self.model.expected({name: value[:, 0] for name, value in rows.items()})
         else:
             rows = self.model.expected_of_examples(rows)
+        return self.written(rows)
+
+    def written(self, rows: Vector) -> Comparison:
+        """Put expected uploads (N, *shape) that are written out beside what was heard."""
         expected, heard = self.model.standardise(rows), self.targets.rows()
         dot = [_sum([_inner(expected[name], heard[name]) for name in block]) for block in self.blocks]
         squared = [_sum([_inner(expected[name], expected[name]) for name in block]) for block in self.blocks]

@@ -67,6 +67,11 @@ def row_bytes(
     number = torch.finfo(network.dtype).bits // 8
     images = torch.zeros(1, model.examples, *shape, dtype=network.dtype, device=network.device)
     ghost = network.route(images.shape[2:], classes).ghost
+    if model.training is not None:
+        # Each step's gradients are kept, and the parameters after it.
+        units = model.training.clients * (model.training.batch_size if model.releases_steps else 1)
+        used = model.training.steps * model.training.clients * model.training.batch_size
+        return number * (COPIES * network.size * units * model.training.steps + used * images[0, 0].numel() * PER_PIXEL)
     out = (
         COPIES * network.size * units * number
         if written or not ghost or model.tensor_scales(network.names) is None

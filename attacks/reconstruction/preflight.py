@@ -86,9 +86,11 @@ def _about_examples(settings: PublicSettings) -> list[str]:
         )
     if settings.algorithm == "fedavg" and settings.local_steps > 1:
         lines.append(
-            f"{settings.local_steps} local steps: the upload is attacked as if it were one step's gradient, an "
-            "approximation that gets worse with steps and learning rate"
+            f"{settings.local_steps} local steps: attacks train on their dummies in an order of their own, because it "
+            "is not known which example was in which batch"
         )
+    elif settings.algorithm == "fedavg" and settings.optimizer == "adam":
+        lines.append("the first step of Adam keeps little more of a gradient than the signs: attacks get weaker")
     return lines
 
 

@@ -1,8 +1,9 @@
-"""FedAvg on dummy data: a client's local steps, carried out so that its update can be differentiated (Geiping et al. 2020).
+"""FedAvg on dummy data: a client's local steps, carried out so that its update can be differentiated.
 
-After several steps an update is no longer a gradient: parameters move between the steps, momentum weighs them unequally,
-and Adam normalises them. So the adversary trains on the dummies as the client did on its images, with the public
-optimiser, learning rate, batch size and number of steps, and compares the updates.
+After several steps an update is no longer a gradient: parameters move between the steps, momentum weighs them
+unequally, and Adam normalises them. So the adversary trains on the dummies as the client did on its images, with the
+public optimiser, learning rate, batch size and number of steps, and compares the updates (Geiping et al. 2020,
+section 6).
 
 Which examples were in which batch is not known. The dummies are taken in a fixed order, batch after batch, and from the
 start again when all have been used: in each epoch the same batches. A client shuffles anew in each epoch; what that
@@ -92,8 +93,8 @@ def unrolled_update(
         images: (N, B, C, H, W), normalised; B is a multiple of ``training.clients``.
         labels: probabilities (N, B, classes).
         training: how the client trains.
-        release: maps the gradients (N, b, *shape) of a step's b examples to the gradient (N, *shape) that is expected to
-            be used in it, where a mechanism privatises each step; ``None``: their mean is used as it is.
+        release: maps the gradients (N, b, *shape) of a step's b examples to the gradient (N, *shape) that is expected
+            to be used in it, where a mechanism privatises each step; ``None``: their mean is used as it is.
 
     Returns:
         Tensors (N, *shape): the mean update of the clients. It points downhill, against the gradient.

@@ -2,15 +2,16 @@
 
 Every attack compares in gradient space. A FedSGD upload is a mean gradient already. A FedAvg upload is parameters after
 minus before, and with ``s`` steps of plain SGD at learning rate ``lr`` it is ``-lr`` times the sum of the steps'
-gradients; ``-upload / (lr * s)`` is taken for the mean gradient at the parameters before the round. That is exact for
-one step, an approximation for more.
+gradients; so ``-upload / (lr * s)`` is compared. After one step of SGD that is the mean gradient at the parameters
+before the round; for several steps, and for Adam, what dummies would send is had by training on them (see
+:mod:`~attacks.reconstruction.unroll`).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.func import vmap
 from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction.dummies import DummyGradients
 from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.unroll import LocalTraining, unrolled_update
 from fedpriv.config import MechanismConfig
 from fedpriv.gradients import Block, Vector
 from fedpriv.mechanisms import (
@@ -33,6 +35,9 @@ from fedpriv.mechanisms import (
 from fedpriv.mechanisms.base import clip_factor
 from fedpriv.mechanisms.cosine import mean_cosine
 
+if TYPE_CHECKING:
+    from attacks.reconstruction.network import Network
+
 __all__ = ["UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
 
 Made = TypeVar("Made")
@@ -46,12 +51,13 @@ class UploadModel:
         mechanism: the mechanism, with its public parameters.
         unit: example (applied to each example's gradient) or update (to the whole upload).
         step: what the client multiplied its mean gradient with, but for the sign: learning rate times local steps for
-            fedavg, 1 for fedsgd.
+            fedavg (see :attr:`LocalTraining.length`), 1 for fedsgd.
         signed: -1 for fedavg (the upload points downhill), 1 for fedsgd.
         examples: the number B of examples behind the upload.
         blocks_are_layers: whether each tensor of the upload has a direction of its own.
         keeps_directions: whether the mechanism does no more to the expected upload of one example than to scale each of
             these blocks.
+        training: the local training, where the upload is more than one gradient and has to be unrolled.
     """
 
     mechanism: Mechanism
@@ -61,21 +67,31 @@ class UploadModel:
     examples: int
     blocks_are_layers: bool
     keeps_directions: bool
+    training: LocalTraining | None = None
 
     @staticmethod
     def of(settings: PublicSettings, redistribution: Redistribution | None = None) -> "UploadModel":
         """Read the public settings; ``redistribution`` is r, for hgm."""
         config = MechanismConfig.model_validate(settings.mechanism)
         fedavg = settings.algorithm == "fedavg"
+        training = LocalTraining(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.momentum,
+            settings.local_steps,
+            settings.examples if settings.batch_size is None else settings.batch_size,
+            settings.clients,
+        )
         pieces = config.name == "vmf" and config.blocks.startswith("size:")
         return UploadModel(
             mechanism=build_mechanism(config, redistribution),
             unit=config.unit,
-            step=settings.learning_rate * settings.local_steps if fedavg else 1.0,
+            step=training.length if fedavg else 1.0,
             signed=-1 if fedavg else 1,
             examples=settings.examples,
             blocks_are_layers=config.name == "vmf" and config.blocks == "layer",
             keeps_directions=not pieces and not (config.name == "gaussian" and config.clipping == "layer"),
+            training=training if fedavg and not training.is_gradient else None,
         )
 
     @property
@@ -84,7 +100,12 @@ class UploadModel:
 
         Otherwise it depends on their mean only.
         """
-        return not isinstance(self.mechanism, NoMechanism) and self.unit == "example" and self.examples > 1
+        return self.releases_steps and self.examples > 1
+
+    @property
+    def releases_steps(self) -> bool:
+        """Whether the mechanism privatises the examples' gradients in each step, rather than the upload."""
+        return not isinstance(self.mechanism, NoMechanism) and self.unit == "example"
 
     @property
     def scale_unknown(self) -> bool:
@@ -154,6 +175,26 @@ class UploadModel:
                 return length * mean_cosine(kappa, dimension) * inverse
         return torch.ones_like(squared)
 
+    def trained(self, network: "Network", parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
+        """Train on dummy batches as the client did, and return the expected uploads (N, *shape), in gradient space.
+
+        For models with local :attr:`training`. Noise that is added in each step is left out of the steps after it.
+
+        Args:
+            network: the network.
+            parameters: what the clients started from.
+            images: (N, B, C, H, W), normalised.
+            labels: probabilities (N, B, classes).
+        """
+        if self.training is None:
+            raise ValueError("this upload is one gradient; there is no local training to unroll")
+        release = self._released if self.releases_steps else None
+        change = unrolled_update(network, parameters, images, labels, self.training, release)
+        return self.gradient(change) if self.releases_steps else self.expected(self.gradient(change))
+
+    def _released(self, gradients: Vector) -> Vector:
+        return batch_mean(vmap(vmap(self.mechanism.expected))(gradients))
+
     def gradient(self, upload: Vector) -> Vector:
         """Turn an upload into the (noisy) mean gradient that it stands for."""
         return {name: value * (self.signed / self.step) for name, value in upload.items()}
@@ -177,7 +218,7 @@ class UploadModel:
         """Map gradients (N, B, *shape) of the examples of dummy batches to expected uploads (N, *shape)."""
         if not self.needs_examples:
             return self.expected(batch_mean(gradients))
-        return batch_mean(vmap(vmap(self.mechanism.expected))(gradients))
+        return self._released(gradients)
 
 
 def batch_mean(gradients: Vector) -> Vector:
@@ -210,18 +251,8 @@ class Victim:
 
 def refusal(settings: PublicSettings) -> str | None:
     """Say why these uploads cannot be attacked by gradient matching, or return ``None``."""
-    if settings.algorithm == "fedsgd":
-        return None
-    if settings.optimizer != "sgd":
-        return (
-            f"the clients train with {settings.optimizer}, whose update is not a multiple of the gradient; "
-            "gradient matching needs training.optimizer = 'sgd'"
-        )
-    if settings.momentum > 0 and settings.local_steps > 1:
-        return (
-            f"{settings.local_steps} local steps with momentum {settings.momentum:g} weigh the steps' gradients "
-            "unequally; gradient matching needs momentum = 0 or one local step"
-        )
+    if settings.algorithm == "fedavg" and settings.batch_size is None:
+        return "the batch size is withheld, so the number of examples behind an upload is not known"
     return None
 
 
@@ -255,7 +286,7 @@ def prepare_victims(observations: Sequence[Observation], names: Sequence[str], d
         model = UploadModel.of(observation.settings, redistribution)
         upload = {name: observation.upload[name].to(device) for name in names}
         parameters = _shared(observation.parameters, names, device, shared, dict)
-        note = _note(observation.settings, upload)
+        note = _note(model, upload)
         labels = _known_labels(observation, model.examples, device)
         gradient = model.gradient(upload)
         victims.append(Victim(observation.round, observation.client, parameters, gradient, model, note, labels))
@@ -293,12 +324,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one is other or (one.dtype == other.dtype and torch.equal(one, other))
 
 
-def _note(settings: PublicSettings, upload: Vector) -> str:
+def _note(model: UploadModel, upload: Vector) -> str:
     notes = []
-    if settings.algorithm == "fedavg" and settings.local_steps > 1:
+    if model.training is not None and model.training.steps > 1:
         notes.append(
-            f"the change after {settings.local_steps} local steps is taken for the mean gradient of "
-            f"{settings.examples} example(s) at the parameters before them: an approximation"
+            f"{model.training.steps} local steps were unrolled on the dummies; which example was in which batch is not "
+            "known"
         )
     if not any(bool(value.any()) for value in upload.values()):
         notes.append("the upload is zero and says nothing about the examples")

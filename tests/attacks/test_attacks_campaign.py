@@ -46,9 +46,9 @@ FAULTS = {
         lambda one: replace(one, parameters={**one.parameters, "output.bias": torch.full((10,), torch.inf)}),
         "NaN or infinity among its parameters, in output.bias",
     ),
-    "an optimiser that is not modelled": (
-        lambda one: replace(one, settings=replace(one.settings, algorithm="fedavg", optimizer="adam")),
-        "the clients train with adam",
+    "local training with batches of unknown size": (
+        lambda one: replace(one, settings=replace(one.settings, algorithm="fedavg", batch_size=None)),
+        "the batch size is withheld",
     ),
     "labels of another number of examples": (
         lambda one: replace(one, labels=(1, 2)), "2 labels are known, and the public settings make for 1 examples"

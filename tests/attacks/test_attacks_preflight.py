@@ -32,8 +32,8 @@ def network(*middle: nn.Module) -> nn.Sequential:
         (network(nn.LeakyReLU()), {}, ("dlg",), "LeakyReLU"),
         (lenet(), {"batch_size": 11}, ("iga",), "11 examples behind one upload are more than the 10 classes"),
         (lenet(), {"algorithm": "fedavg", "local_steps": 4}, ("iga",), "4 local steps"),
-        (lenet(), {"algorithm": "fedavg", "optimizer": "adam"}, ("iga",), "refused"),
-        (lenet(), {"algorithm": "fedavg", "local_steps": 2, "momentum": 0.5}, ("dlg",), "refused"),
+        (lenet(), {"algorithm": "fedavg", "optimizer": "adam"}, ("iga",), "the signs"),
+        (lenet(), {"algorithm": "fedavg", "local_steps": 2, "momentum": 0.5}, ("dlg",), "2 local steps"),
     ],
 )
 def test_warns(model: nn.Module, changes: dict[str, object], attacks: tuple[str, ...], says: str) -> None:

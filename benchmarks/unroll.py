@@ -1,0 +1,121 @@
+"""Inverting Gradients on FedAvg updates of several local steps, which are unrolled on the dummies.
+
+Usage: python -m benchmarks.unroll [--json FILE] [--model lenet] [--victims 8] [--examples 4] [--batch 1] [--epochs 1]
+           [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 2400] [--restarts 1] [--seed 1]
+
+Each victim is a client of the lab with so many CIFAR-10 images, in the first round. Labels are inferred. Choose the
+weight of the total variation with one seed, that is on some images, and report the figures of another.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attacks.baselines import guesses
+from attacks.reconstruction import reconstruct
+from attacks.referee import Truth, median_interval, score
+from clients.training import local_upload
+from fedpriv.config import Experiment, IgaConfig
+from fedpriv.randomness import numpy_stream
+from fedpriv.world import build_world
+from server.exchange import Upload
+from server.tap import observe
+
+SUCCESS = 0.6  # SSIM from which an image counts as recovered; no figure here depends on it
+
+
+def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
+    """Return one row: the figures of all victims with one weight of the total variation."""
+    world = build_world(_experiment(options))
+    uploads = [
+        Upload(client, options.examples, local_upload(world, client, world.initial, 1))
+        for client in range(options.victims)
+    ]
+    heard = observe(world, 1, world.initial, uploads)
+    config = IgaConfig(iterations=options.steps, restarts=options.restarts, tv=tv)
+    began = time.perf_counter()
+    found = reconstruct("iga", heard, world.model, config, options.seed)
+    seconds = time.perf_counter() - began
+    guess = guesses(world.dataset.x_test[:1000].float() / 255)
+    scores = []
+    for client, reconstruction in enumerate(found):
+        rows = world.uploaded_rows(client, 1)
+        truth = Truth(1, client, world.dataset.x_train[rows].float() / 255, world.dataset.y_train[rows])
+        found_here = score(reconstruction, "unprotected", truth, guess, world.dataset.std, SUCCESS, perceptual=False)
+        scores += [one for one in found_here.scores if one.chosen]
+    generator = numpy_stream(options.seed, "benchmark interval")
+    psnr = median_interval([one.psnr for one in scores], generator, groups=[one.client for one in scores])
+    return {
+        "model": options.model,
+        "optimizer": options.optimizer,
+        "momentum": options.momentum,
+        "learning_rate": options.rate,
+        "batch": options.batch,
+        "epochs": options.epochs,
+        "local_steps": heard[0].settings.local_steps,
+        "victims": options.victims,
+        "examples": options.examples,
+        "tv": tv,
+        "iterations": options.steps,
+        "restarts": options.restarts,
+        "seed": options.seed,
+        "psnr": psnr.value,
+        "psnr_low": psnr.low,
+        "psnr_high": psnr.high,
+        "labels": sum(bool(one.label_correct) for one in scores) / len(scores),
+        "loss": sum(one.loss or 0.0 for one in found) / len(found),
+        "seconds": seconds,
+    }
+
+
+def _experiment(options: argparse.Namespace) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "seed": options.seed,
+            "data": {"name": "cifar10", "train_examples": options.victims * options.examples},
+            "model": {"name": options.model},
+            "federation": {"clients": options.victims, "algorithm": "fedavg", "rounds": 1},
+            "training": {
+                "batch_size": options.batch,
+                "local_epochs": options.epochs,
+                "learning_rate": options.rate,
+                "optimizer": options.optimizer,
+                "momentum": options.momentum,
+            },
+            "adversary": {"victims": options.victims},
+            "engine": {"device": options.device},
+        }
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print one line for each weight."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--victims", type=int, default=8)
+    parser.add_argument("--examples", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--tv", type=float, nargs="+", default=[1e-3])
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--restarts", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args(arguments)
+    rows = []
+    for tv in options.tv:
+        rows.append(measure(options, tv))
+        print(json.dumps(rows[-1]), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""FedAvg unrolled on dummies: against the client's own code, finite differences, and what several steps hide."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attack_victims import NONE, digits, lenet, mlp, normalise, parameters_of, settings
+from torch import Tensor, nn
+
+from attacks.observation import Observation
+from attacks.reconstruction import reconstruct
+from attacks.reconstruction.distances import angle, squared_distance
+from attacks.reconstruction.labels import find_output_layer, infer_labels
+from attacks.reconstruction.matching import Matcher
+from attacks.reconstruction.network import Network
+from attacks.reconstruction.unroll import LocalTraining, unrolled_update
+from attacks.reconstruction.uploads import prepare_victims
+from clients.training import local_upload
+from fedpriv.config import DlgConfig, Experiment, IgaConfig
+from fedpriv.gradients import Vector
+from fedpriv.world import State, World, build_world
+from server.aggregation import mean_upload
+from server.exchange import Upload
+from server.tap import observe
+
+CPU = torch.device("cpu")
+OPTIMIZERS = [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)]
+CLIP = {"name": "gaussian", "sigma": 1e-9, "clip_norm": 0.7}
+
+
+def world(
+    optimizer: str,
+    momentum: float,
+    *,
+    model: str = "lenet",
+    batch: int = 2,
+    epochs: int = 1,
+    examples: int = 6,
+    mechanism: dict[str, object] = NONE,  # type: ignore[assignment]
+    weighting: str = "uniform",
+) -> World:
+    tree = {
+        "seed": 4,
+        "data": {"name": "digits", "train_examples": 3 * examples},
+        "model": {"name": model, "hidden": [12], "activation": "tanh"},
+        "federation": {"clients": 3, "algorithm": "fedavg", "rounds": 1, "weighting": weighting},
+        "training": {
+            "batch_size": batch,
+            "learning_rate": 0.05,
+            "optimizer": optimizer,
+            "momentum": momentum,
+            "local_epochs": epochs,
+        },
+        "mechanism": mechanism,
+        "adversary": {"threat_model": "honest-but-curious-server"},
+        "engine": {"name": "inline", "device": "cpu", "precision": "float64"},
+    }
+    return build_world(Experiment.model_validate(tree))
+
+
+def first_epoch(built: World, client: int) -> tuple[Tensor, Tensor]:
+    """A client's images (B, C, H, W) and labels (B,) in the order in which its first epoch takes them."""
+    plan = built.plans[client]
+    steps = list(plan.steps(1))[: plan.sampling.steps_per_epoch]
+    batches = [built.examples(client, plan.batch(step)) for step in steps]
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    return F.one_hot(labels, 10).double()
+
+
+def heard(built: World, client: int) -> Observation:
+    upload = Upload(client, built.plans[client].sampling.examples, local_upload(built, client, built.initial, 1))
+    (observation,) = observe(built, 1, built.initial, [upload])
+    return observation
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), OPTIMIZERS)
+@pytest.mark.parametrize("model", ["lenet", "mlp"])
+@pytest.mark.parametrize("batch", [1, 2, 3, 6])
+def test_the_expected_update_is_what_the_client_sends(optimizer: str, momentum: float, model: str, batch: int) -> None:
+    built = world(optimizer, momentum, model=model, batch=batch)
+    observation = heard(built, 1)
+    network = Network(built.model)
+    (victim,) = prepare_victims([observation], network.names, CPU)
+    x, y = first_epoch(built, 1)
+    training = LocalTraining(optimizer, 0.05, momentum, 6 // batch, batch)  # type: ignore[arg-type]
+    update = unrolled_update(network, victim.parameters, x[None], one_hot(y)[None], training)
+    for name, value in observation.upload.items():
+        torch.testing.assert_close(update[name][0], value, rtol=1e-8, atol=1e-12)
+    if victim.model.training is None:
+        assert (optimizer, batch) == ("sgd", 6)
+        return
+    assert victim.model.training == training
+    sent = victim.model.trained(network, victim.parameters, x[None], one_hot(y)[None])
+    for name, value in victim.gradient.items():
+        torch.testing.assert_close(sent[name][0], value, rtol=1e-8, atol=1e-10)
+    loss = Matcher(network, [victim], squared_distance)(x[None], one_hot(y)[None])
+    length = sum(float(value.square().sum()) for value in victim.gradient.values())
+    assert float(loss) < 1e-14 * length  # a small difference of large numbers
+    wrong = Matcher(network, [victim], squared_distance)(x.flip(0)[None] + 0.1, one_hot(y)[None])
+    assert float(wrong) > 1e-6 * length
+
+
+def test_an_update_points_downhill() -> None:
+    """Peers do not model the sign of an update, which turns label inference upside down."""
+    built = world("sgd", 0.0, batch=1)
+    x, y = first_epoch(built, 0)
+    network = Network(built.model)
+    gradient = network.gradients(
+        built.initial.parameters, x[None], one_hot(y)[None], shared=True, each=False
+    )  # (1, *shape)
+    update = unrolled_update(
+        network, built.initial.parameters, x[None], one_hot(y)[None], LocalTraining("sgd", 1e-5, 0.0, 6, 1)
+    )
+    for name, value in gradient.items():
+        torch.testing.assert_close(update[name], -6e-5 * value, rtol=1e-2, atol=1e-9)
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), OPTIMIZERS)
+def test_several_epochs_take_the_same_batches_again(optimizer: str, momentum: float) -> None:
+    """Against torch's own optimiser."""
+    model = mlp("tanh").double()
+    images, labels = digits()
+    x, y = normalise(images[:4]).double(), labels[:4]
+    before = parameters_of(model)
+    update = unrolled_update(
+        Network(model),
+        before,
+        x[None],
+        one_hot(y)[None],
+        LocalTraining(optimizer, 0.05, momentum, 6, 2),  # type: ignore[arg-type]
+    )
+    torch_optimizer = (
+        torch.optim.Adam(model.parameters(), lr=0.05)
+        if optimizer == "adam"
+        else torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    )
+    for batch in ([0, 1], [2, 3]) * 3:
+        torch_optimizer.zero_grad()
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        torch_optimizer.step()
+    for name, value in parameters_of(model).items():
+        torch.testing.assert_close(update[name][0], value - before[name], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "examples", "expected"),
+    [
+        (4, 1, 4, [[0], [1], [2], [3]]),
+        (4, 2, 4, [[0, 1], [2, 3], [0, 1], [2, 3]]),
+        (4, 4, 10, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5]]),
+        (2, 8, 3, [[0, 1, 2], [0, 1, 2]]),
+    ],
+)
+def test_batches(steps: int, size: int, examples: int, expected: list[list[int]]) -> None:
+    assert LocalTraining("sgd", 0.1, 0.0, steps, size).batches(examples) == expected
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), OPTIMIZERS)
+@pytest.mark.parametrize("objective", [angle, squared_distance])
+@pytest.mark.parametrize("soft", [False, True])
+def test_gradients_against_finite_differences(optimizer: str, momentum: float, objective: object, soft: bool) -> None:
+    built = world(optimizer, momentum, model="mlp", batch=2)
+    (victim,) = prepare_victims([heard(built, 1)], Network(built.model).names, CPU)
+    matcher = Matcher(Network(built.model), [victim, victim], objective)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(2, 6, 1, 8, 8, generator=generator, dtype=torch.float64).requires_grad_()
+    logits = torch.randn(2, 6, 10, generator=generator, dtype=torch.float64).requires_grad_(soft)
+
+    def loss(images: Tensor, logits: Tensor) -> Tensor:
+        return matcher(images, logits.softmax(dim=2))
+
+    assert torch.autograd.gradcheck(loss, (images, logits), fast_mode=True, eps=1e-6, atol=1e-6, rtol=1e-3)
+
+
+def test_adam_with_gradients_that_are_exactly_zero_has_finite_derivatives() -> None:
+    """A dead ReLU's gradient is zero, where the root of the second moment has no derivative."""
+    model = mlp("relu").double()
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if name.endswith("bias")).fill_(-1e3)
+    images = torch.randn(1, 2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images.requires_grad_()
+    update = unrolled_update(
+        Network(model),
+        parameters_of(model),
+        images,
+        one_hot(torch.tensor([[1, 2]])),
+        LocalTraining("adam", 0.01, 0.0, 3, 1),
+    )
+    total = torch.stack([value.square().sum() for value in update.values()]).sum()
+    (gradient,) = torch.autograd.grad(total, images)
+    assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "unit"),
+    # Not Adam with noise in its steps: it divides by numbers that are as small as any noise.
+    [("sgd", 0.0, "example"), ("sgd", 0.9, "example"), *((*one, "update") for one in OPTIMIZERS)],
+)
+def test_clipping_in_every_step_or_of_the_update_is_modelled(optimizer: str, momentum: float, unit: str) -> None:
+    built = world(optimizer, momentum, batch=2, mechanism={**CLIP, "unit": unit})
+    observation = heard(built, 2)
+    network = Network(built.model)
+    (victim,) = prepare_victims([observation], network.names, CPU)
+    x, y = first_epoch(built, 2)
+    sent = victim.model.trained(network, victim.parameters, x[None], one_hot(y)[None])
+    for name, value in victim.gradient.items():
+        close = (sent[name][0] - value).abs() <= 1e-6
+        assert bool(close.all())
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), OPTIMIZERS)
+def test_a_sum_of_clients_is_the_mean_of_their_updates(optimizer: str, momentum: float) -> None:
+    built = world(optimizer, momentum, batch=2)
+    updates = [local_upload(built, client, built.initial, 1) for client in range(3)]
+    uploads = [Upload(client, 6, update) for client, update in enumerate(updates)]
+    mean = mean_upload(uploads, "uniform")
+    batches = [first_epoch(built, client) for client in range(3)]
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    training = LocalTraining(optimizer, 0.05, momentum, 3, 2, clients=3)  # type: ignore[arg-type]
+    update = unrolled_update(Network(built.model), built.initial.parameters, x[None], one_hot(y)[None], training)
+    for name, value in mean.parameters.items():
+        torch.testing.assert_close(update[name][0], value, rtol=1e-8, atol=1e-12)
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    built = world("sgd", 0.9, batch=2)
+    network = Network(built.model)
+    victims = prepare_victims([heard(built, client) for client in range(3)], network.names, CPU)
+    images = torch.randn(3, 6, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    labels = torch.full((3, 6, 10), 0.1, dtype=torch.float64)
+    together = Matcher(network, victims, angle)(images, labels)
+    alone = [Matcher(network, [victims[k]], angle)(images[[k]], labels[[k]]) for k in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=0)
+
+
+def trained(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> Vector:
+    before = parameters_of(model)
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    after = parameters_of(model)
+    State(before, {}).load_into(model)
+    return {name: value - before[name] for name, value in after.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.95), ("momentum", 0.95), ("adam", 0.8)])
+def test_labels_of_several_steps_are_inferred(optimizer: str, least: float) -> None:
+    """Twelve clients with 4 digits and 4 local steps; the observation holds no labels."""
+    images, labels = digits()
+    model = lenet(init="default")
+    momentum = 0.9 if optimizer == "momentum" else 0.0
+    rate = 0.001 if optimizer == "adam" else 0.02
+    observations, truth = [], []
+    for client in range(12):
+        x, y = normalise(images[4 * client : 4 * client + 4]), labels[4 * client : 4 * client + 4]
+        torch_optimizer = (
+            torch.optim.Adam(model.parameters(), lr=rate)
+            if optimizer == "adam"
+            else torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+        )
+        upload = trained(model, [(x[[k]], y[[k]]) for k in range(4)], torch_optimizer)
+        public = settings(
+            algorithm="fedavg",
+            learning_rate=rate,
+            optimizer="adam" if optimizer == "adam" else "sgd",
+            momentum=momentum,
+            batch_size=1,
+            local_steps=4,
+            client_examples=4,
+        )
+        observations.append(Observation(1, client, parameters_of(model), upload, public))
+        truth.append(y.tolist())
+        assert observations[-1].labels is None
+    network = Network(model)
+    victims = prepare_victims(observations, network.names, CPU)
+    layer = find_output_layer(network, victims[0].parameters, (1, 8, 8), 10)
+    assert layer is not None
+    found = infer_labels(network, victims, layer, (1, 8, 8), 10)
+    right = 0
+    for guess, true in zip(found, truth, strict=True):
+        assert guess is not None
+        left = list(true)
+        for label in guess.tolist():
+            if label in left:
+                left.remove(label)
+                right += 1
+    assert right / 48 >= least
+
+
+def test_dlg_recovers_the_image_of_one_example_after_many_steps_with_momentum() -> None:
+    """One image, five steps: the update is far from a multiple of a gradient, and unrolled it is matched exactly."""
+    images, labels = digits()
+    model = mlp("sigmoid")
+    x, y = normalise(images[:1]), labels[:1]
+    upload = trained(model, [(x, y)] * 5, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    public = settings(
+        algorithm="fedavg", learning_rate=0.05, momentum=0.9, batch_size=1, local_steps=5, client_examples=1
+    )
+    observation = Observation(1, 0, parameters_of(model), upload, public)
+    (found,) = reconstruct("dlg", [observation], model, DlgConfig(iterations=100, restarts=2), seed=1)
+    assert float((found.images - images[:1]).square().mean()) < 1e-4
+    assert found.labels.tolist() == y.tolist()
+    assert "5 local steps" in found.note
+
+
+@pytest.mark.slow
+def test_iga_recovers_four_images_after_four_local_steps() -> None:
+    """Median PSNR over 4 clients with 4 digits each; the bound is the issue's."""
+    images, labels = digits()
+    model = lenet(init="default")
+    observations = []
+    for client in range(4):
+        x, y = normalise(images[4 * client : 4 * client + 4]), labels[4 * client : 4 * client + 4]
+        upload = trained(model, [(x[[k]], y[[k]]) for k in range(4)], torch.optim.SGD(model.parameters(), lr=0.01))
+        public = settings(algorithm="fedavg", learning_rate=0.01, batch_size=1, local_steps=4, client_examples=4)
+        observations.append(Observation(1, client, parameters_of(model), upload, public))
+    found = reconstruct("iga", observations, model, IgaConfig(iterations=600, tv=1e-4), seed=1)
+    best = []
+    for client, one in enumerate(found):
+        errors = (one.images[:, None] - images[None, 4 * client : 4 * client + 4]).square().flatten(2).mean(dim=2)
+        best += (-10 * errors.min(dim=0).values.log10()).tolist()
+    assert float(torch.tensor(best).median()) >= 20
