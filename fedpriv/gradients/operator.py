@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedpriv.gradients.normal import standard_normal
+
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
     "Block",
@@ -113,11 +115,14 @@ class GradientOperator(ABC):
         """Return M w, the sum of the gradients with ``weights`` (B,), in new tensors; only the block's names."""
 
     def draw(self, generator: torch.Generator, block: Block | None = None) -> Vector:
-        """Return a standard normal vector, drawn tensor by tensor in the order of the block's names.
+        """Return a standard normal vector, drawn at once for the block's names laid end to end.
 
         The numbers depend on the generator's device and state, not on where the gradients are.
         """
-        return {name: self._normal(self.shapes[name], generator) for name in self.names(block)}
+        shapes = {name: self.shapes[name] for name in self.names(block)}
+        numbers = standard_normal(self.dimension(block), generator, self.dtype).to(self.device)
+        parts = numbers.split([shape.numel() for shape in shapes.values()])
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
     def dimension(self, block: Block | None = None) -> int:
         """Return K, the number of coordinates."""
@@ -126,9 +131,6 @@ class GradientOperator(ABC):
     def names(self, block: Block | None = None) -> Sequence[str]:
         """Return the names of the block's parameters."""
         return tuple(self.shapes) if block is None else block
-
-    def _normal(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=self.dtype, device=generator.device).to(self.device)
 
 
 def first_line(error: Exception) -> str:

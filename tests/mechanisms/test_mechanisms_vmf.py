@@ -144,7 +144,7 @@ def test_expected_is_the_mean_of_releases(blocks: str, kappa: float) -> None:
     """Per coordinate within 5.5 standard errors, 18 coordinates: false alarm below 1e-6."""
     gradients = rows(1)
     mechanism = VmfMechanism(kappa, blocks, 2.0)
-    operator, generator, count = DenseGradients(gradients), torch.Generator().manual_seed(33), 700
+    operator, generator, count = DenseGradients(gradients), torch.Generator().manual_seed(33), 1000
     draws = torch.stack([flat(mechanism.release(operator, 1, generator)) for _ in range(count)])
     expected = flat(mechanism.expected({name: value[0] for name, value in gradients.items()}))
     deviations = (draws.mean(dim=0) - expected) / (draws.std(dim=0) / count**0.5)

@@ -1,0 +1,100 @@
+"""Normal numbers in bulk, one a parameter at every step: on all cores, and normal also in the tails.
+
+Random bits come from AES in counter mode (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3), keyed by
+128 bits of the given generator. The transformation of Box and Muller (1958) makes two numbers of a random point of the
+plane, whose distance from the origin reaches out to 8.5 standard deviations. torch's own float32 numbers end at 5.8 and
+are made by one thread.
+"""
+
+import math
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from torch import Tensor
+
+__all__ = ["standard_normal"]
+
+# Points of the plane that a core handles at once: they stay in its cache, and torch gives no core fewer.
+POINTS = 1 << 15
+
+# Uniform numbers below this are drawn again, in steps that are as much finer.
+COARSE = 2.0**-20
+
+KEY_BYTES = BLOCK_BYTES = 16
+
+
+def standard_normal(count: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Draw independent standard normal numbers, (count,), on the generator's device.
+
+    On the CPU they are a function of the generator's state alone, not of how many threads there are, and each is off by
+    a few roundings of its type from a number whose law is exactly normal. Other devices have normal numbers of their
+    own.
+
+    Args:
+        count: how many.
+        generator: the only source of randomness; its state moves on.
+        dtype: float32 or float64.
+    """
+    if generator.device.type != "cpu":
+        return torch.randn(count, generator=generator, dtype=dtype, device=generator.device)
+    numbers, points = torch.empty(count, dtype=dtype), (count + 1) // 2
+    key = torch.randint(256, (KEY_BYTES,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+    at_once = max(1, min(POINTS * torch.get_num_threads(), points))
+    draw = _Points(key, at_once, dtype)
+    # First coordinates fill the first half, second ones the other, in which there may be no room for the last of them.
+    for start in range(0, points, at_once):
+        stop = min(start + at_once, points)
+        draw.fill(numbers[start:stop], numbers[points + start : points + stop])
+    return numbers
+
+
+class _Points:
+    """Normally distributed points of the plane, one after the other.
+
+    Args:
+        key: of the cipher.
+        most: how many are drawn at once at most.
+        dtype: of their coordinates.
+    """
+
+    def __init__(self, key: bytes, most: int, dtype: torch.dtype) -> None:
+        # Three streams, so that what is drawn of one does not depend on how much was drawn of another.
+        self._distances, self._finer, self._angles = (_stream(key, number) for number in range(3))
+        self._integers = torch.int32 if dtype == torch.float32 else torch.int64
+        # The integers j are uniform from -end to end - 1.
+        self._end = 2.0 ** (8 * dtype.itemsize - 1)
+        self._half_step = torch.tensor(0.5 / self._end, dtype=dtype)
+        self._room = torch.empty(3, most, dtype=dtype)
+        self._zeros = memoryview(bytes(most * dtype.itemsize))
+        # The cipher wants room for a block more than it fills.
+        self._bits = torch.empty(most * dtype.itemsize + BLOCK_BYTES, dtype=torch.uint8)
+        self._bits_view = self._bits.numpy().data
+
+    def fill(self, first: Tensor, second: Tensor) -> None:
+        """Fill two vectors with the coordinates of the next points; the second vector may be one shorter."""
+        radius, angle, cosine = self._room[:, : len(first)]
+        self._draw_uniform(radius, self._distances)
+        if float(radius.amin()) < COARSE:
+            coarse = torch.nonzero(radius < COARSE)[:, 0]
+            radius[coarse] = COARSE * self._draw_uniform(radius.new_empty(len(coarse)), self._finer)
+        radius.log_().mul_(-2).sqrt_()
+        angle.copy_(self._take(len(angle), self._angles)).mul_(math.pi / self._end)
+        torch.mul(torch.cos(angle, out=cosine), radius, out=first)
+        torch.mul(angle[: len(second)].sin_(), radius[: len(second)], out=second)
+
+    def _draw_uniform(self, numbers: Tensor, stream: CipherContext) -> Tensor:
+        """Fill a vector with uniform numbers (|j| + 1/2) / end, which are above 0 and at most 1."""
+        magnitudes = numbers.copy_(self._take(len(numbers), stream)).abs_()
+        return torch.add(self._half_step, magnitudes, alpha=1 / self._end, out=numbers)
+
+    def _take(self, count: int, stream: CipherContext) -> Tensor:
+        """Return the next integers of a stream, in a tensor that the next call overwrites."""
+        size = count * self._integers.itemsize
+        stream.update_into(self._zeros[:size], self._bits_view)
+        return self._bits[:size].view(self._integers)
+
+
+def _stream(key: bytes, number: int) -> CipherContext:
+    """One of the independent streams of random bits of a key: what it makes of zeros."""
+    counter = number.to_bytes(BLOCK_BYTES // 2, "big") + bytes(BLOCK_BYTES // 2)
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
