@@ -45,6 +45,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.message $(ARGS)
+	$(BIN)/python -m benchmarks.attack $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -25,6 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 SMALL = 2**18
 PROBE = 20240301  # the seed of the images and parameters that a network is tried with; it decides nothing else
 PROBED = 11  # images in one such batch: a prime that is no usual length of an axis
+COMPARED = 3  # of them are also gone through one at a time
 TOLERANCE = 1e-6  # of gradients in float64, relative to the largest number of a tensor
 
 
@@ -204,7 +205,7 @@ class Network:
             method, _, kind = route.partition(": ")
             if method == "dense" or (method == "ghost" and kind not in {layer.__name__ for layer in RULES}):
                 return f"{name or 'the model'} ({kind}) has no rule"
-        return _disagreement(network, model, images, labels)
+        return _disagreement(network, model, images[:COMPARED], labels[:COMPARED])
 
 
 def _disagreement(network: Network, model: nn.Module, images: Tensor, labels: Tensor) -> str:

@@ -1,5 +1,7 @@
 """The batched engine against plain autograd, one victim at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from attacks.reconstruction.memory import chunks, row_bytes
 from attacks.reconstruction.network import Network
 from attacks.reconstruction.uploads import prepare_victims
 from fedpriv.config import MechanismConfig
-from fedpriv.mechanisms import build_mechanism
+from fedpriv.mechanisms import Redistribution, build_mechanism, layer_shares, uniform_shares
 
 MECHANISMS = [
     {"name": "none"},
@@ -155,6 +157,39 @@ def test_mismatch_and_its_derivatives_one_victim_at_a_time(kind: str, examples: 
     torch.testing.assert_close(chosen(images[index], labels[index]), losses[index])
     again = torch.tensor([3, 1])
     torch.testing.assert_close(chosen.select(again)(images[index[again]], labels[index[again]]), losses[index[again]])
+
+
+@pytest.mark.parametrize("shares", ["uniform", "layer", "uneven"])
+@pytest.mark.parametrize("kind", OBJECTIVES)
+@pytest.mark.parametrize("examples", [1, 2])
+def test_noise_of_other_sizes_in_other_coordinates(shares: str, kind: str, examples: int) -> None:
+    """Through hgm: with shares that are even within each tensor by inner products, with others written out."""
+    model = DIGITS["mlp"]().double()
+    parameters = parameters_of(model)
+    generator = torch.Generator().manual_seed(2)
+    if shares == "uneven":
+        drawn = {key: torch.rand(value.shape, generator=generator).double() for key, value in parameters.items()}
+        total = sum(value.sum() for value in drawn.values())
+        redistribution = Redistribution({key: value / total for key, value in drawn.items()})
+    else:
+        redistribution = {"uniform": uniform_shares, "layer": layer_shares}[shares](parameters)
+    public = {"name": "hgm", "sigma": 1e-3, "clip_norm": 0.5}
+    pictures, truth = digits()
+    plain = observe(model, pictures[:examples], truth[:examples])
+    known = replace(plain.settings, mechanism=public)
+    heard = Observation(1, 0, plain.parameters, plain.upload, known, redistribution)
+    network = Network(model)
+    (victim,) = prepare_victims([heard], network.names, network.device)
+    assert (victim.model.tensor_scales(network.names) is None) == (shares == "uneven")
+    images, labels = (value.requires_grad_() for value in dummies(2, examples))
+    losses = Matcher(network, [victim, victim], OBJECTIVES[kind])(images, labels)
+    found = torch.autograd.grad(losses.sum(), (images, labels))
+    for row in range(2):
+        one_image, one_label = (value[row].detach().clone().requires_grad_() for value in (images, labels))
+        loss = one_mismatch(model, heard, one_image, one_label, kind)
+        assert losses[row].item() == pytest.approx(loss.item(), rel=1e-9)
+        for given, value in zip(found, torch.autograd.grad(loss, (one_image, one_label)), strict=True):
+            torch.testing.assert_close(given[row], value, rtol=1e-7, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["lenet", "mlp"])

@@ -1,0 +1,250 @@
+"""Gradient matching: the batched engine against a plain loop of one victim at a time, in milliseconds per iteration.
+
+Usage: python -m benchmarks.attack [--json FILE] [--models lenet,mlp,convnet] [--victims 1,16,64] [--restarts 64]
+       [--threads N] [--noise S] [--quick]
+
+One iteration is what Inverting Gradients does: gradients of the dummies, cosine distance to the upload plus total
+variation, its gradient with respect to the image, a step of Adam on the sign, a box. Images are 3x32x32, one example a
+victim; the networks have their default initialisation.
+
+- loop: one victim after the other, eager PyTorch, gradients from torch.autograd.grad(create_graph=True): as the peers
+  write it.
+- batched: all victims at once through attacks.reconstruction, as a run does it.
+- batched-compiled: the same, traced and compiled; compiling itself is not in the figure but in a line of its own.
+
+All methods run with the same number of threads in one process, in turns, and each figure is the median over the turns.
+With restarts, "victim" counts each restart. The loop runs at most LOOPED victims in a turn: more cost the same each.
+Peak memory is that of a process of its own, over what it had before the first iteration.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attacks.reconstruction.distances import angle, total_variation
+from attacks.reconstruction.evaluation import Evaluator
+from attacks.reconstruction.matching import Matcher
+from attacks.reconstruction.network import Network
+from attacks.reconstruction.uploads import UploadModel, Victim
+from fedpriv.config import ModelConfig
+from fedpriv.mechanisms import NoMechanism
+from fedpriv.models import build_model
+
+MODELS = {
+    "lenet": ModelConfig(name="lenet"),
+    "mlp": ModelConfig(name="mlp", hidden=(1024, 1024)),
+    "convnet": ModelConfig(name="convnet"),
+}
+SHAPE, CLASSES = (3, 32, 32), 10
+TV, RATE, LIMIT = 1e-4, 0.1, 2.0
+METHODS = ("loop", "batched", "batched-compiled")
+LOOPED = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: so many victims of a network, with so many restarts each."""
+
+    model: str
+    victims: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result."""
+
+    model: str
+    victims: int
+    restarts: int
+    method: str
+    ms_per_iteration_and_victim: float
+    peak_mib: float
+
+
+Step = Callable[[], None]
+
+
+def _uploads(model: nn.Module, count: int, noise: float) -> list[dict[str, Tensor]]:
+    """Gradients of random images, with noise of a share of each tensor's largest number."""
+    generator = torch.Generator().manual_seed(1)
+    named = dict(model.named_parameters())
+    uploads = []
+    for _ in range(count):
+        image = torch.randn(1, *SHAPE, generator=generator)
+        label = torch.randint(CLASSES, (1,), generator=generator)
+        gradients = torch.autograd.grad(F.cross_entropy(model(image), label), list(named.values()))
+        uploads.append(
+            {
+                name: value + noise * value.abs().max() * torch.randn(value.shape, generator=generator)
+                for name, value in zip(named, gradients, strict=True)
+            }
+        )
+    return uploads
+
+
+def _starts(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(count, 1, *SHAPE, generator=generator), torch.arange(count) % CLASSES
+
+
+def _loop(model: nn.Module, uploads: list[dict[str, Tensor]], restarts: int) -> tuple[Step, int]:
+    """One victim at a time, as peers do it; return a step of all and how many these are."""
+    images, labels = _starts(min(len(uploads) * restarts, LOOPED))
+    parameters = list(model.parameters())
+    states = []
+    for number, image in enumerate(images):
+        leaf = image.clone().requires_grad_()
+        heard = list(uploads[number // restarts].values())
+        states.append((leaf, labels[[number]], heard, torch.optim.Adam([leaf], lr=RATE)))
+
+    def step() -> None:
+        for leaf, label, heard, adam in states:
+            adam.zero_grad()
+            gradients = torch.autograd.grad(F.cross_entropy(model(leaf), label), parameters, create_graph=True)
+            pairs = list(zip(gradients, heard, strict=True))
+            dot = torch.stack([(one * other).sum() for one, other in pairs]).sum()
+            lengths = [
+                torch.stack([value.square().sum() for value in vector]).sum().sqrt() for vector in (gradients, heard)
+            ]
+            across, down = leaf[..., 1:] - leaf[..., :-1], leaf[..., 1:, :] - leaf[..., :-1, :]
+            loss = 1 - dot / lengths[0] / lengths[1] + TV * (across.abs().mean() + down.abs().mean())
+            leaf.grad = torch.autograd.grad(loss, leaf)[0].sign()
+            adam.step()
+            with torch.no_grad():
+                leaf.clamp_(-LIMIT, LIMIT)
+
+    return step, len(states)
+
+
+def _batched(
+    model: nn.Module, uploads: list[dict[str, Tensor]], restarts: int, compiled: bool
+) -> tuple[Step, int, Evaluator]:
+    """All victims and restarts at once; return a step of all, how many these are, and what evaluates them."""
+    network = Network(model)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    upload_model = UploadModel(NoMechanism(), "example", 1.0, 1, 1, False, True)
+    victims = [Victim(1, number, parameters, upload, upload_model, "") for number, upload in enumerate(uploads)]
+    matcher = Matcher(network, [victim for victim in victims for _ in range(restarts)], angle)
+    images, labels = _starts(len(victims) * restarts)
+    known = F.one_hot(labels, CLASSES).float()[:, None]
+    evaluate = Evaluator(
+        lambda pictures: matcher(pictures, known) + TV * total_variation(pictures), 1, "always" if compiled else "never"
+    )
+    adam = torch.optim.Adam([images], lr=RATE)
+
+    def step() -> None:
+        _, (gradient,) = evaluate(images)
+        images.grad = gradient.sign()
+        adam.step()
+        images.clamp_(-LIMIT, LIMIT)
+
+    return step, len(images), evaluate
+
+
+def _prepare(case: Case, method: str, noise: float) -> tuple[Step, int, Evaluator | None]:
+    model = build_model(MODELS[case.model], SHAPE, CLASSES, seed=0)
+    uploads = _uploads(model, case.victims, noise)
+    if method == "loop":
+        return *_loop(model, uploads, case.restarts), None
+    return _batched(model, uploads, case.restarts, method == "batched-compiled")
+
+
+def _peak(case: Case, method: str, noise: float, threads: int) -> float:
+    """The peak memory of a few steps, in MiB, over that of what was made before: in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["attacks.reconstruction"])
+    with context.Pool(1) as pool:
+        return float(pool.apply(_measure_peak, (case, method, noise, threads)))
+
+
+def _measure_peak(case: Case, method: str, noise: float, threads: int) -> float:
+    torch.set_num_threads(threads)
+    _prepare(Case(case.model, 1, 1), METHODS[0], noise)[0]()  # libraries are loaded
+    step, _, _ = _prepare(case, method, noise)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step()
+    step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (1024 if sys.platform != "darwin" else 2**20)
+
+
+def _measure(case: Case, methods: tuple[str, ...], seconds: float, noise: float, threads: int) -> list[Row]:
+    """Run the methods in turns for about so many seconds and return the median of each."""
+    ready = {method: _prepare(case, method, noise) for method in methods}
+    for method, (step, _, evaluator) in ready.items():
+        step()
+        step()
+        if evaluator is not None and evaluator.compiled:
+            print(f"  {case.model}, {case.victims} x {case.restarts}: compiled in {evaluator.compile_seconds:.1f} s")
+        elif evaluator is not None and evaluator.note:
+            print(f"  {case.model}, {case.victims} x {case.restarts}, {method}: {evaluator.note}")
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[methods[0]]) < 3:
+        for method, (step, count, _) in ready.items():
+            began = time.perf_counter()
+            step()
+            times[method].append(1e3 * (time.perf_counter() - began) / count)
+    return [
+        Row(
+            **asdict(case),
+            method=method,
+            ms_per_iteration_and_victim=statistics.median(times[method]),
+            peak_mib=_peak(case, method, noise, threads),
+        )
+        for method in methods
+    ]
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--models", default=",".join(MODELS), help="networks, by commas")
+    parser.add_argument("--victims", default="1,16,64", help="numbers of victims, by commas")
+    parser.add_argument(
+        "--restarts", type=int, default=64, help="restarts of one victim, in a case of its own; 0: none"
+    )
+    parser.add_argument("--methods", default=",".join(METHODS), help="by commas")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every method; default: all cores")
+    parser.add_argument("--noise", type=float, default=0.0, help="in the uploads, over their largest number")
+    parser.add_argument("--quick", action="store_true", help="a second a case instead of four, without compiling")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    methods = tuple(name for name in arguments.methods.split(",") if not (arguments.quick and name == METHODS[2]))
+    rows: list[Row] = []
+    for model in arguments.models.split(","):
+        cases = [Case(model, int(count), 1) for count in arguments.victims.split(",")]
+        cases += [Case(model, 1, arguments.restarts)] if arguments.restarts else []
+        for case in cases:
+            rows += _measure(case, methods, 1 if arguments.quick else 4, arguments.noise, arguments.threads)
+            _print(rows[-len(methods) :])
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+
+
+def _print(rows: list[Row]) -> None:
+    loop = next((row.ms_per_iteration_and_victim for row in rows if row.method == METHODS[0]), float("nan"))
+    for row in rows:
+        print(
+            f"{row.model:<8} {row.victims:>3} victims x {row.restarts:>2}  {row.method:<17}"
+            f"{row.ms_per_iteration_and_victim:>9.3f} ms  {loop / row.ms_per_iteration_and_victim:>7.1f} times the loop"
+            f"  {row.peak_mib:>7.0f} MiB",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
