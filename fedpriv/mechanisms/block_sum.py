@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients.normal import standard_normal
 from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import Cosines, draw_cosines
 
@@ -68,7 +69,7 @@ def _refuse_not_finite(gradients: GradientOperator) -> None:
     norms = gradients.norms()
     if not bool(torch.isfinite(norms).all()):
         # Too large to be squared in their own type is no reason to refuse.
-        refuse_not_finite(gradients.gram(precise=True).diagonal(), gradients)
+        refuse_not_finite(gradients.gram().diagonal(), gradients)
 
 
 def _add_draws(total: Tensor, rows: Tensor, kappa: float, generator: torch.Generator, rng: np.random.Generator) -> None:
@@ -85,8 +86,8 @@ def _draws(rows: Tensor, kappa: float, generator: torch.Generator, rng: np.rando
     """Draws around the blocks in ``rows`` (n, m, d): their first coordinates (n, m) and the others (n, m, d - 1)."""
     directions, present = _directions(rows)
     cosine, sine = _angles(present, kappa, rows, rng)
-    shape = (*present.shape, rows.shape[2] - 1)
-    rest = torch.randn(shape, generator=generator, dtype=rows.dtype, device=generator.device).to(rows.device)
+    shape = torch.Size((*present.shape, rows.shape[2] - 1))
+    rest = standard_normal(shape.numel(), generator, rows.dtype).to(rows.device).view(shape)
     # In one dimension there is no rest, and its length is 0.
     rest *= (sine / torch.linalg.vector_norm(rest, dim=2).clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
     sign = torch.where(directions[..., 0] >= 0, 1, -1).to(rows.dtype)

@@ -13,6 +13,8 @@ from vmf_oracle import draw_sums
 
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import VmfMechanism
+from fedpriv.mechanisms.batch_sum import _draw_parts, _walk
+from fedpriv.mechanisms.span import spectral_basis
 
 ALARM = 1e-4
 
@@ -42,6 +44,41 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
     rows, count = gradients(case, examples, dimension), 300
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(43))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 44), expected) > ALARM
+
+
+@pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 4), (2, 5), (3, 5)])
+def test_few_dimensions_outside_the_span(examples: int, dimension: int) -> None:
+    """Where each degree of freedom shows: nearly uniform draws, of which one to three dimensions lie outside."""
+    rows, count = gradients("independent", examples, dimension), 1500
+    expected = draw_sums(rows, 0.2, 10 * count, np.random.default_rng(57))
+    assert smallest_pvalue(rows, ours(rows, 0.2, count, torch.float64, 58), expected) > ALARM
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 4, 5, 8])
+def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
+    """The draw of a zero gradient leans on another's direction as any uniform direction does: a Beta law."""
+    basis, rng = spectral_basis(torch.ones(1, 1, dtype=torch.float64), dimension, 1e-9), np.random.default_rng(59)
+    parts = [_draw_parts(basis, 1e7, dimension, 2, rng) for _ in range(4000)]
+    cosines = np.array([float(part.inside[0]) for part in parts])
+    half = (dimension - 1) / 2
+    assert stats.kstest((1 + cosines) / 2, stats.beta(half, half).cdf).pvalue > ALARM
+    # What is outside has the rest of the draw's length, and next to nothing of the certain one's, sqrt((K - 1) / 1e7).
+    assert np.array([part.outside for part in parts]) == pytest.approx(np.sqrt(1 - cosines**2), abs=1e-2)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 4, 30])
+@pytest.mark.parametrize("lengths", [(1.0, 1.0), (0.3, 1.0, 0.7, 0.5), (2.0, 0.0, 1.0)])
+def test_walk(dimension: int, lengths: tuple[float, ...]) -> None:
+    """The length of a sum of uniform directions, against adding them up."""
+    rng, count = np.random.default_rng(61), 6000
+    walked = np.array([_walk(list(lengths), dimension, rng) for _ in range(count)])
+    steps = rng.standard_normal((10 * count, len(lengths), dimension))
+    steps *= np.array(lengths)[:, None] / np.linalg.norm(steps, axis=2, keepdims=True)
+    added = np.linalg.norm(steps.sum(axis=1), axis=1)
+    assert stats.ks_2samp(walked.round(9), added.round(9)).pvalue > ALARM
+    # Of the square, whose mean is known: the sum of the squared lengths.
+    error = (walked**2).std() / count**0.5 + 1e-12
+    assert abs((walked**2).mean() - np.square(lengths).sum()) < stats.norm.isf(ALARM / 2) * error
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 8])
