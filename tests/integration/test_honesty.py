@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
@@ -154,6 +155,40 @@ def mixing(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return Mixing()
 
 
+class Reordering(nn.Module):
+    """Its outputs are each example's own, but a layer sees the examples in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.layer = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(torch.tanh(self.body(x.flatten(1).flip(0))).flip(0))
+        return out
+
+
+class Dropping(Reordering):
+    """Drops at random by a function, which no list of layers shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = functional.dropout(torch.tanh(self.body(x.flatten(1))), 0.5, self.training)
+        out: torch.Tensor = self.layer(inner)
+        return out
+
+
+def reordering(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Reordering()
+
+
+def dropping(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Dropping()
+
+
+def test_a_sound_model_that_drops_at_random_is_not_refused() -> None:
+    model = {"name": "tests.integration.test_honesty:dropping"}
+    build_world(experiment(model=model, mechanism=VMF))
+
+
 @pytest.mark.parametrize(
     "mechanism", [VMF, GAUSSIAN, {**GAUSSIAN, "unit": "update"}], ids=["vmf", "gaussian", "update"]
 )
@@ -162,6 +197,7 @@ def mixing(shape: tuple[int, int, int], classes: int) -> nn.Module:
     [
         ("remembering", "buffer seen changes"),
         ("mixing", "depends on the others"),
+        ("reordering", r"layer body \(Linear\) for one example depends on the others"),
         ("raising", r"cannot be trained on images of shape \(3, 1, 8, 8\): KeyError"),
         ("leaving", "cannot be trained on images .*: SystemExit: no licence"),
     ],
