@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
-from fedpriv.accounting.guarantees import guarantee
+from fedpriv.accounting.guarantees import guarantee, running_epsilon
 from fedpriv.accounting.release import (
     LARGEST_KAPPA,
     LARGEST_SCALE,
@@ -17,6 +17,7 @@ from fedpriv.accounting.release import (
     NOISE_PARAMETERS,
     SMALLEST_SCALE,
     SMALLEST_SIGMA,
+    Release,
     release_with,
 )
 from fedpriv.errors import InputError
@@ -27,6 +28,7 @@ __all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
 _TOLERANCE = 5e-4  # on epsilon, relative
 _HALVINGS = 200
 _NEARLY_STRAIGHT = 100.0  # epsilons within this factor of each other
+_FIRST_STEP = 0.02  # of the logarithm of the noise parameter
 
 
 class OutOfReachError(InputError):
@@ -136,10 +138,10 @@ def calibrate(
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
     noise, parameter = _NOISES[mechanism], NOISE_PARAMETERS[mechanism]
 
-    def epsilon(log_noise: float) -> float:
+    def release(log_noise: float) -> Release:
         # exp(log(x)) may lie a rounding beyond x.
         value = min(max(math.exp(log_noise), noise.smallest), noise.largest)
-        release = release_with(
+        return release_with(
             value,
             delta,
             mechanism=mechanism,
@@ -149,21 +151,61 @@ def calibrate(
             dimensions=dimensions,
             unit=unit,
         )
-        figure = guarantee(release).epsilon
+
+    def final_epsilon(log_noise: float) -> float:
+        figure = guarantee(release(log_noise)).epsilon
         return math.inf if figure is None else figure
 
     exposed, private = math.log(noise.least), math.log(noise.most)
-    if epsilon(exposed) <= target_epsilon:
+    if final_epsilon(exposed) <= target_epsilon:
         raise OutOfReachError(
             f"epsilon = {target_epsilon:g}: so large that it needs less noise than the least allowed "
             f"({parameter} = {noise.least:g})"
         )
-    if epsilon(private) > target_epsilon:
+    if final_epsilon(private) > target_epsilon:
         raise OutOfReachError(
             f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {parameter} from {noise.smallest:g} to "
             f"{noise.largest:g} reaches it"
         )
-    return math.exp(_search(epsilon, target_epsilon, private=private, exposed=exposed))
+    # First with the cheap figure, which is never below the final one, then with that from there on.
+    if running_epsilon(release(private)) <= target_epsilon:
+        private = _search(lambda point: running_epsilon(release(point)), target_epsilon, private, exposed)
+    return math.exp(_search(final_epsilon, target_epsilon, private, exposed))
+
+
+def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:
+    """Return a point whose epsilon is at most the target and within the tolerance of it, or beside a jump across it.
+
+    Args:
+        epsilon: of the logarithm of the noise parameter.
+        target: the epsilon to reach.
+        private: a point with epsilon <= target; this end is kept true and returned.
+        exposed: a point with epsilon > target.
+    """
+    reached, step, limit = epsilon(private), _FIRST_STEP, exposed
+    # Outwards until the target lies between: epsilon goes about with the reciprocal of the noise, or its square.
+    while True:
+        step = max(_FIRST_STEP, math.log(target / reached)) if reached > 0 else 2 * step
+        point = private + math.copysign(min(step, abs(limit - private)), limit - private)
+        found = epsilon(point)
+        if point == limit or found > target:
+            exposed, refused = point, found
+            break
+        private, reached = point, found
+    for attempt in range(_HALVINGS):
+        middle = (private + exposed) / 2
+        if reached >= target * (1 - _TOLERANCE) or middle in (private, exposed):
+            break
+        if attempt % 3 != 2 and reached > 0 and refused < _NEARLY_STRAIGHT * reached:
+            # log epsilon against log noise is nearly straight: aim a little below the target
+            share = math.log(target * (1 - _TOLERANCE / 2) / reached) / math.log(refused / reached)
+            middle = private + share * (exposed - private)
+        found = epsilon(middle)
+        if found <= target:
+            private, reached = middle, found
+        else:
+            exposed, refused = middle, found
+    return private
 
 
 def _check_mechanism(mechanism: MechanismName) -> None:
@@ -174,29 +216,3 @@ def _check_mechanism(mechanism: MechanismName) -> None:
 def _check_epsilon(epsilon: float) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InputError(f"epsilon = {epsilon}: allowed is above 0, finite")
-
-
-def _search(epsilon: Callable[[float], float], target: float, *, private: float, exposed: float) -> float:
-    """Return a point whose epsilon is at most the target and within the tolerance of it, or beside a jump across it.
-
-    Args:
-        epsilon: of the logarithm of the noise parameter.
-        target: the epsilon to reach.
-        private: a point with epsilon <= target; this end is kept true and returned.
-        exposed: a point with epsilon > target.
-    """
-    reached, refused = epsilon(private), epsilon(exposed)
-    for step in range(_HALVINGS):
-        middle = (private + exposed) / 2
-        if reached >= target * (1 - _TOLERANCE) or middle in (private, exposed):
-            break
-        if step % 2 and reached > 0 and refused < _NEARLY_STRAIGHT * reached:
-            # log epsilon against log noise is nearly straight: aim a little below the target, every other time
-            share = math.log(target * (1 - _TOLERANCE / 2) / reached) / math.log(refused / reached)
-            middle = private + share * (exposed - private)
-        found = epsilon(middle)
-        if found <= target:
-            private, reached = middle, found
-        else:
-            exposed, refused = middle, found
-    return private

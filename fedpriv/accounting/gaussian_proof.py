@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_rdp
 from fedpriv.accounting.gaussian import gaussian_epsilon, poisson_pld_epsilon, poisson_rdp_epsilon
-from fedpriv.accounting.proofs import NO_NOMINAL, Claim, Proof
+from fedpriv.accounting.pairs import GaussianPair, Pair
+from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, NO_NOMINAL, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon
 
 __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
@@ -19,7 +20,6 @@ _ADD_OR_REMOVE = (
     "add-or-remove-one, equivalently zero-out: one example of this client is added, removed, "
     "or replaced by one that adds zero"
 )
-_RENYI_TO_EPSILON = "converted by Canonne, Kamath and Steinke 2020, Prop. 12"
 
 
 class GaussianProof(Proof):
@@ -43,17 +43,22 @@ class GaussianProof(Proof):
             return [self._unsampled()]
         return [self._unsampled(), self._poisson_renyi() if self._poisson else self._fixed_renyi()]
 
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+        # Without sampling the closed form is exact.
+        return ((GaussianPair(2 / self._sigma), 1),) if self.is_sampled else ()
+
+    @property
+    def pair_theorem(self) -> str:  # noqa: D102
+        return f"{self.mechanism} with sensitivity 2 {self.norm}"
+
     def numerical_claims(self, known: float) -> list[Claim]:  # noqa: D102
         release = self.release
         if release.rate == 1 or not self._poisson:
-            return []
+            return super().numerical_claims(known)
         exact = poisson_pld_epsilon(
             self._sigma, float(release.rate), int(release.participations), float(release.delta), known
         )
-        theorem = (
-            f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}, privacy-loss distributions composed "
-            "numerically with pessimistic rounding (Doroshenko et al. 2022, dp-accounting)"
-        )
+        theorem = f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
         return [] if exact is None else [Claim(exact, theorem)]
 
     def notes(self) -> tuple[str, ...]:  # noqa: D102
@@ -91,10 +96,7 @@ class GaussianProof(Proof):
 
     def _fixed_renyi(self) -> Claim:
         rdp = int(self.release.participations) * _fixed_step_rdp(self._sigma, float(self.release.rate))
-        theorem = (
-            f"{self.mechanism} with sensitivity 2 {self.norm}, Renyi accounting with fixed-size sampling without "
-            f"replacement (Wang, Balle and Kasiviswanathan 2019, Thm 9), {_RENYI_TO_EPSILON}"
-        )
+        theorem = f"{self.mechanism} with sensitivity 2 {self.norm}, Renyi accounting{SAMPLED_RDP}{RENYI_TO_EPSILON}"
         return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
 
     def _poisson_renyi(self) -> Claim:
@@ -104,7 +106,7 @@ class GaussianProof(Proof):
         )
         theorem = (
             f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}, Renyi accounting (Mironov, Talwar and "
-            f"Zhang 2019), {_RENYI_TO_EPSILON}"
+            f"Zhang 2019){RENYI_TO_EPSILON}"
         )
         return Claim(epsilon, theorem)
 

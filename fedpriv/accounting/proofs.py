@@ -5,12 +5,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
+from fedpriv.accounting.pairs import Pair, SampledPair
 from fedpriv.accounting.release import Release
 
-__all__ = ["CLIENTS", "NO_NOMINAL", "Claim", "NoProof", "Proof", "smallest"]
+__all__ = [
+    "CLIENTS",
+    "COMPOSED_NUMERICALLY",
+    "NO_NOMINAL",
+    "RENYI_TO_EPSILON",
+    "SAMPLED_RDP",
+    "Claim",
+    "NoProof",
+    "Proof",
+    "smallest",
+]
 
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
 NO_NOMINAL = "this mechanism's papers print no figure beside the proven one"
+RENYI_TO_EPSILON = ", converted by Canonne, Kamath and Steinke 2020, Prop. 12"
+SAMPLED_RDP = (
+    ", fixed-size sampling without replacement (the smaller of Wang, Balle and Kasiviswanathan 2019, Thm 9, and the "
+    "moments of Balle, Barthe and Gaboardi 2018, Thm 9)"
+)
+SAMPLED_DELTA = ", fixed-size sampling without replacement (Balle, Barthe and Gaboardi 2018, Thm 9)"
+COMPOSED_NUMERICALLY = (
+    ", privacy-loss distributions composed numerically with pessimistic rounding (Doroshenko et al. 2022, "
+    "dp-accounting)"
+)
 
 _REPLACE_EXAMPLE = "replace-one: one example of this client is replaced by any other"
 _REPLACE_UPDATE = "replace-one-update: this client's whole update is replaced by any other"
@@ -56,13 +78,37 @@ class Proof(ABC):
     def cheap_claims(self) -> list[Claim]:
         """Every (epsilon, delta) claim by closed forms and Renyi accounting; at least one, a few milliseconds."""
 
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
+        """Pairs that dominate one participation under replace-one before sampling, and how many of each; or none."""
+        return ()
+
     def numerical_claims(self, known: float) -> list[Claim]:
         """Claims that take longer, and may be smaller.
 
         Args:
             known: an epsilon that is proven already, finite.
         """
-        return []
+        count, pairs = int(self.release.participations), self.dominating_pairs()
+        if not pairs:
+            return []
+        if self.is_sampled:
+            batch = pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
+            parts: tuple[tuple[Pair, int], ...] = ((SampledPair(batch, float(self.release.rate)), count),)
+        else:
+            parts = tuple((pair, number * count) for pair, number in pairs)
+        epsilon = composed_epsilon(parts, float(self.release.delta), known)
+        theorem = f"{self.pair_theorem}{SAMPLED_DELTA if self.is_sampled else ''}{COMPOSED_NUMERICALLY}"
+        return [] if epsilon is None else [Claim(epsilon, theorem)]
+
+    @property
+    def pair_theorem(self) -> str:
+        """What dominating_pairs rests on."""
+        return ""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether batches of a fixed size are drawn and amplify."""
+        return self.release.sampling == "fixed" and self.release.rate < 1
 
     def notes(self) -> tuple[str, ...]:
         """What a reader must know beside the figures. Heuristics are labelled so."""

@@ -7,23 +7,21 @@ is not claimed to amplify: every step counts as one participation, the batch bei
 import math
 from abc import abstractmethod
 from collections import Counter
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.laplace import laplace_pld_epsilon
-from fedpriv.accounting.proofs import Claim, Proof
+from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair
+from fedpriv.accounting.proofs import RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 
 __all__ = ["DirectionalProof", "LaplaceProof"]
 
 Array = NDArray[np.float64]
 
-_RENYI_TO_EPSILON = "converted by Canonne, Kamath and Steinke 2020, Prop. 12"
-_SAMPLED_RENYI = ", fixed-size sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Thm 9)"
 _SAMPLED_PURE = "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle et al. 2018, Thm 9)"
 
 
@@ -56,7 +54,7 @@ class PureProof(Proof):
 
     def pure(self) -> Claim:
         once, count = self._pure_releases()
-        return Claim(count * once, self.pure_theorem + (_SAMPLED_PURE if self._is_sampled else ""))
+        return Claim(count * once, self.pure_theorem + (_SAMPLED_PURE if self.is_sampled else ""))
 
     def cheap_claims(self) -> list[Claim]:
         pure = self.pure()
@@ -72,14 +70,10 @@ class PureProof(Proof):
             "participation, the batch being the same on both sides.",
         )
 
-    @property
-    def _is_sampled(self) -> bool:
-        return self.release.sampling == "fixed" and self.release.rate < 1
-
     def _pure_releases(self) -> tuple[float, int]:
         """Return the pure epsilon of each of the releases that the run consists of, and their number."""
         count = int(self.release.participations)
-        if not self._is_sampled:
+        if not self.is_sampled:
             return self.piece_epsilon, self.pieces * count
         return amplified_pure(self.pieces * self.piece_epsilon, self._rate), count
 
@@ -91,17 +85,17 @@ class PureProof(Proof):
         )
         return Claim(
             pure_composition_epsilon(once, count, float(self.release.delta)),
-            theorem + (_SAMPLED_PURE if self._is_sampled else ""),
+            theorem + (_SAMPLED_PURE if self.is_sampled else ""),
         )
 
     def _renyi(self) -> Claim:
         rdp = int(self.release.participations) * self.step_rdp()
-        theorem = self.renyi_theorem + (_SAMPLED_RENYI if self._is_sampled else "") + f", {_RENYI_TO_EPSILON}"
+        theorem = self.renyi_theorem + (SAMPLED_RDP if self.is_sampled else "") + RENYI_TO_EPSILON
         return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
 
     @property
     def _rate(self) -> float:
-        return float(self.release.rate) if self._is_sampled else 1.0
+        return float(self.release.rate) if self.is_sampled else 1.0
 
 
 class DirectionalProof(PureProof):
@@ -142,8 +136,19 @@ class DirectionalProof(PureProof):
         )
 
     def step_rdp(self) -> Array:  # noqa: D102
-        sizes = tuple(sorted(Counter(int(dimension) for dimension in self.release.dimensions).items()))
-        return _directional_step_rdp(self._kappa, sizes, self._rate)
+        return _directional_step_rdp(self._kappa, self._sizes, self._rate)
+
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+        return tuple((DirectionalPair(self._kappa, dimension), count) for dimension, count in self._sizes)
+
+    @property
+    def pair_theorem(self) -> str:  # noqa: D102
+        return "VMF laws around opposite directions, which dominate (docs/account.md)"
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of a dimension and how many blocks have it."""
+        return tuple(sorted(Counter(int(dimension) for dimension in self.release.dimensions).items()))
 
     def notes(self) -> tuple[str, ...]:  # noqa: D102
         return (*super().notes(), self._resemblance()) if self._kappa > 0 else super().notes()
@@ -200,17 +205,12 @@ class LaplaceProof(PureProof):
     def step_rdp(self) -> Array:  # noqa: D102
         return _laplace_step_rdp(self.piece_epsilon, self._rate)
 
-    def numerical_claims(self, known: float) -> list[Claim]:  # noqa: D102
-        if self._is_sampled:
-            return []
-        shift, count = self._pure_releases()
-        epsilon = laplace_pld_epsilon(shift, count, float(self.release.delta), known)
-        theorem = (
-            "Laplace mechanism with L1 sensitivity 2 clip_norm, the privacy-loss distribution of one coordinate, which "
-            "dominates (docs/account.md), composed numerically with pessimistic rounding (Doroshenko et al. 2022, "
-            "dp-accounting)"
-        )
-        return [] if epsilon is None else [Claim(epsilon, theorem)]
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+        return ((LaplacePair(self.piece_epsilon), 1),)
+
+    @property
+    def pair_theorem(self) -> str:  # noqa: D102
+        return "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (docs/account.md)"
 
     @property
     def _scale(self) -> float:

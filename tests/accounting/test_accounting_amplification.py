@@ -119,8 +119,11 @@ def moments_bound(order, base, rate):
     with mpmath.workdps(60):
         q = mpmath.mpf(rate)
         moment = lambda j: mpmath.exp((j - 1) * mpmath.mpf(float(base(np.array([float(j)]))[0])))  # noqa: E731
-        total = 1 + min(mpmath.binomial(order, 2) * q**2 * (moment(2) - 1), (order - 1) * q)
-        for j in range(2, order + 1):
+        s2, s35 = (moment(2) - 1) / 2, (moment(3.5) - 1) / mpmath.mpf("8.75")
+        integral = min(s2, s2 / 2 + mpmath.sqrt(s2 * max(s35 - s2, 0) / 6))
+        quadratic = order * (order - 1) * q**2 * integral
+        total = 1 + min(quadratic, (order - 1) * q) + (1 - q) ** (order - 2) * quadratic
+        for j in range(3, order + 1):
             total += mpmath.binomial(order, j) * (1 - q) ** (order - j) * q**j * (moment(j) - 1)
         return float(mpmath.log(total) / (order - 1))
 
@@ -131,7 +134,7 @@ def test_the_moments_of_a_dominating_pair_agree_with_mpmath(name, rate):
     base, _ = MECHANISMS[name]
     orders = [2, 3, 4, 17, 64]
     expected = [moments_bound(order, base, rate) for order in orders]
-    np.testing.assert_allclose(dominated_rdp(orders, base, rate), expected, rtol=1e-10)
+    np.testing.assert_allclose(dominated_rdp(orders, base, rate), expected, rtol=1e-6)
 
 
 PROFILES = {  # delta at epsilon > 0 and the Renyi divergence of a symmetric pair, and an epsilon with hardly a delta
@@ -143,7 +146,7 @@ PROFILES = {  # delta at epsilon > 0 and the Renyi divergence of a symmetric pai
 
 
 @pytest.mark.parametrize("name", PROFILES)
-@pytest.mark.parametrize(("order", "rate"), list(itertools.product([2, 3, 6], [1e-3, 0.1, 0.6, 1 - 1e-9])))
+@pytest.mark.parametrize(("order", "rate"), list(itertools.product([1.05, 1.5, 2, 3, 6], [1e-3, 0.1, 0.6, 1 - 1e-9])))
 def test_the_moments_bound_the_integral_over_the_amplified_profile(name, order, rate):
     """The integral from which the bound is derived; and without sampling the integral is the divergence itself."""
     profile, base, largest = PROFILES[name]
@@ -158,8 +161,8 @@ def test_the_moments_bound_the_integral_over_the_amplified_profile(name, order, 
     assert exact <= claimed * (1 + 1e-9)
     if rate > 0.99:
         assert exact == pytest.approx(float(base(np.array([float(order)]))[0]), rel=1e-6)
-    if rate < 0.01:
-        assert claimed <= 3 * exact
+    if rate < 0.01 and order >= 2:
+        assert claimed <= 2 * exact
 
 
 @pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.02, 0.3])))
@@ -190,10 +193,10 @@ def test_sampling_never_costs(name, rate):
 
 
 def test_without_noise_to_speak_of_sampling_helps():
-    """At a small rate and a small divergence the cost falls with q^2, up to a factor 2 for both directions."""
+    """At a small rate and a small divergence the cost falls with q^2."""
     base = lambda orders: vmf_rdp(orders, 10**6, 1.0)  # noqa: E731
     amplified = amplified_rdp([2.0], base, 2.0, 1e-3)
-    assert float(amplified[0]) == pytest.approx(2e-6 * float(base(np.array([2.0]))[0]), rel=1e-3)
+    assert float(amplified[0]) == pytest.approx(1e-6 * float(base(np.array([2.0]))[0]), rel=1e-2)
 
 
 @pytest.mark.slow

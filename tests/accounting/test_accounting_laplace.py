@@ -20,7 +20,8 @@ from fedpriv.accounting import (
     running_epsilon,
 )
 from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.laplace import laplace_pld_epsilon
+from fedpriv.accounting.numerical import composed_epsilon
+from fedpriv.accounting.pairs import LaplacePair
 
 SHIFTS = [
     1e-30,
@@ -116,6 +117,10 @@ def test_a_shift_shared_by_many_coordinates_costs_no_more(seed):
 # ---- delta ----------------------------------------------------------------------------------------------------------
 
 
+def composed(shift, count, delta, known):
+    return composed_epsilon(((LaplacePair(shift), count),), delta, known)
+
+
 def one_delta(epsilon, shift):
     """Exact delta of one release at any epsilon, 1 - min(1, exp(epsilon), exp((epsilon - shift) / 2))."""
     return 1 - min(1.0, math.exp(epsilon), math.exp((epsilon - shift) / 2))
@@ -156,14 +161,14 @@ def test_one_coordinate_at_the_full_distance_dominates_two(seed):
 @pytest.mark.parametrize("delta", [0.01, 1e-5, 1e-8])
 def test_one_release_is_exact(shift, delta):
     exact = max(shift + 2 * math.log1p(-delta), 0.0)
-    claimed = laplace_pld_epsilon(shift, 1, delta, shift)
-    assert exact <= claimed <= exact + 0.05 * delta
+    claimed = composed(shift, 1, delta, shift)
+    assert exact <= claimed <= exact + 0.4 * delta
 
 
 @pytest.mark.parametrize("shift", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("delta", [0.05, 1e-3])
 def test_two_releases_agree_with_a_convolution(shift, delta):
-    claimed = laplace_pld_epsilon(shift, 2, delta, 2 * shift)
+    claimed = composed(shift, 2, delta, 2 * shift)
     assert product_delta(claimed, [shift, shift]) == pytest.approx(delta, rel=5e-2)
     assert product_delta(claimed, [shift, shift]) <= delta * (1 + 1e-3)
 
@@ -175,17 +180,11 @@ def test_many_releases_lie_between_two_randomised_responses(shift, count, delta)
     """Whether the noisy number is above the middle is a randomised response; and the release is shift-DP itself."""
     least = pure_composition_epsilon(math.log(2 * math.exp(shift / 2) - 1), count, delta)
     most = pure_composition_epsilon(shift, count, delta)
-    claimed = laplace_pld_epsilon(shift, count, delta, most)
+    claimed = composed(shift, count, delta, most)
     assert (claimed is None) == (delta < max(1e-9, 1e-12 * count))
     if claimed is not None:
         assert least * (1 - 1e-9) <= claimed
         assert claimed <= most * (1 + 2e-3) + 1e-3
-
-
-@pytest.mark.parametrize(("shift", "count"), [(0.019, 10), (501.0, 10), (1.0, 100_001)])
-def test_no_figure_where_composition_is_not_accurate_or_fast(shift, count):
-    assert laplace_pld_epsilon(shift, count, 1e-5, 1000.0) is None
-    assert laplace_pld_epsilon(0.5, 10, 1e-5, 1.1e6) is None
 
 
 # ---- the ledger -----------------------------------------------------------------------------------------------------
@@ -216,8 +215,9 @@ def test_ledger_with_fixed_size_sampling(scale, rate):
         ORDERS, 40 * amplified_rdp(ORDERS, lambda orders: laplace_rdp(orders, 2 / scale), 2 / scale, rate), 1e-5
     )
     assert found.pure_epsilon == pytest.approx(40 * step, rel=1e-13)
-    assert found.epsilon == min(found.pure_epsilon, renyi, pure_composition_epsilon(step, 40, 1e-5))
-    assert found.epsilon <= unsampled.epsilon
+    running = running_epsilon(release("fixed", scale, 40, rate))
+    assert running == min(found.pure_epsilon, renyi, pure_composition_epsilon(step, 40, 1e-5))
+    assert found.epsilon <= min(running, unsampled.epsilon)
 
 
 def test_poisson_sampling_is_not_claimed_to_amplify():
