@@ -134,10 +134,11 @@ def test_fedavg_rehearses_whole_rounds(tmp_path: Path) -> None:
     tree = experiment(
         adversary={"iga": {"iterations": 2}},
         federation={"algorithm": "fedavg"},
-        training={"batch_size": 100, "learning_rate": 0.01},
+        training={"batch_size": 3, "learning_rate": 0.01},
+        data={"train_examples": 24},
     )
     path.write_text(tree.to_toml())
-    assert tuned(path, "tv=0", victims=1).trials[0].images == 300
+    assert tuned(path, "tv=0", victims=2).trials[0].images == 12  # of two clients with 6 images and two steps each
 
 
 @pytest.mark.parametrize(
