@@ -36,14 +36,14 @@ class Call:
 
     Attributes:
         arguments: all that it was given, laid end to end, tensors detached.
-        form: how they lay as positional and named arguments.
+        form: how they lay as positional and named arguments; of a layer with a rule, which takes one tensor, nothing.
         versions: of the tensors among them, when the module returned; they count changes in place.
         sources: the nodes of autograd's graph that made these tensors.
         outputs: what it returned that has a gradient.
     """
 
     arguments: tuple[Any, ...]
-    form: TreeSpec
+    form: TreeSpec | None
     versions: tuple[int, ...]
     sources: tuple[Node, ...]
     outputs: tuple[Output, ...]
@@ -59,7 +59,13 @@ class Call:
         return any(value._version != version for value, version in zip(self.tensors, self.versions, strict=True))
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and named arguments with other tensors in place of those that were given."""
+        """Return positional and named arguments with other tensors in place of those that were given.
+
+        Raises:
+            ValueError: this is a call of a layer with a rule.
+        """
+        if self.form is None:
+            raise ValueError("the arguments of a layer with a rule are not put together again")
         new = iter(tensors)
         values = [next(new) if isinstance(value, Tensor) else value for value in self.arguments]
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(values, self.form)
@@ -128,11 +134,11 @@ def recorded(parts: Sequence[Part]) -> Iterator[None]:
 
 def _recorder(part: Part) -> Any:
     def record(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        values, form = tree_flatten((inputs, keywords))
+        values, form = ((*inputs, *keywords.values()), None) if part.ruled else tree_flatten((inputs, keywords))
         tensors = [value for value in values if isinstance(value, Tensor)]
         outputs = (
             Output(place, get_gradient_edge(value), None if part.ruled else value.detach().clone())
-            for place, value in enumerate(tree_leaves(output))
+            for place, value in enumerate((output,) if part.ruled else tree_leaves(output))
             if isinstance(value, Tensor) and value.requires_grad
         )
         part.calls.append(

@@ -1,5 +1,7 @@
 """From a model and a batch to the operator of its per-example gradients."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -60,10 +62,12 @@ def per_example_gradients(
 
 
 def _refuse_parameters(model: nn.Module) -> None:
+    trained = []
     for name, value in model.named_parameters():
         if is_lazy(value):
             raise InputError(f"layer {layer_of(name, model)} has no shape yet: run the model once")
-    trained = [value for value in model.parameters() if value.requires_grad]
+        if value.requires_grad:
+            trained.append(value)
     if not trained:
         raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
     kinds = sorted({f"{value.dtype} on {value.device}" for value in trained})
@@ -77,8 +81,12 @@ def _refuse_parameters(model: nn.Module) -> None:
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Of all parameters and buffers: which tensor it is, and how often it was changed in place."""
-    state = (*model.named_parameters(), *model.named_buffers())
-    return {name: (id(value), value._version) for name, value in state}
+    return {
+        f"{prefix}.{name}" if prefix else name: (id(value), value._version)
+        for prefix, layer in model.named_modules()
+        for name, value in chain(layer._parameters.items(), layer._buffers.items())
+        if value is not None
+    }
 
 
 def layer_of(name: str, model: nn.Module) -> str:
