@@ -37,8 +37,8 @@ class FactoredGradients(GradientOperator):
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self._factors = dict(factors)
 
-    def gram(self, block: Block | None = None, *, precise: bool = False) -> Tensor:  # noqa: D102
-        return self._sum(lambda name, factor: factor.gram(precise), block)
+    def gram(self, block: Block | None = None) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.gram(), block)
 
     def norms(self, block: Block | None = None) -> Tensor:  # noqa: D102
         return self._sum(lambda name, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
@@ -60,7 +60,18 @@ class FactoredGradients(GradientOperator):
         with full_precision(self.device):
             return {name: self._factors[name].combine(weights) for name in self.names(block)}
 
+    def add_combination(  # noqa: D102
+        self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None
+    ) -> None:
+        with full_precision(self.device):
+            for name in self.names(block):
+                self._factors[name].add_to(vector[name], scale, weights)
+
     def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:
         """Add up a product over the block's parameters, in a new tensor."""
+        first, *others = self.names(block)
         with full_precision(self.device):
-            return torch.stack([product(name, self._factors[name]) for name in self.names(block)]).sum(dim=0)
+            total = product(first, self._factors[first]).clone()
+            for name in others:
+                total += product(name, self._factors[name])
+        return total

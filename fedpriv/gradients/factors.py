@@ -13,9 +13,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedpriv.gradients.operator import in_double, inner_products
+from fedpriv.gradients.operator import in_double
 
-__all__ = ["Factor", "Inputs", "Lookup", "Memory", "Outer", "Rows", "Stacked", "Zero", "rows_are_cheaper", "slices"]
+__all__ = [
+    "CACHE_BYTES",
+    "Dyads",
+    "Factor",
+    "Inputs",
+    "Lookup",
+    "Memory",
+    "Outer",
+    "Rows",
+    "Stacked",
+    "Zero",
+    "rows_are_cheaper",
+    "slices",
+]
+
+# What is worked on at once on a processor where that would not fit into a core's cache as a whole.
+CACHE_BYTES = 1 << 20
+
+# Rows of a symmetric product that are computed together.
+STRIP = 64
 
 
 class Memory:
@@ -70,8 +89,8 @@ class Factor(ABC):
         self._scratch = scratch
 
     @abstractmethod
-    def gram(self, precise: bool) -> Tensor:
-        """Return their inner products, (B, B), in float64 if ``precise``; not to be changed."""
+    def gram(self) -> Tensor:
+        """Return their inner products, (B, B), in float64; not to be changed."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -92,6 +111,10 @@ class Factor(ABC):
     @abstractmethod
     def combine(self, weights: Tensor) -> Tensor:
         """Return their sum with weights (B,), a new tensor of the parameter's shape."""
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Replace a tensor of the parameter's shape by ``scale`` times itself plus their sum with weights (B,)."""
+        total.mul_(scale).add_(self.combine(weights))
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
@@ -138,10 +161,9 @@ class Zero(Factor):
         super().__init__(examples, parameter.shape, 0)
         self._parameter = parameter
 
-    def gram(self, precise: bool) -> Tensor:
+    def gram(self) -> Tensor:
         """Return zeros, (B, B)."""
-        zeros = self._parameter.new_zeros(self._examples, self._examples)
-        return in_double(zeros) if precise else zeros
+        return in_double(self._parameter.new_zeros(self._examples, self._examples))
 
     def squared_norms(self) -> Tensor:
         """Return zeros, (B,)."""
@@ -169,18 +191,21 @@ class Zero(Factor):
 
 
 class Rows(Factor):
-    """Gradients written out: ``rows`` of shape (B, *shape)."""
+    """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie."""
 
     def __init__(self, rows: Tensor, scratch: int) -> None:
         super().__init__(len(rows), rows.shape[1:], scratch)
-        self._rows = rows.reshape(len(rows), self._shape.numel())
-        self._grams: dict[bool, Tensor] = {}
+        # A new tensor from here on only where the rows have gaps.
+        strides = rows.stride()
+        self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
+        self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
+        self._gram: Tensor | None = None
 
-    def gram(self, precise: bool) -> Tensor:
+    def gram(self) -> Tensor:
         """Return the inner products, B^2 n operations for n coordinates the first time."""
-        if precise not in self._grams:
-            self._grams[precise] = _products(self._rows, precise, self._scratch)
-        return self._grams[precise]
+        if self._gram is None:
+            self._gram = _products(self._rows, self._scratch)
+        return self._gram
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
@@ -193,30 +218,101 @@ class Rows(Factor):
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares, some coordinates at a time."""
         step = self._step(self._examples, self._rows.element_size())
-        parts = zip(self._rows.split(step, dim=1), weights.reshape(-1).split(step), strict=True)
+        parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
         return _sum(torch.mv(some.square(), chosen) for some, chosen in parts)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a tensor."""
-        return torch.mv(self._rows, vector.reshape(-1))
+        return torch.mv(self._rows, self._laid_out(vector))
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum."""
-        return torch.mv(self._rows.T, weights).view(self._shape)
+        return self._shaped(torch.mv(self._rows.T, weights)[None])[0].contiguous()
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients themselves."""
-        return self._rows[start:stop].view(stop - start, *self._shape)
+        return self._shaped(self._rows[start:stop])
+
+    def _laid_out(self, vector: Tensor) -> Tensor:
+        """A tensor of the parameter's shape as a row."""
+        return vector.permute(self._order).reshape(-1)
+
+    def _shaped(self, rows: Tensor) -> Tensor:
+        """Rows as tensors of the parameter's shape."""
+        lying = rows.view(len(rows), *(self._shape[axis] for axis in self._order))
+        return lying.permute(0, *(self._order.index(axis) + 1 for axis in range(len(self._shape))))
+
+
+class Dyads(Factor):
+    """Outer products: the gradient of example i is ``errors[i] inputs[i]^T``.
+
+    This is the gradient of a weight matrix that is applied once an example, never multiplied out for a whole batch.
+
+    Args:
+        inputs: what the weight was applied to, (B, in).
+        errors: the gradients of the loss with respect to its results, (B, out); the bias has the same.
+        scratch: bytes for what is computed on the way.
+    """
+
+    def __init__(self, inputs: Tensor, errors: Rows, scratch: int) -> None:
+        values = errors.rows(0, len(inputs))
+        super().__init__(len(inputs), torch.Size((values.shape[1], inputs.shape[1])), scratch)
+        self._inputs, self._errors = inputs, values
+        self._sides = Rows(inputs, scratch), errors
+
+    def gram(self) -> Tensor:
+        """Return the inner products: products of inner products."""
+        left, right = self._sides
+        return left.gram() * right.gram()
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norms: products of norms, squared."""
+        return (_norms(self._inputs) * _norms(self._errors)).square()
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms: products of L1 norms."""
+        return _norms(self._inputs, 1) * _norms(self._errors, 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares: a matrix product."""
+        chunks = self._chunks(2 * sum(self._shape))
+        return torch.cat([(e.square() @ weights).mul_(a.square()).sum(dim=1) for a, e in chunks])
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the inner products with a matrix; the smaller side is what is written out."""
+        chunks = self._chunks(sum(self._shape))
+        if self._shape[0] <= self._shape[1]:
+            return torch.cat([(a @ vector.T).mul_(e).sum(dim=1) for a, e in chunks])
+        return torch.cat([(e @ vector).mul_(a).sum(dim=1) for a, e in chunks])
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the weighted sum."""
+        total = self._errors.new_empty(self._shape)
+        self.add_to(total, 0.0, weights)
+        return total
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum: one matrix product, as in an ordinary backward pass."""
+        weighted = self._errors * weights[:, None]
+        total.addmm_(weighted.T, self._inputs, beta=scale)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients multiplied out."""
+        return self._errors[start:stop, :, None] * self._inputs[start:stop, None, :]
+
+    def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
+        step = self._step(numbers_each, self._errors.element_size())
+        return zip(self._inputs.split(step), self._errors.split(step), strict=True)
 
 
 class Outer(Factor):
     """Sums of outer products: the gradient of example i is the sum over positions t of ``errors[i, t] inputs[i, t]^T``.
 
-    This is the gradient of a weight matrix that is applied at T positions (T = 1: once an example), never multiplied
-    out for a whole batch.
+    This is the gradient of a weight matrix that is applied at T positions, never multiplied out for a whole batch.
 
     Args:
-        inputs: what the weight was applied to, (B, T, in); for T = 1 a tensor.
+        inputs: what the weight was applied to, (B, T, in).
         errors: the gradients of the loss with respect to its results, (B, T, out).
         shape: of the parameter, out x in numbers.
         scratch: bytes for what is computed on the way.
@@ -230,23 +326,16 @@ class Outer(Factor):
         self._tall = errors.shape[2]
         self._size = errors.element_size()
 
-    def gram(self, precise: bool) -> Tensor:
-        """Return the inner products: products of inner products, or from gradients multiplied out piece by piece."""
-        if self._positions == 1:
-            left, right = (_products(side, precise, self._scratch) for side in self._only())
-            return left * right
+    def gram(self) -> Tensor:
+        """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            return _sum(inner_products(rows) for rows in self._pieces(precise))
+            return _sum(_products(rows, self._scratch) for rows in self._pieces(precise=True))
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
-        products = self._by_pairs(self._positions, self._numbers, self._side, _products_of_positions)
-        return products if precise else products.to(self._errors)
+        return self._by_pairs(self._positions, self._numbers, self._side, _products_of_positions)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
-        if self._positions == 1:
-            left, right = map(_norms, self._only())
-            return (left * right).square()
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
             return _sum(_norms(rows).square() for rows in self._pieces(precise=False))
         chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
@@ -254,18 +343,12 @@ class Outer(Factor):
         return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
 
     def absolute_sums(self) -> Tensor:
-        """Return the L1 norms: products of L1 norms, or from gradients multiplied out piece by piece."""
-        if self._positions == 1:
-            left, right = (_norms(side, 1) for side in self._only())
-            return left * right
+        """Return the L1 norms, from gradients multiplied out piece by piece."""
         return _sum(_norms(rows, 1) for rows in self._pieces(precise=False))
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares: a matrix product, or from gradients multiplied out piece by piece."""
+        """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
         matrix = weights.reshape(self._tall, self._wide)
-        if self._positions == 1:
-            chunks = self._chunks(2 * self._numbers)
-            return torch.cat([(e.square() @ matrix).mul_(a.square()).sum(dim=(1, 2)) for a, e in chunks])
         pieces = zip(self._pieces(precise=False), matrix.split(self._piece(self._size)), strict=True)
         return _sum(torch.mv(rows.square_(), part.reshape(-1)) for rows, part in pieces)
 
@@ -278,16 +361,18 @@ class Outer(Factor):
         return torch.cat([(e @ matrix).mul_(a).sum(dim=(1, 2)) for a, e in chunks])
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the weighted sum: one matrix product, as in an ordinary backward pass."""
+        """Return the weighted sum."""
+        total = self._errors.new_empty(self._shape)
+        self.add_to(total, 0.0, weights)
+        return total
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum: one matrix product, as in an ordinary backward pass."""
         parts = weights.split(self._step(self._numbers, self._size))
-        total: Tensor | None = None
         for (a, e), some in zip(self._chunks(self._numbers), parts, strict=True):
             weighted = (e * some[:, None, None]).reshape(-1, self._tall).T
-            inputs = a.reshape(-1, self._wide)
-            total = weighted @ inputs if total is None else total.addmm_(weighted, inputs)
-        if total is None:
-            raise ValueError("a factor of no examples")
-        return total.view(self._shape)
+            total.view(self._tall, self._wide).addmm_(weighted, a.reshape(-1, self._wide), beta=scale)
+            scale = 1.0
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return gradients multiplied out."""
@@ -298,10 +383,6 @@ class Outer(Factor):
     def _numbers(self) -> int:
         """Of an example: its errors, and its inputs twice, which are laid out once more when made on demand."""
         return self._positions * (2 * self._wide + self._tall)
-
-    def _only(self) -> tuple[Tensor, Tensor]:
-        """The only inputs (B, in) and errors (B, out) when T = 1."""
-        return self._inputs[:][:, 0], self._errors[:, 0]
 
     def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
@@ -354,16 +435,14 @@ class Lookup(Factor):
         self._positions = indices.shape[1]
         self._words, self._width = shape
 
-    def gram(self, precise: bool) -> Tensor:
+    def gram(self) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
 
         def side(some: slice) -> tuple[Tensor, Tensor]:
             errors = in_double(self._errors[some].reshape(-1, self._width))
             return self._indices[some].reshape(-1).to(errors.device), errors
 
-        # In float64 whatever is asked for: the positions of a word may nearly cancel, as in a sum of outer products.
-        products = self._by_pairs(self._positions, self._positions * (self._width + 1), side, _products_of_lookups)
-        return products if precise else products.to(self._errors)
+        return self._by_pairs(self._positions, self._positions * (self._width + 1), side, _products_of_lookups)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
@@ -437,9 +516,9 @@ class Stacked(Factor):
         super().__init__(examples, shape, scratch)
         self._parts = tuple(parts)
 
-    def gram(self, precise: bool) -> Tensor:
+    def gram(self) -> Tensor:
         """Return the sum of the parts'."""
-        return _sum(part.gram(precise) for part in self._parts)
+        return _sum(part.gram() for part in self._parts)
 
     def squared_norms(self) -> Tensor:
         """Return the sum of the parts'."""
@@ -460,6 +539,11 @@ class Stacked(Factor):
     def combine(self, weights: Tensor) -> Tensor:
         """Return the parts', one after the other."""
         return torch.cat([part.combine(weights) for part in self._parts])
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the parts', one after the other."""
+        for part, some in self._with(total):
+            part.add_to(some, scale, weights)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the parts', one after the other."""
@@ -501,12 +585,21 @@ def _norms(rows: Tensor, order: int = 2) -> Tensor:
     return norms
 
 
-def _products(rows: Tensor, precise: bool, scratch: int) -> Tensor:
-    """Inner products (B, B) of rows (B, n), in float64 if ``precise``: of some coordinates at a time."""
-    if not precise:
-        return inner_products(rows)
-    step = max(1, scratch // (8 * max(1, len(rows))))
-    return _sum(inner_products(in_double(some)) for some in rows.split(step, dim=1))
+def _products(rows: Tensor, scratch: int) -> Tensor:
+    """Inner products (B, B) of rows (B, n), in float64; about half of them computed, the others mirrored.
+
+    Some coordinates at a time: as many as stay in a processor's cache, or fit into the scratch.
+    """
+    examples, room = len(rows), min(scratch, CACHE_BYTES) if rows.device.type == "cpu" else scratch
+    strips = list(slices(0, examples, STRIP))
+    products = in_double(rows[:, :0]).new_zeros(examples, examples)
+    for some in rows.split(max(1, room // (8 * max(1, examples))), dim=1):
+        precise = in_double(some)
+        for strip in strips:
+            products[strip, strip.start :].addmm_(precise[strip], precise[strip.start :].T)
+    for strip in strips:
+        products[strip.stop :, strip] = products[strip, strip.stop :].T
+    return products
 
 
 def _products_of_positions(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:

@@ -22,7 +22,6 @@ __all__ = [
     "first_line",
     "full_precision",
     "in_double",
-    "inner_products",
 ]
 
 Vector = dict[str, Tensor]
@@ -34,9 +33,6 @@ Block = tuple[str, ...]
 DEFAULT_CHUNK_BYTES = 1 << 28
 """What per-example gradients may take, in bytes, beyond their result: 256 MiB."""
 
-# Rows of a symmetric product that are computed together.
-STRIP = 64
-
 
 class GradientOperator(ABC):
     """The matrix M of per-example gradients, as a linear operator.
@@ -46,7 +42,7 @@ class GradientOperator(ABC):
     Attributes:
         examples: B, the number of examples; 0 for an empty batch.
         shapes: the shape of each parameter, in the model's order.
-        dtype: of the parameters and of everything that is returned: float32 or float64.
+        dtype: of the parameters and of everything that is returned but the inner products: float32 or float64.
         device: where the parameters are, and everything that is returned.
         routes: layer's name -> how its gradients were had and, where that is the slow way, why; for people. ``print``
             shows them one a line. The name is empty for the model as a whole.
@@ -79,13 +75,8 @@ class GradientOperator(ABC):
         return "\n".join(lines)
 
     @abstractmethod
-    def gram(self, block: Block | None = None, *, precise: bool = False) -> Tensor:
-        """Return M^T M, the inner products of the gradients, of shape (B, B), on any device.
-
-        Args:
-            block: the coordinates.
-            precise: computed in float64, whatever the type of the gradients.
-        """
+    def gram(self, block: Block | None = None) -> Tensor:
+        """Return M^T M, the inner products of the gradients, (B, B), computed in float64, on any device."""
 
     @abstractmethod
     def norms(self, block: Block | None = None) -> Tensor:
@@ -113,6 +104,10 @@ class GradientOperator(ABC):
     @abstractmethod
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         """Return M w, the sum of the gradients with ``weights`` (B,), in new tensors; only the block's names."""
+
+    @abstractmethod
+    def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
+        """Replace ``vector`` by ``scale`` times itself plus M w, in place; it may have more names than the block."""
 
     def draw(self, generator: torch.Generator, block: Block | None = None) -> Vector:
         """Return a standard normal vector, drawn at once for the block's names laid end to end.
@@ -146,18 +141,3 @@ def full_precision(device: torch.device) -> torch.autocast:
 def in_double(values: Tensor) -> Tensor:
     """Return the numbers in float64, on the CPU when their device has no float64."""
     return values.cpu().double() if values.device.type == "mps" else values.double()
-
-
-def inner_products(rows: Tensor) -> Tensor:
-    """Return rows @ rows.T, (B, B), of rows (B, n): about half of it computed, the rest mirrored.
-
-    For a large batch that saves nearly half the time, which a matrix product does not know how to.
-    """
-    if len(rows) < 2 * STRIP:
-        return rows @ rows.T
-    products = rows.new_empty(len(rows), len(rows))
-    for start in range(0, len(rows), STRIP):
-        strip = rows[start : start + STRIP] @ rows[start:].T
-        products[start : start + STRIP, start:] = strip
-        products[start:, start : start + STRIP] = strip.T
-    return products

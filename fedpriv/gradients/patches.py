@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Patches", "patches"]
+__all__ = ["Patches", "padded", "patches"]
 
 
 class Patches:
@@ -25,22 +25,25 @@ class Patches:
     def __getitem__(self, examples: slice) -> Tensor:
         """Return the patches of some examples, (n, T, in / groups * kernel)."""
         x = self._x[examples]
-        return patches(self._layer, x).reshape(len(x), *self.shape[:0:-1]).mT
+        return patches(self._layer, padded(self._layer, x).contiguous()).reshape(len(x), *self.shape[:0:-1]).mT
 
 
-def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view of the padded input.
-
-    Args:
-        layer: the convolution.
-        x: some of its input, (n, channels, *size).
-    """
+def padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Return some of a convolution's input, (n, channels, *size), with what the layer puts around it."""
     if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
         sides = layer._reversed_padding_repeated_twice
     else:
         sides = [side for width in reversed(layer.padding) for side in (width, width)]
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = functional.pad(x, sides, mode=mode).contiguous()
+    return functional.pad(x, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+
+
+def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view.
+
+    Args:
+        layer: the convolution.
+        x: some of its input, padded, (n, channels, *size), its numbers in any order but without gaps.
+    """
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
     lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
     positions = [(length - extent) // stride + 1 for length, extent, stride in lengths]

@@ -26,15 +26,12 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
+from fedpriv.gradients.normal import standard_normal
 from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import draw_cosines, draw_uniform_cosines
 from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
 
 __all__ = ["draw_sum"]
-
-# Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
-# tilts the basis by about 1e-6 over this.
-CLEARLY_INDEPENDENT = 1e-2
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,21 @@ class Directions:
 
     def combine(self, coefficients: Tensor) -> Vector:
         """Return the sum of the directions with coefficients (n,)."""
-        weights = torch.zeros(self.gradients.examples, dtype=torch.float64)
-        weights[self.present] = coefficients / self.norms
-        return self.gradients.combine(weights.to(self.gradients.device, self.gradients.dtype), self.block)
+        return self.gradients.combine(self._weights(coefficients), self.block)
+
+    def add_combination(self, vector: Vector, scale: float, coefficients: Tensor) -> None:
+        """Replace a vector by ``scale`` times itself plus the sum of the directions with coefficients (n,)."""
+        self.gradients.add_combination(vector, scale, self._weights(coefficients), self.block)
 
     def dot(self, vector: Vector) -> Tensor:
         """Return the inner products of the directions with a vector, (n,)."""
         return self.gradients.dot(vector, self.block).cpu().double()[self.present] / self.norms
+
+    def _weights(self, coefficients: Tensor) -> Tensor:
+        """The weights (B,) of the gradients that belong to coefficients (n,) of the directions."""
+        weights = torch.zeros(self.gradients.examples, dtype=torch.float64)
+        weights[self.present] = coefficients / self.norms
+        return weights.to(self.gradients.device, self.gradients.dtype)
 
 
 class Parts(NamedTuple):
@@ -97,7 +102,7 @@ def draw_sum(
         kappa: concentration, at least 0.
         scale: factor of the result.
         block: the coordinates; ``None``: all.
-        generator: for the K normal numbers.
+        generator: for the normal numbers, K and at most B x B, all in the gradients' type.
         rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws that take a generator).
 
     Raises:
@@ -105,39 +110,27 @@ def draw_sum(
     """
     directions, basis = _directions(gradients, block)
     dimension = gradients.dimension(block)
-    parts = _draw_parts(basis, kappa, dimension, gradients.examples, rng)
+    normal = standard_normal(basis.rank * gradients.examples, generator, gradients.dtype)
+    parts = _draw_parts(basis, kappa, dimension, normal.cpu().double().view(basis.rank, gradients.examples), rng)
     coefficients = parts.along + basis.combination @ parts.inside
     if dimension == basis.rank:
         return directions.combine(scale * coefficients)
     vector, correction, length = _draw_outside(directions, basis, generator)
     stretch = parts.outside / length
-    released = directions.combine(scale * (coefficients + stretch * correction))
-    for name, value in vector.items():
-        released[name].add_(value, alpha=scale * stretch)
-    return released
+    directions.add_combination(vector, scale * stretch, scale * (coefficients + stretch * correction))
+    return vector
 
 
 def _directions(gradients: GradientOperator, block: Block | None) -> tuple[Directions, Basis]:
-    """Scale the gradients to length 1 and find a basis of their span.
-
-    Inner products in the gradients' own type do when the directions are clearly independent; if not, or if a gradient
-    is too small or too large to be squared, they are computed again in float64.
-    """
+    """Scale the gradients to length 1 and find a basis of their span."""
     limits, dimension = torch.finfo(gradients.dtype), gradients.dimension(block)
-    gram = gradients.gram(block).cpu().double()
-    squared = gram.diagonal()
-    if bool(((squared > limits.tiny / limits.eps) & (squared < limits.max)).all()) and gradients.examples <= dimension:
-        norms = squared.sqrt()
-        basis = triangular_basis(gram / torch.outer(norms, norms), CLEARLY_INDEPENDENT)
-        if basis is not None:
-            return Directions(gradients, block, torch.ones(gradients.examples, dtype=torch.bool), norms), basis
-
-    gram = gradients.gram(block, precise=True).cpu()
+    gram = gradients.gram(block).cpu()
     refuse_not_finite(gram.diagonal(), gradients)
     lengths = gram.diagonal().sqrt()
     present = lengths > limits.tiny / limits.eps
     norms = lengths[present]
-    similarity = gram[present][:, present] / torch.outer(norms, norms)
+    similarity = gram if len(norms) == len(gram) else gram[present][:, present]
+    similarity = similarity / norms / norms[:, None]
     # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue).
     least = max(limits.eps, len(norms) * torch.finfo(torch.float64).eps)
     basis = triangular_basis(similarity, least) if len(norms) <= dimension else None
@@ -146,14 +139,22 @@ def _directions(gradients: GradientOperator, block: Block | None) -> tuple[Direc
     return Directions(gradients, block, present, norms), basis
 
 
-def _draw_parts(basis: Basis, kappa: float, dimension: int, examples: int, rng: np.random.Generator) -> Parts:
-    """Draw all numbers but the direction outside the span; zero gradients come after those with a direction."""
+def _draw_parts(basis: Basis, kappa: float, dimension: int, normal: Tensor, rng: np.random.Generator) -> Parts:
+    """Draw all numbers but the direction outside the span; zero gradients come after those with a direction.
+
+    Args:
+        basis: of the span, of dimension r.
+        kappa: concentration.
+        dimension: K.
+        normal: standard normal numbers, (r, B); overwritten.
+        rng: for all others.
+    """
     rank, present = basis.coordinates.shape
+    examples = normal.shape[1]
     cosines = draw_cosines(kappa, dimension, present, rng)
     along, sines = torch.from_numpy(cosines.cosine), torch.ones(examples, dtype=torch.float64)
     sines[:present] = torch.from_numpy(cosines.sine)
 
-    normal = torch.from_numpy(rng.standard_normal((rank, examples)))
     own = (normal[:, :present] * basis.coordinates).sum(dim=0)
     normal[:, :present] -= own * basis.coordinates
     free = dimension - rank
@@ -190,14 +191,10 @@ def _draw_outside(directions: Directions, basis: Basis, generator: torch.Generat
         return vector, correction, math.sqrt(rest)
     # The span is most of the space: subtracting cancels, so it is done on the vector itself, twice (Kahan: twice is
     # enough), and the length is measured.
-    vector = _added(vector, directions.combine(correction))
-    vector = _added(vector, directions.combine(-(basis.combination @ (basis.combination.T @ directions.dot(vector)))))
+    directions.add_combination(vector, 1.0, correction)
+    directions.add_combination(vector, 1.0, -(basis.combination @ (basis.combination.T @ directions.dot(vector))))
     return vector, torch.zeros_like(correction), math.sqrt(_squared_length(vector))
 
 
 def _squared_length(vector: Vector) -> float:
     return sum(float(torch.linalg.vector_norm(value)) ** 2 for value in vector.values())
-
-
-def _added(left: Vector, right: Vector) -> Vector:
-    return {name: value + right[name] for name, value in left.items()}

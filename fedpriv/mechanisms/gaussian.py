@@ -46,14 +46,12 @@ class GaussianMechanism(Mechanism):
 
     def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
-        released: Vector = {}
+        released = gradients.draw(generator)
+        deviation = self.sigma * self.clip_norm / batch_size
         blocks = self._blocks(tuple(gradients.shapes))
         for block in blocks:
             factors = clip_factors(checked_norms(gradients, block), self._bound(blocks))
-            released |= gradients.combine(factors / batch_size, block)
-        deviation = self.sigma * self.clip_norm / batch_size
-        for name, noise in gradients.draw(generator).items():
-            released[name].add_(noise, alpha=deviation)
+            gradients.add_combination(released, deviation, factors / batch_size, block)
         return released
 
     def expected(self, gradient: Vector) -> Vector:  # noqa: D102

@@ -45,9 +45,7 @@ def _of_embedding(dtype: torch.dtype) -> GradientOperator:
 def test_lengths_survive(make: Callable[[torch.dtype], GradientOperator]) -> None:
     single, double = make(torch.float32), make(torch.float64)
     torch.testing.assert_close(single.norms().double(), double.norms(), rtol=TOLERANCE, atol=0)
-    for precise in (False, True):
-        gram = single.gram(precise=precise).double()
-        torch.testing.assert_close(gram.diagonal().sqrt(), double.norms(), rtol=TOLERANCE, atol=0)
+    torch.testing.assert_close(single.gram().diagonal().sqrt(), double.norms(), rtol=TOLERANCE, atol=0)
 
 
 @pytest.mark.parametrize("make", [_of_linear, _of_embedding])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedpriv.gradients import DEFAULT_CHUNK_BYTES, Block, DenseGradients, GradientOperator, per_example_gradients
 from fedpriv.gradients.dense import Loss, dense_gradients
-from fedpriv.gradients.operator import inner_products
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention, mapped over examples
 
@@ -67,10 +66,9 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
         room = tolerance * (norms.max() + 1e-30)
         assert operator.dimension(block) == columns.shape[1]
         assert (operator.norms(block).double() - norms).abs().max() <= room
-        assert (operator.gram(block).double() - columns @ columns.T).abs().max() <= room * norms.max()
-        precise = operator.gram(block, precise=True)
-        assert precise.dtype == torch.float64
-        assert (precise - columns @ columns.T).abs().max() <= room * norms.max()
+        gram = operator.gram(block)
+        assert gram.dtype == torch.float64
+        assert (gram - columns @ columns.T).abs().max() <= room * norms.max()
         assert (operator.absolute_sums(block).double() - columns.abs().sum(dim=1)).abs().max() <= (
             room * columns.shape[1] ** 0.5
         )
@@ -85,6 +83,13 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
         assert all(combined[name].shape == operator.shapes[name] for name in kept)
         flat_combined = torch.cat([combined[name].flatten() for name in kept]).double()
         assert (flat_combined - weights.double() @ columns).abs().max() <= room * weights.abs().sum()
+        added = {name: value.clone() for name, value in vector.items()}
+        operator.add_combination(added, 0.5, weights, block)
+        flat_added = torch.cat([added[name].flatten() for name in kept]).double()
+        assert (flat_added - 0.5 * flat - weights.double() @ columns).abs().max() <= room * weights.abs().sum() + (
+            tolerance * flat.abs().max()
+        )
+        assert all(torch.equal(added[name], vector[name]) for name in names if name not in kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -194,10 +199,20 @@ def test_draw_is_a_normal_vector_of_the_generator() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 63, 128, 130, 200])
-def test_inner_products(rows: int) -> None:
-    values = torch.randn(rows, 7, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
-    products = inner_products(values)
-    assert torch.allclose(products, values @ values.T, rtol=0, atol=1e-13)
+@pytest.mark.parametrize("coordinates", [1, 7, 5000])
+def test_inner_products_are_those_of_float64(rows: int, coordinates: int) -> None:
+    """Whatever the sizes of the pieces in which they are computed."""
+    values = torch.randn(rows, coordinates, generator=torch.Generator().manual_seed(rows))
+    products = DenseGradients({"a": values}).gram()
+    assert torch.allclose(products, values.double() @ values.double().T, rtol=0, atol=1e-13 * coordinates)
+    assert torch.equal(products, products.T)
+
+
+def test_rows_in_any_order_in_memory() -> None:
+    """Gradients whose numbers lie channels last are used as they are, and answer as the others do."""
+    generator = torch.Generator().manual_seed(1)
+    last = torch.randn(5, 3, 4, 4, 2, generator=generator).movedim(-1, 2)
+    assert_products(DenseGradients({"a": last}), {"a": last.double()}, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize(
