@@ -1,7 +1,7 @@
 """Composition of dominating pairs by privacy-loss distributions (PLD): tighter than Renyi accounting, and slower.
 
 A pair is put on a grid by its exact deltas, interpolated from above ("connect the dots", Doroshenko et al. 2022), and
-composed by dp-accounting's Fourier transform.
+composed by a fast Fourier transform between bounds that dp-accounting finds (Koskela, Jälkö and Honkela 2020).
 """
 
 import math
@@ -10,6 +10,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 
 from fedpriv.accounting.pairs import Pair, interpolated
 
@@ -27,6 +28,7 @@ _FINEST, _COARSEST = 1e-6, 1e3  # grids; on finer ones differences of deltas dro
 # The grid adds at most a quarter of its square to the variance of each loss.
 _SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3
 _LOWEST_LOSS = -60.0  # a smaller one has a probability below exp(-60)
+_ORDERS = 2.0 ** np.arange(-4, 5)
 
 
 def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: float) -> float | None:
@@ -85,13 +87,27 @@ class LossDistribution:
 
     def repeated(self, count: int) -> "LossDistribution":
         """Return the loss of ``count`` of these releases."""
-        from dp_accounting.pld import common  # here, because the import takes a second
-
         if count == 1:
             return self
-        lowest, masses = common.self_convolve(self.masses, count, _TRUNCATED)
+        low, high = self._bounds(count)
+        size = fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)
+        rolled = fft.irfft(fft.rfft(self.masses, size) ** count, size)
+        masses = np.maximum(np.roll(rolled, -low)[: high - low + 1], 0.0)
         infinite = _TRUNCATED - math.expm1(count * math.log1p(-self.infinite))
-        return LossDistribution(self.interval, count * self.lowest + lowest, np.maximum(masses, 0.0), infinite)
+        return LossDistribution(self.interval, count * self.lowest + low, masses, infinite)
+
+    def _bounds(self, count: int) -> tuple[int, int]:
+        """Between which sums of ``count`` positions all but a negligible probability lies (Chernoff's bound)."""
+        from dp_accounting.pld import common  # here, because the import takes a second
+
+        positions = np.arange(self.masses.size)
+        mean = positions @ self.masses / self.masses.sum()
+        variance = (positions - mean) ** 2 @ self.masses
+        # The best order for a normal law, and others around it.
+        normal = math.sqrt(-2 * math.log(_TRUNCATED) / (count * max(variance, 1e-6)))
+        orders = np.concatenate([-normal * _ORDERS, normal * _ORDERS])
+        low, high = common.compute_self_convolve_bounds(self.masses, count, _TRUNCATED, orders)
+        return int(low), int(high)
 
     def beside(self, other: "LossDistribution") -> "LossDistribution":
         """Return the loss of this release and another one, on the same grid."""

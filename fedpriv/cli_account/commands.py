@@ -10,7 +10,7 @@ import typer
 from fedpriv.cli_account.asked import Asked
 from fedpriv.errors import InputError
 from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
-from fedpriv.terminal import Json, print_json, print_line
+from fedpriv.terminal import Json, err, print_json, print_line
 
 __all__ = ["account_app"]
 
@@ -164,15 +164,16 @@ def compare(
     from fedpriv.accounting import compare_mechanisms
     from fedpriv.cli_account.text import comparison_json, print_comparison
 
-    found = compare_mechanisms(
-        sorted(set(epsilon or _EPSILONS)),
-        delta,
-        dimension=dimension,
-        batch_size=batch_size,
-        participations=participations,
-        rate=sampling_rate,
-        block_size=block_size,
-    )
+    with err.status("finding the noise of each mechanism for each epsilon"):
+        found = compare_mechanisms(
+            sorted(set(epsilon or _EPSILONS)),
+            delta,
+            dimension=dimension,
+            batch_size=batch_size,
+            participations=participations,
+            rate=sampling_rate,
+            block_size=block_size,
+        )
     if plot is not None:
         from fedpriv.cli_account.plot import draw_comparison
 
@@ -185,7 +186,7 @@ def compare(
         print_line(f"Plot: {plot}")
 
 
-_EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+_EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 def _answer(asked: Asked, as_json: bool) -> None:
