@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -57,6 +57,8 @@ def reconstruct(
     mechanism: MechanismConfig | Mapping[str, Any] | None = None,
     learning_rate: float | None = None,
     local_steps: int = 1,
+    optimizer: Literal["sgd", "adam"] = "sgd",
+    momentum: float = 0.0,
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
     seed: int = 0,
@@ -82,8 +84,10 @@ def reconstruct(
         parameters: before the upload was computed, in the same form as the upload; ``None``: the model's own.
         mechanism: the privacy mechanism, as in an experiment file: name, the noise itself (sigma, scale or kappa),
             clip_norm, and so on; ``None``: there is none.
-        learning_rate: of the local SGD, for an upload that is a change of parameters.
+        learning_rate: of the local optimiser, for an upload that is a change of parameters.
         local_steps: steps that were taken, for such an upload.
+        optimizer: the local optimiser: sgd, or adam with torch's defaults.
+        momentum: of the local SGD.
         mean: what was subtracted from images with values from 0 to 1, one number or one a channel.
         std: what they were divided by then.
         seed: of the random starts.
@@ -115,8 +119,8 @@ def reconstruct(
         batch_size=_count("batch_size", batch_size),
         local_steps=_count("local_steps", local_steps),
         learning_rate=_learning_rate(learning_rate, local_steps),
-        optimizer="sgd",
-        momentum=0.0,
+        optimizer=_optimizer(optimizer),
+        momentum=_momentum(momentum),
         client_examples=_examples(examples, batch_size, local_steps),
         mechanism=_mechanism(mechanism).model_dump(mode="json", exclude_none=True),
     )
@@ -213,6 +217,18 @@ def _learning_rate(value: float | None, local_steps: int) -> float:
     if value is not None and not (math.isfinite(value) and value > 0):
         raise InputError(f"learning_rate = {value}: a finite number above zero is wanted")
     return 1.0 if value is None else float(value)
+
+
+def _optimizer(name: Literal["sgd", "adam"]) -> Literal["sgd", "adam"]:
+    if name not in ("sgd", "adam"):
+        raise InputError(f"optimizer = {name!r}: sgd or adam is wanted")
+    return name
+
+
+def _momentum(value: float) -> float:
+    if not 0 <= value < 1:
+        raise InputError(f"momentum = {value}: a number from 0 to below 1 is wanted")
+    return float(value)
 
 
 def _examples(examples: int | None, batch_size: int, local_steps: int) -> int:

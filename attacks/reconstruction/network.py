@@ -205,7 +205,12 @@ class Network:
             method, _, kind = route.partition(": ")
             if method == "dense" or (method == "ghost" and kind not in {layer.__name__ for layer in RULES}):
                 return f"{name or 'the model'} ({kind}) has no rule"
-        return _disagreement(network, model, images[:COMPARED], labels[:COMPARED])
+        try:
+            return _disagreement(network, model, images[:COMPARED], labels[:COMPARED])
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            return f"the network cannot be differentiated twice: {str(error).strip().splitlines()[0]}"
 
 
 def _disagreement(network: Network, model: nn.Module, images: Tensor, labels: Tensor) -> str:

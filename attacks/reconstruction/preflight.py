@@ -107,7 +107,7 @@ def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> l
     if not any(bool(value.any()) for value in gradients.values()):
         return ["the gradient at random images is zero: uploads say nothing"]
     squares = torch.stack([value.square().sum() for value in gradients.values()]).sum()
-    (felt,) = torch.autograd.grad(squares, images, allow_unused=True)
+    (felt,) = torch.autograd.grad(squares, images, allow_unused=True) if squares.requires_grad else (None,)
     if felt is None or not bool(felt.any()):
         return ["the gradient does not depend on the image (a zero last layer, or dead units): attacks cannot start"]
     return []
