@@ -60,7 +60,9 @@ def test_the_metrics_tell_what_is_proven_so_far(tmp_path: Path) -> None:
     worst = read(tmp_path / "run", "ledger.json")["worst"]
     assert isinstance(worst, dict)
     assert epsilons[0] == 0.0
-    assert epsilons[1] == epsilons[6] < epsilons[7] == epsilons[30] == worst["epsilon"]
+    assert epsilons[1] == epsilons[6] < epsilons[7] == epsilons[30]
+    # The final ledger composes numerically, which is a little tighter.
+    assert 0.9 * epsilons[30] < worst["epsilon"] <= epsilons[30]
 
 
 def test_a_used_up_budget_ends_the_run_and_says_so(tmp_path: Path) -> None:
