@@ -135,8 +135,8 @@ class _Search:
         vectors = orthogonal[settled, :, -1]
         zeros = self._zeros(vectors).sum(dim=0)
         order = zeros.argsort(descending=True)
-        chosen: Tensor = vectors[order[: int((zeros >= self._wanted).sum())]]
-        return chosen
+        promising: Tensor = vectors[order[: int((zeros >= self._wanted).sum())]]
+        return promising
 
     def _offer(self, vectors: Tensor, best: "_Best") -> None:
         """Offer those of the vectors (n, B) that are new, the most promising first."""

@@ -138,6 +138,32 @@ def test_a_change_of_parameters(steps: int) -> None:
     assert float(errors([found.images[None]], images[None])) < 0.02
 
 
+@pytest.mark.parametrize("kind", ["adam", "momentum"])
+def test_a_change_by_another_optimiser(kind: str) -> None:
+    model, local = mlp(), mlp()
+    images, labels = batch()
+    settings: dict[str, Any] = {"optimizer": "adam"} if kind == "adam" else {"momentum": 0.9}
+    rate = 0.001 if kind == "adam" else 0.05
+    optimiser = (
+        torch.optim.Adam(local.parameters(), lr=rate)
+        if kind == "adam"
+        else torch.optim.SGD(local.parameters(), lr=rate, momentum=0.9)
+    )
+    for _ in range(2):
+        optimiser.zero_grad()
+        F.cross_entropy(local(normalise(images)), labels).backward()
+        optimiser.step()
+    change = {name: value.detach() - dict(model.named_parameters())[name] for name, value in local.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AttackWarning)
+        found = reconstruct(
+            model, F.cross_entropy, change, SHAPE, learning_rate=rate, local_steps=2, examples=1, **settings, **QUICK
+        )
+    assert found.labels.tolist() == labels.tolist()
+    if kind == "momentum":  # the first steps of Adam keep little more than signs
+        assert float(errors([found.images[None]], images[None])) < 0.02
+
+
 def test_parameters_before_the_upload_may_be_given() -> None:
     model, other = mlp(), mlp(seed=9)
     images, labels = batch()
@@ -299,6 +325,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "batch size": ({"batch_size": 0}, "batch_size = 0: a whole number from 1"),
     "local steps without a rate": ({"local_steps": 2}, "give its learning_rate, too"),
     "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: a finite number above zero"),
+    "optimizer": ({"optimizer": "lion", "learning_rate": 0.1}, "optimizer = 'lion': sgd or adam"),
+    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1.0: a number from 0 to below 1"),
     "examples": ({"examples": 3, "batch_size": 2}, "hold from 2 to 2 distinct examples"),
     "mean": ({"mean": [0.1, 0.2, 0.3]}, "mean has 3 numbers; one, or one for each of the 1 channels"),
     "std": ({"std": 0.0}, "std = (0.0,): finite numbers are wanted, above zero"),

@@ -72,6 +72,23 @@ def test_gradients_that_say_nothing() -> None:
     assert preflight(frozen, settings(), ("iga",)) == ()
 
 
+class Cut(nn.Module):
+    """Its output does not lead back to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer((x > 0).to(x).flatten(1))
+        return out
+
+
+def test_an_input_that_is_cut_off() -> None:
+    (line,) = preflight(Cut(), settings(), ("iga",))
+    assert "does not depend on the image" in line
+
+
 def test_leaves_the_network_alone() -> None:
     model = network(nn.BatchNorm1d(20), nn.Sigmoid(), nn.Dropout(0.5)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

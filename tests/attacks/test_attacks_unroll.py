@@ -17,7 +17,7 @@ from attacks.reconstruction.network import Network
 from attacks.reconstruction.unroll import LocalTraining, unrolled_update
 from attacks.reconstruction.uploads import prepare_victims
 from clients.training import local_upload
-from fedpriv.config import DlgConfig, Experiment, IgaConfig
+from fedpriv.config import DlgConfig, Experiment
 from fedpriv.gradients import Vector
 from fedpriv.world import State, World, build_world
 from server.aggregation import mean_upload
@@ -307,22 +307,3 @@ def test_dlg_recovers_the_image_of_one_example_after_many_steps_with_momentum() 
     assert float((found.images - images[:1]).square().mean()) < 1e-4
     assert found.labels.tolist() == y.tolist()
     assert "5 local steps" in found.note
-
-
-@pytest.mark.slow
-def test_iga_recovers_four_images_after_four_local_steps() -> None:
-    """Median PSNR over 4 clients with 4 digits each; the bound is the issue's."""
-    images, labels = digits()
-    model = lenet(init="default")
-    observations = []
-    for client in range(4):
-        x, y = normalise(images[4 * client : 4 * client + 4]), labels[4 * client : 4 * client + 4]
-        upload = trained(model, [(x[[k]], y[[k]]) for k in range(4)], torch.optim.SGD(model.parameters(), lr=0.01))
-        public = settings(algorithm="fedavg", learning_rate=0.01, batch_size=1, local_steps=4, client_examples=4)
-        observations.append(Observation(1, client, parameters_of(model), upload, public))
-    found = reconstruct("iga", observations, model, IgaConfig(iterations=600, tv=1e-4), seed=1)
-    best = []
-    for client, one in enumerate(found):
-        errors = (one.images[:, None] - images[None, 4 * client : 4 * client + 4]).square().flatten(2).mean(dim=2)
-        best += (-10 * errors.min(dim=0).values.log10()).tolist()
-    assert float(torch.tensor(best).median()) >= 20
