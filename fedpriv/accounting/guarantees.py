@@ -58,13 +58,13 @@ def guarantee(release: Release) -> Guarantee:
     """Return what is proven about one client's releases.
 
     - none: no finite figure.
-    - gaussian, hgm, shuffled or full: replace-one with sensitivity 2 clip_norm; T releases are one with sigma /
-      (2 sqrt T), converted exactly (Balle and Wang 2018). fixed: the smaller of that and subsampled Renyi accounting.
-      poisson: add-or-remove-one with sensitivity clip_norm, the smallest of privacy-loss distributions, Renyi
-      accounting and the unsampled bound.
+    - gaussian, hgm: shuffled or full: replace-one with sensitivity 2 clip_norm; T releases are one with sigma /
+      (2 sqrt T), converted exactly (Balle and Wang 2018). poisson: add-or-remove-one with sensitivity clip_norm, the
+      smallest of privacy-loss distributions, Renyi accounting and the unsampled bound.
     - vmf, laplace: replace-one; pure 2 kappa a block, or 2 / scale, for each participation; (epsilon, delta) the
-      smaller of the pure figure and Renyi accounting of the exact divergence. fixed: both amplified. poisson: no
-      amplification is claimed.
+      smallest of the pure figure, optimal composition of pure figures, Renyi accounting of the exact divergence, and
+      privacy-loss distributions of the dominating pair. poisson: no amplification is claimed.
+    - fixed, all: amplified, the smallest of the same and the unsampled bound.
     """
     proof = _PROOFS[release.mechanism](release)
     pure, best = (_UNUSED, _UNUSED) if _is_unused(release) else (proof.pure(), _best(proof))
