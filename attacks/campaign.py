@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attacks.observation import Observation
 from attacks.reconstruction import AttackRefused, Progress, Reconstruction, reconstruct, refusal
@@ -37,6 +37,7 @@ def attack_each(
     seed: int,
     progress: Progress | None = None,
     loss: Loss = soft_cross_entropy,
+    public_images: Tensor | None = None,
 ) -> Campaign:
     """Attack uploads as one batch; where the batch as a whole cannot be attacked, one after the other.
 
@@ -51,7 +52,7 @@ def attack_each(
     def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
         with _memory_in_words():
             heard = [observations[number] for number in numbers]
-            return reconstruct(name, heard, model, config, seed, progress, loss)
+            return reconstruct(name, heard, model, config, seed, progress, loss, public_images)
 
     try:
         return Campaign(dict(zip(sound, attempt(sound), strict=True)), failures)

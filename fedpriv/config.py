@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import tomli_w
 from pydantic import (
@@ -28,11 +28,13 @@ from fedpriv.errors import InputError
 
 __all__ = [
     "AdversaryConfig",
+    "ClosedFormConfig",
     "DataConfig",
     "DlgConfig",
     "EngineConfig",
     "Experiment",
     "FederationConfig",
+    "IdlgConfig",
     "IgaConfig",
     "MechanismConfig",
     "ModelConfig",
@@ -307,6 +309,17 @@ class DlgConfig(_Section):
     restarts: Count = Field(8, description="random starts; the one with the lowest loss of its own is kept")
 
 
+class IdlgConfig(DlgConfig):
+    """Improved Deep Leakage from Gradients (Zhao et al. 2020): labels first."""
+
+
+class ClosedFormConfig(_Section):
+    """The first Linear layer's gradient read without optimisation: no settings."""
+
+    iterations: ClassVar[int] = 1
+    restarts: ClassVar[int] = 1
+
+
 class IgaConfig(_Section):
     """Inverting Gradients (Geiping et al. 2020)."""
 
@@ -331,7 +344,7 @@ class AdversaryConfig(_Section):
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
-    attacks: Annotated[tuple[Literal["dlg", "iga"], ...], AfterValidator(_distinct)] = Field(
+    attacks: Annotated[tuple[Literal["dlg", "idlg", "iga", "closed_form"], ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
@@ -343,7 +356,9 @@ class AdversaryConfig(_Section):
         0.6, description="an image counts as recovered from this SSIM on, if it also beats the guess"
     )
     dlg: DlgConfig = Field(default_factory=lambda: DlgConfig())
+    idlg: IdlgConfig = Field(default_factory=lambda: IdlgConfig())
     iga: IgaConfig = Field(default_factory=lambda: IgaConfig())
+    closed_form: ClosedFormConfig = Field(default_factory=lambda: ClosedFormConfig())
 
 
 class EngineConfig(_Section):

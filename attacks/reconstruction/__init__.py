@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction.dlg import run_dlg
+from attacks.reconstruction.closed_form import run_closed_form
+from attacks.reconstruction.dlg import run_dlg, run_idlg
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.iga import run_iga
 from attacks.reconstruction.memory import chunks
@@ -23,7 +24,7 @@ from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
 from attacks.reconstruction.uploads import Victim, prepare_victims, refusal
 from attacks.threat import Access
-from fedpriv.config import DlgConfig, IgaConfig
+from fedpriv.config import ClosedFormConfig, DlgConfig, IdlgConfig, IgaConfig
 
 __all__ = [
     "ATTACKS",
@@ -41,6 +42,9 @@ __all__ = [
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
+
+
+Settings = DlgConfig | IgaConfig | ClosedFormConfig
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Attack:
     reference: str
     needs: tuple[Access, ...]
     tunable: tuple[str, ...]
-    config: type[DlgConfig] | type[IgaConfig]
+    config: type[Settings]
     run: Callable[..., Outcome]
 
 
@@ -79,6 +83,15 @@ ATTACKS: Mapping[str, Attack] = {
             run_dlg,
         ),
         Attack(
+            "idlg",
+            "Improved Deep Leakage from Gradients",
+            "Zhao, Mopuri and Bilen: iDLG: Improved Deep Leakage from Gradients, 2020",
+            GRADIENT_MATCHING,
+            (),
+            IdlgConfig,
+            run_idlg,
+        ),
+        Attack(
             "iga",
             "Inverting Gradients",
             "Geiping, Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020",
@@ -86,6 +99,16 @@ ATTACKS: Mapping[str, Attack] = {
             ("tv",),
             IgaConfig,
             run_iga,
+        ),
+        Attack(
+            "closed_form",
+            "First Linear layer in closed form",
+            "Phong, Aono, Hayashi, Wang and Moriai: Privacy-Preserving Deep Learning via Additively Homomorphic "
+            "Encryption, 2018; batches: Dimitrov, Baader, Müller and Vechev: SPEAR, NeurIPS 2024",
+            GRADIENT_MATCHING,
+            (),
+            ClosedFormConfig,
+            run_closed_form,
         ),
     )
 }
@@ -95,10 +118,11 @@ def reconstruct(
     name: str,
     observations: Sequence[Observation],
     model: nn.Module,
-    config: DlgConfig | IgaConfig,
+    config: Settings,
     seed: int,
     progress: Progress | None = None,
     loss: Loss = soft_cross_entropy,
+    public_images: Tensor | None = None,
 ) -> list[Reconstruction]:
     """Attack uploads, all of them and all restarts as one batch.
 
@@ -107,7 +131,7 @@ def reconstruct(
     without a mechanism, start from the same random images.
 
     Args:
-        name: dlg or iga.
+        name: a name in :data:`ATTACKS`.
         observations: what was heard; of one data set and network. Put all of them in one call: that is much faster than
             one call each.
         model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
@@ -115,6 +139,8 @@ def reconstruct(
         seed: from which random starts are drawn, with round, client and restart.
         progress: told about a hundred times.
         loss: what the clients minimise, of each example.
+        public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for
+            attacks that know what images look like; ``None``: they are withheld.
 
     Returns:
         One result for each observation, in their order.
@@ -129,7 +155,8 @@ def reconstruct(
     network = Network(model, loss)
     victims = prepare_victims(observations, network.names, network.device)
     _same_scene([observation.settings for observation in observations])
-    scene = Scene.of(network, observations[0].settings, next(iter(victims[0].parameters.values())).dtype)
+    dtype = next(iter(victims[0].parameters.values())).dtype
+    scene = Scene.of(network, observations[0].settings, dtype, public_images)
     sizes = sorted({victim.model.examples for victim in victims})
     results: dict[int, Reconstruction] = {}
     for size in sizes:
@@ -142,11 +169,11 @@ def reconstruct(
     return [results[number] for number in range(len(victims))]
 
 
-def _attack(name: str, config: DlgConfig | IgaConfig) -> Attack:
+def _attack(name: str, config: Settings) -> Attack:
     if name not in ATTACKS:
         raise AttackRefused(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
     attack = ATTACKS[name]
-    if not isinstance(config, attack.config):
+    if type(config) is not attack.config:
         raise AttackRefused(f"attack {name} takes {attack.config.__name__}; given {type(config).__name__}")
     return attack
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.reconstruction.distances import angle, total_variation
 from attacks.reconstruction.evaluation import Evaluator
-from attacks.reconstruction.labels import find_output_layer, infer_labels
+from attacks.reconstruction.labels import read_labels
 from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
@@ -88,7 +88,7 @@ class _Labels:
     """Label probabilities of each row: of labels that are known or read off, else a softmax that is optimised."""
 
     def __init__(self, scene: Scene, rows: Sequence[Victim]) -> None:
-        read = _read_off(scene, rows)
+        read = read_labels(scene, rows)
         unknown = torch.zeros(rows[0].model.examples, dtype=torch.long, device=scene.network.device)
         known = torch.stack([unknown if labels is None else labels for labels in read])
         self._read = torch.tensor([labels is not None for labels in read], device=known.device)
@@ -104,16 +104,3 @@ class _Labels:
     def final(self, logits: Tensor) -> Tensor:
         """The labels (N, B) that belong to these logits."""
         return self.probabilities(logits).argmax(dim=2)
-
-
-def _read_off(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
-    """Known labels, else those read off once for each victim, whatever its number of restarts."""
-    if all(victim.labels is not None for victim in rows):
-        return [victim.labels for victim in rows]
-    layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
-    if layer is None:
-        return [victim.labels for victim in rows]
-    distinct = {id(victim): victim for victim in rows}
-    found = infer_labels(scene.network, list(distinct.values()), layer, scene.shape, scene.classes)
-    labels = dict(zip(distinct, found, strict=True))
-    return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]

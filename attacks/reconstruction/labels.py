@@ -14,10 +14,11 @@ from torch import Tensor
 
 from attacks.reconstruction.memory import chunks
 from attacks.reconstruction.network import Network
+from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.uploads import Victim
 from fedpriv.gradients import Vector
 
-__all__ = ["OutputLayer", "find_output_layer", "infer_labels"]
+__all__ = ["OutputLayer", "find_output_layer", "infer_labels", "read_labels"]
 
 REHEARSED = 4  # batches of random images on which local training is rehearsed
 NEIGHBOURS = 512  # candidates for a batch's labels that are rehearsed at once
@@ -73,6 +74,19 @@ def find_output_layer(
 def _close(one: Tensor, other: Tensor) -> bool:
     scale = float(other.abs().max())
     return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5 * max(scale, 1e-30)))
+
+
+def read_labels(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
+    """Return each row's labels (B,): known ones, else those read off once for each victim, else ``None``."""
+    if all(victim.labels is not None for victim in rows):
+        return [victim.labels for victim in rows]
+    layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
+    if layer is None:
+        return [victim.labels for victim in rows]
+    distinct = {id(victim): victim for victim in rows}
+    found = infer_labels(scene.network, list(distinct.values()), layer, scene.shape, scene.classes)
+    labels = dict(zip(distinct, found, strict=True))
+    return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]
 
 
 def infer_labels(

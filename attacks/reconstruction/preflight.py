@@ -15,6 +15,8 @@ __all__ = ["preflight", "whole_numbers"]
 
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
+NEED_SMOOTH = ("dlg", "idlg")  # attacks by L-BFGS
+
 
 def preflight(
     model: nn.Module, settings: PublicSettings, attacks: Sequence[str], loss: Loss = soft_cross_entropy
@@ -67,11 +69,13 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
             f"layer {coupled[0]} (BatchNorm) is in evaluation mode and uses its running statistics, the attacks those "
             "of their dummy batch: they model another gradient, and their failure is no evidence of privacy"
         )
-    if kinked and "dlg" in attacks:
+    smooth = [name for name in attacks if name in NEED_SMOOTH]
+    if kinked and smooth:
         kind = type(model.get_submodule(kinked[0])).__name__
+        made = "is made" if len(smooth) == 1 else "are made"
         lines.append(
-            f"layer {kinked[0]} ({kind}) has a second derivative of zero; dlg is made for smooth activations such as "
-            "sigmoid and may fail for that reason alone"
+            f"layer {kinked[0]} ({kind}) has a second derivative of zero; {' and '.join(smooth)} {made} for smooth "
+            "activations such as sigmoid and may fail for that reason alone"
         )
     return lines
 

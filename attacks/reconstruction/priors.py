@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["GaussianPrior", "fit_prior", "generic_prior"]
+__all__ = ["FEWEST_IMAGES", "GaussianPrior", "fit_prior", "generic_prior"]
 
 Shape = tuple[int, int, int]
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from attacks.observation import PublicSettings
 from attacks.reconstruction.network import Network
+from attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
 from attacks.reconstruction.uploads import Victim
 from fedpriv.randomness import torch_stream
 
@@ -30,6 +32,7 @@ class Scene:
         classes: number of classes.
         mean: (C, 1, 1), the public mean.
         std: (C, 1, 1), the public standard deviation.
+        public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; ``None``: there are none.
     """
 
     network: Network
@@ -37,21 +40,31 @@ class Scene:
     classes: int
     mean: Tensor
     std: Tensor
+    public_images: Tensor | None = None
 
     @staticmethod
-    def of(network: Network, settings: PublicSettings, dtype: torch.dtype) -> "Scene":
+    def of(
+        network: Network, settings: PublicSettings, dtype: torch.dtype, public_images: Tensor | None = None
+    ) -> "Scene":
         """Read the public settings."""
         mean, std = (
             torch.tensor(values, dtype=dtype, device=network.device)[:, None, None]
             for values in (settings.mean, settings.std)
         )
-        return Scene(network, settings.shape, settings.classes, mean, std)
+        return Scene(network, settings.shape, settings.classes, mean, std, public_images)
 
     @property
     def pixels(self) -> int:
         """Numbers in one image."""
         channels, height, width = self.shape
         return channels * height * width
+
+    @cached_property
+    def prior(self) -> GaussianPrior:
+        """What images look like: fitted to the public images, or a generic one where there are too few."""
+        if self.public_images is None or len(self.public_images) < FEWEST_IMAGES:
+            return generic_prior(self.shape, self.mean, self.std)
+        return fit_prior((self.public_images.to(self.mean) - self.mean) / self.std)
 
     def starts(self, seed: int, attack: str, victim: Victim, restarts: int) -> tuple[Tensor, Tensor]:
         """Draw images (restarts, B, C, H, W) and logits of labels (restarts, B, classes), standard normal.

@@ -27,6 +27,8 @@ FOLDED_FROM = 21
 # What is named here otherwise than in the table of attacks, or is not in it.
 NAMES = {
     "dlg": "DLG",
+    "idlg": "iDLG",
+    "closed_form": "Closed form",
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",

@@ -1,0 +1,182 @@
+"""Images read off the gradient of a first Linear layer, without optimisation.
+
+The gradient of its weight is the sum of ``e x^T`` over the examples, that of its bias the sum of ``e``: see
+:mod:`~attacks.reconstruction.rank_one` for one example, with or without noise, and
+:mod:`~attacks.reconstruction.sparse_batch` for several. Local training with SGD changes the errors e, not the images,
+so that updates of several steps can be read too.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks.reconstruction.distances import squared_distance
+from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.input_layer import InputLayer, find_input_layer
+from attacks.reconstruction.labels import read_labels
+from attacks.reconstruction.matching import Matcher
+from attacks.reconstruction.memory import chunks
+from attacks.reconstruction.rank_one import rank_one
+from attacks.reconstruction.results import Outcome
+from attacks.reconstruction.scene import Report, Scene
+from attacks.reconstruction.sparse_batch import SparseBatch, separate
+from attacks.reconstruction.uploads import Victim
+from fedpriv.config import ClosedFormConfig
+from fedpriv.gradients import Vector
+from fedpriv.mechanisms import GaussianMechanism, HeterogeneousGaussianMechanism, VmfMechanism
+
+__all__ = ["run_closed_form"]
+
+DRAWS = 20240513  # the seed of the rows that a batch is separated with; it decides nothing but the time
+SCALES = 25  # factors of an image that are tried at once
+ZOOMS = 3  # times
+NO_LAYER = "closed_form needs a network whose first layer multiplies the image itself (Linear behind flattening)"
+MIXED = (
+    "the first layer's gradient is a mixture of {} examples that cannot be taken apart (noise, no ReLU, or too many)"
+)
+
+
+def run_closed_form(
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ClosedFormConfig, report: Report
+) -> Outcome:
+    """Run the attack on victims, one after the other.
+
+    Args:
+        scene: what is public.
+        rows: the victims.
+        images: not read: nothing starts at random.
+        logits: likewise.
+        config: has no settings.
+        report: told how it goes.
+
+    Raises:
+        AttackRefused: the network has no such layer, or an upload is of a kind that cannot be read.
+    """
+    layers: dict[int, InputLayer | None] = {}
+    found: list[tuple[Tensor, Tensor]] = []
+    losses: list[float] = []
+    for victim in rows:
+        key = id(victim.parameters)
+        if key not in layers:
+            layers[key] = find_input_layer(scene.network, victim.parameters, scene.shape)
+        found.append(_read(scene, victim, layers[key]))
+        losses.append(_distances(scene, victim, found[-1][0][None], found[-1][1][None]).item())
+        report(1, torch.tensor([*losses, *[math.inf] * (len(rows) - len(losses))]))
+    pictures, labels = (torch.stack(parts) for parts in zip(*found, strict=True))
+    return Outcome(pictures, labels, torch.tensor(losses), torch.ones(len(rows)).long(), ("",) * len(rows))
+
+
+def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> tuple[Tensor, Tensor]:
+    """The images (B, C, H, W) and labels (B,) behind an upload."""
+    if layer is None:
+        raise AttackRefused(NO_LAYER)
+    if victim.model.training is not None and victim.model.training.optimizer == "adam":
+        raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
+    if isinstance(victim.model.mechanism, VmfMechanism) and victim.model.mechanism.blocks.startswith("size:"):
+        raise AttackRefused("closed_form needs rows of the first layer as they are; vmf on blocks of a size cuts them")
+    if victim.model.examples > 1:
+        return _read_batch(scene, victim, layer)
+    weight, bias = layer.gradients(victim.gradient)
+    usable = bias if _same_scale(victim) else None
+    found = rank_one(weight, usable, scene.prior, _bias_noise(victim, layer))
+    image = found.image.view(1, *scene.shape)
+    if usable is None:
+        image = _scaled(scene, victim, image)
+    return scene.box(image), _label(scene, victim, image)
+
+
+def _same_scale(victim: Victim) -> bool:
+    """Whether the mechanism leaves weight and bias on one scale."""
+    match victim.model.mechanism:
+        case VmfMechanism(blocks=blocks):
+            return blocks == "whole"
+        case GaussianMechanism(clipping=clipping):
+            return clipping == "flat"
+    return True
+
+
+def _bias_noise(victim: Victim, layer: InputLayer) -> float:
+    """The noise in the bias over that in the weight."""
+    mechanism = victim.model.mechanism
+    if layer.bias is None or not isinstance(mechanism, HeterogeneousGaussianMechanism):
+        return 1.0
+    bias, weight = (mechanism.redistribution.deviations[name].square().mean() for name in (layer.bias, layer.weight))
+    return float((bias / weight).sqrt())
+
+
+def _scaled(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
+    """An image (1, C, H, W) known but for its length, with the factor that matches the whole upload best."""
+    (label,) = read_labels(scene, [victim])
+    if label is None:
+        return image
+    exponents = torch.linspace(-3, 3, SCALES).to(image)
+    factors = torch.cat([exponents.exp(), -exponents.exp()])
+    width = 6 / (SCALES - 1)
+    best = image.new_tensor(1.0)
+    for _ in range(ZOOMS):
+        labels = label.expand(len(factors), 1)
+        distances = _distances(scene, victim, factors[:, None, None, None, None] * image, labels)
+        best = factors[distances.argmin()]
+        factors = best * (width * torch.linspace(-1, 1, SCALES).to(image)).exp()
+        width *= 2 / (SCALES - 1)
+    return best * image
+
+
+def _label(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
+    """The label (1,) with which an image (1, C, H, W) matches the upload best."""
+    if victim.labels is not None:
+        return victim.labels
+    labels = torch.arange(scene.classes, device=image.device)[:, None]
+    distances = _distances(scene, victim, image.expand(scene.classes, *image.shape), labels)
+    return labels[distances.argmin()]
+
+
+def _distances(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
+    """Squared distances (N,), relative, of the upload and what images (N, B, C, H, W) with labels (N, B) would send."""
+    one_hot = F.one_hot(labels, scene.classes).to(images)
+    rows = [victim] * len(images)
+    squared = sum(float(value.double().square().sum()) for value in victim.model.standardise(victim.gradient).values())
+    found = []
+    with torch.no_grad():
+        for part in chunks(scene.network, rows, scene.shape, scene.classes):
+            these = slice(part.start, part.stop)
+            found.append(Matcher(scene.network, rows[these], squared_distance)(images[these], one_hot[these]))
+    return torch.cat(found) / max(squared, 1e-30)
+
+
+def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor]:
+    """The images (B, C, H, W) and labels (B,) behind an upload of several examples."""
+    weight, bias = layer.gradients(victim.gradient)
+    generator = torch.Generator().manual_seed(DRAWS)
+    found = None if bias is None else separate(weight, bias, victim.model.examples, generator)
+    if found is None or layer.bias is None or not _same_scale(victim):
+        raise AttackRefused(MIXED.format(victim.model.examples))
+    images = scene.box(found.images.unflatten(1, scene.shape))
+    return images, _labels_of(scene, victim, layer.bias, images, found)
+
+
+def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, found: SparseBatch) -> Tensor:
+    """The labels (B,) whose errors at the first layer point as those that were found."""
+    examples = len(images)
+    classes = torch.arange(scene.classes, device=images.device)
+    one_hot = F.one_hot(classes[:, None].expand(-1, examples), scene.classes).to(images)
+    gradients: Vector = scene.network.dummy_gradients(
+        victim.parameters, images.expand(scene.classes, *images.shape), one_hot, each=True
+    ).rows((bias,))
+    cosines = F.cosine_similarity(gradients[bias].detach(), found.errors.mT[None], dim=2)
+    if victim.labels is None:
+        return cosines.argmax(dim=0)
+    return _assigned(cosines, victim.labels)
+
+
+def _assigned(cosines: Tensor, labels: Tensor) -> Tensor:
+    """Give known labels (B,) to the images, one to one, by cosines (classes, B)."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(-cosines[labels].cpu().double().numpy())
+    order = torch.empty(len(labels), dtype=torch.long)
+    order[torch.from_numpy(columns)] = torch.from_numpy(rows)
+    return labels[order.to(labels.device)]
