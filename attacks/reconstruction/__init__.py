@@ -1,30 +1,26 @@
 """Reconstruction: images and labels from uploads, by matching gradients.
 
-``reconstruct`` runs one attack on many observations as one batch. Attacks are listed in :data:`ATTACKS`.
+``reconstruct`` runs one attack on many observations as one batch. Attacks are the rows of
+:data:`~attacks.reconstruction.table.ATTACKS`.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction.closed_form import run_closed_form
-from attacks.reconstruction.dlg import run_dlg, run_idlg
 from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.iga import run_iga
 from attacks.reconstruction.memory import chunks
 from attacks.reconstruction.network import Loss, Network, soft_cross_entropy
 from attacks.reconstruction.preflight import preflight
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
+from attacks.reconstruction.table import ATTACKS, Attack, Settings
 from attacks.reconstruction.uploads import Victim, prepare_victims, refusal
-from attacks.threat import Access
-from fedpriv.config import ClosedFormConfig, DlgConfig, IdlgConfig, IgaConfig
 
 __all__ = [
     "ATTACKS",
@@ -38,80 +34,7 @@ __all__ = [
     "refusal",
 ]
 
-# A sum of several clients' uploads serves as well: it is an upload of their examples together.
-GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
-
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
-
-
-Settings = DlgConfig | IgaConfig | ClosedFormConfig
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One line of the table of attacks.
-
-    Attributes:
-        name: the name in the experiment file.
-        title: what it is called.
-        reference: the paper.
-        needs: what the threat model must grant.
-        tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
-        config: its settings' class.
-        run: what runs it on a chunk of rows.
-    """
-
-    name: str
-    title: str
-    reference: str
-    needs: tuple[Access, ...]
-    tunable: tuple[str, ...]
-    config: type[Settings]
-    run: Callable[..., Outcome]
-
-
-ATTACKS: Mapping[str, Attack] = {
-    attack.name: attack
-    for attack in (
-        Attack(
-            "dlg",
-            "Deep Leakage from Gradients",
-            "Zhu, Liu and Han: Deep Leakage from Gradients, NeurIPS 2019",
-            GRADIENT_MATCHING,
-            (),
-            DlgConfig,
-            run_dlg,
-        ),
-        Attack(
-            "idlg",
-            "Improved Deep Leakage from Gradients",
-            "Zhao, Mopuri and Bilen: iDLG: Improved Deep Leakage from Gradients, 2020",
-            GRADIENT_MATCHING,
-            (),
-            IdlgConfig,
-            run_idlg,
-        ),
-        Attack(
-            "iga",
-            "Inverting Gradients",
-            "Geiping, Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020",
-            GRADIENT_MATCHING,
-            ("tv",),
-            IgaConfig,
-            run_iga,
-        ),
-        Attack(
-            "closed_form",
-            "First Linear layer in closed form",
-            "Phong, Aono, Hayashi, Wang and Moriai: Privacy-Preserving Deep Learning via Additively Homomorphic "
-            "Encryption, 2018; batches: Dimitrov, Baader, Müller and Vechev: SPEAR, NeurIPS 2024",
-            GRADIENT_MATCHING,
-            (),
-            ClosedFormConfig,
-            run_closed_form,
-        ),
-    )
-}
 
 
 def reconstruct(

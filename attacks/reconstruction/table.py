@@ -1,0 +1,85 @@
+"""The table of attacks: what each is called, what it needs of the threat model, its settings, and what runs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from attacks.reconstruction.closed_form import run_closed_form
+from attacks.reconstruction.dlg import run_dlg, run_idlg
+from attacks.reconstruction.iga import run_iga
+from attacks.reconstruction.results import Outcome
+from attacks.threat import Access
+from fedpriv.config import ClosedFormConfig, DlgConfig, IdlgConfig, IgaConfig
+
+__all__ = ["ATTACKS", "GRADIENT_MATCHING", "Attack", "Settings"]
+
+# A sum of several clients' uploads serves as well: it is an upload of their examples together.
+GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
+
+Settings = DlgConfig | IgaConfig | ClosedFormConfig
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One line of the table of attacks.
+
+    Attributes:
+        name: the name in the experiment file.
+        title: what it is called.
+        reference: the paper.
+        needs: what the threat model must grant.
+        tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
+        config: its settings' class.
+        run: what runs it on a chunk of rows.
+    """
+
+    name: str
+    title: str
+    reference: str
+    needs: tuple[Access, ...]
+    tunable: tuple[str, ...]
+    config: type[Settings]
+    run: Callable[..., Outcome]
+
+
+ATTACKS: Mapping[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        Attack(
+            "dlg",
+            "Deep Leakage from Gradients",
+            "Zhu, Liu and Han: Deep Leakage from Gradients, NeurIPS 2019",
+            GRADIENT_MATCHING,
+            (),
+            DlgConfig,
+            run_dlg,
+        ),
+        Attack(
+            "idlg",
+            "Improved Deep Leakage from Gradients",
+            "Zhao, Mopuri and Bilen: iDLG: Improved Deep Leakage from Gradients, 2020",
+            GRADIENT_MATCHING,
+            (),
+            IdlgConfig,
+            run_idlg,
+        ),
+        Attack(
+            "iga",
+            "Inverting Gradients",
+            "Geiping, Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020",
+            GRADIENT_MATCHING,
+            ("tv",),
+            IgaConfig,
+            run_iga,
+        ),
+        Attack(
+            "closed_form",
+            "First Linear layer in closed form",
+            "Phong, Aono, Hayashi, Wang and Moriai: Privacy-Preserving Deep Learning via Additively Homomorphic "
+            "Encryption, 2018; batches: Dimitrov, Baader, Müller and Vechev: SPEAR, NeurIPS 2024",
+            GRADIENT_MATCHING,
+            (),
+            ClosedFormConfig,
+            run_closed_form,
+        ),
+    )
+}
