@@ -6,20 +6,21 @@ The gradient of its weight is the sum of ``e x^T`` over the examples, that of it
 so that updates of several steps can be read too.
 """
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.reconstruction.distances import squared_distance
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.input_layer import InputLayer, find_input_layer
 from attacks.reconstruction.labels import read_labels
-from attacks.reconstruction.matching import Matcher
+from attacks.reconstruction.matching import Comparison, Matcher
 from attacks.reconstruction.memory import chunks
-from attacks.reconstruction.rank_one import rank_one
+from attacks.reconstruction.rank_one import exact, rank_one
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.sparse_batch import SparseBatch, separate
@@ -42,7 +43,7 @@ MIXED = (
 def run_closed_form(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ClosedFormConfig, report: Report
 ) -> Outcome:
-    """Run the attack on victims, one after the other.
+    """Run the attack.
 
     Args:
         scene: what is public.
@@ -56,21 +57,27 @@ def run_closed_form(
         AttackRefused: the network has no such layer, or an upload is of a kind that cannot be read.
     """
     layers: dict[int, InputLayer | None] = {}
-    found: list[tuple[Tensor, Tensor]] = []
-    losses: list[float] = []
     for victim in rows:
-        key = id(victim.parameters)
-        if key not in layers:
-            layers[key] = find_input_layer(scene.network, victim.parameters, scene.shape)
-        found.append(_read(scene, victim, layers[key]))
-        losses.append(_distances(scene, victim, found[-1][0][None], found[-1][1][None]).item())
-        report(1, torch.tensor([*losses, *[math.inf] * (len(rows) - len(losses))]))
-    pictures, labels = (torch.stack(parts) for parts in zip(*found, strict=True))
-    return Outcome(pictures, labels, torch.tensor(losses), torch.ones(len(rows)).long(), ("",) * len(rows))
+        if id(victim.parameters) not in layers:
+            layers[id(victim.parameters)] = find_input_layer(scene.network, victim.parameters, scene.shape)
+    found = [_read(scene, victim, layers[id(victim.parameters)]) for victim in rows]
+    pictures = torch.stack([one.images for one in found])
+    labels = _complete(scene, rows, found)
+    losses = _distances(scene, rows, pictures, labels)
+    report(1, losses)
+    return Outcome(pictures, labels, losses, torch.ones(len(rows)).long(), ("",) * len(rows))
 
 
-def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> tuple[Tensor, Tensor]:
-    """The images (B, C, H, W) and labels (B,) behind an upload."""
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Images (B, C, H, W) and labels (B,); the labels are ``None`` where the last layer tells them without error."""
+
+    images: Tensor
+    labels: Tensor | None
+
+
+def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
+    """What the first layer says."""
     if layer is None:
         raise AttackRefused(NO_LAYER)
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
@@ -81,11 +88,24 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> tuple[Tenso
         return _read_batch(scene, victim, layer)
     weight, bias = layer.gradients(victim.gradient)
     usable = bias if _same_scale(victim) else None
-    found = rank_one(weight, usable, scene.prior, _bias_noise(victim, layer))
-    image = found.image.view(1, *scene.shape)
+    clean = exact(weight, usable)
+    if clean is not None:
+        return _Read(scene.box(clean.image.view(1, *scene.shape)), None)
+    image = rank_one(weight, usable, scene.prior, _bias_noise(victim, layer)).image.view(1, *scene.shape)
     if usable is None:
         image = _scaled(scene, victim, image)
-    return scene.box(image), _label(scene, victim, image)
+    return _Read(scene.box(image), _label(scene, victim, image))
+
+
+def _complete(scene: Scene, rows: Sequence[Victim], found: Sequence[_Read]) -> Tensor:
+    """The labels (N, B), those read off the last layer included; where there is none, those that match best."""
+    open_rows = [victim for victim, one in zip(rows, found, strict=True) if one.labels is None]
+    told = iter(read_labels(scene, open_rows)) if open_rows else iter(())
+    labels = []
+    for victim, one in zip(rows, found, strict=True):
+        known = next(told) if one.labels is None else one.labels
+        labels.append(_label(scene, victim, one.images) if known is None else known)
+    return torch.stack(labels)
 
 
 def _same_scale(victim: Victim) -> bool:
@@ -118,7 +138,7 @@ def _scaled(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
     best = image.new_tensor(1.0)
     for _ in range(ZOOMS):
         labels = label.expand(len(factors), 1)
-        distances = _distances(scene, victim, factors[:, None, None, None, None] * image, labels)
+        distances = _distances(scene, [victim] * len(factors), factors[:, None, None, None, None] * image, labels)
         best = factors[distances.argmin()]
         factors = best * (width * torch.linspace(-1, 1, SCALES).to(image)).exp()
         width *= 2 / (SCALES - 1)
@@ -130,32 +150,36 @@ def _label(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
     if victim.labels is not None:
         return victim.labels
     labels = torch.arange(scene.classes, device=image.device)[:, None]
-    distances = _distances(scene, victim, image.expand(scene.classes, *image.shape), labels)
+    images = image.expand(scene.classes, *image.shape)
+    distances = _distances(scene, [victim] * scene.classes, images, labels)
     return labels[distances.argmin()]
 
 
-def _distances(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
-    """Squared distances (N,), relative, of the upload and what images (N, B, C, H, W) with labels (N, B) would send."""
+def _distances(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor) -> Tensor:
+    """Squared distances (N,), relative, of uploads and what images (N, B, C, H, W) with labels (N, B) would send."""
     one_hot = F.one_hot(labels, scene.classes).to(images)
-    rows = [victim] * len(images)
-    squared = sum(float(value.double().square().sum()) for value in victim.model.standardise(victim.gradient).values())
     found = []
     with torch.no_grad():
         for part in chunks(scene.network, rows, scene.shape, scene.classes):
             these = slice(part.start, part.stop)
-            found.append(Matcher(scene.network, rows[these], squared_distance)(images[these], one_hot[these]))
-    return torch.cat(found) / max(squared, 1e-30)
+            matcher = Matcher(scene.network, rows[these], _relative_distance, often=False)
+            found.append(matcher(images[these], one_hot[these]))
+    return torch.cat(found)
 
 
-def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor]:
-    """The images (B, C, H, W) and labels (B,) behind an upload of several examples."""
+def _relative_distance(comparison: Comparison) -> Tensor:
+    return squared_distance(comparison).clamp(min=0) / comparison.heard.sum(dim=1).clamp(min=1e-30)
+
+
+def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> _Read:
+    """The same for an upload of several examples."""
     weight, bias = layer.gradients(victim.gradient)
     generator = torch.Generator().manual_seed(DRAWS)
     found = None if bias is None else separate(weight, bias, victim.model.examples, generator)
     if found is None or layer.bias is None or not _same_scale(victim):
         raise AttackRefused(MIXED.format(victim.model.examples))
     images = scene.box(found.images.unflatten(1, scene.shape))
-    return images, _labels_of(scene, victim, layer.bias, images, found)
+    return _Read(images, _labels_of(scene, victim, layer.bias, images, found))
 
 
 def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, found: SparseBatch) -> Tensor:
@@ -174,8 +198,6 @@ def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, found: S
 
 def _assigned(cosines: Tensor, labels: Tensor) -> Tensor:
     """Give known labels (B,) to the images, one to one, by cosines (classes, B)."""
-    from scipy.optimize import linear_sum_assignment
-
     rows, columns = linear_sum_assignment(-cosines[labels].cpu().double().numpy())
     order = torch.empty(len(labels), dtype=torch.long)
     order[torch.from_numpy(columns)] = torch.from_numpy(rows)

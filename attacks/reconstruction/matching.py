@@ -70,10 +70,17 @@ class Matcher:
         objective: compares expected and heard uploads.
         precision: the type to compute in; ``None``: that of the victims' parameters. Images, labels and results keep
             theirs.
+        often: whether it will be called so often that preparing the uploads for that pays.
     """
 
     def __init__(
-        self, network: Network, rows: Sequence[Victim], objective: Objective, precision: Precision | None = None
+        self,
+        network: Network,
+        rows: Sequence[Victim],
+        objective: Objective,
+        precision: Precision | None = None,
+        *,
+        often: bool = True,
     ) -> None:
         parameters = next(iter(rows[0].parameters.values()))
         given = str(parameters.dtype).removeprefix("torch.") if precision is None else precision
@@ -81,7 +88,7 @@ class Matcher:
         self._dtype = torch.float64 if given == "float64" else torch.float32
         self._network = network.cast(self._dtype)
         self._objective = objective
-        self._groups = [_Group.of(members, self._dtype) for members in _alike(rows)]
+        self._groups = [_Group.of(members, self._dtype, often) for members in _alike(rows)]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mismatch (N,) of images (N, B, C, H, W) with label probabilities (N, B, classes)."""
@@ -135,13 +142,13 @@ class _Group:
     scales: Mapping[str, float] | None
 
     @staticmethod
-    def of(members: Sequence[tuple[int, Victim]], dtype: torch.dtype) -> "_Group":
+    def of(members: Sequence[tuple[int, Victim]], dtype: torch.dtype, often: bool) -> "_Group":
         """Prepare the rows of one parameter set and upload model."""
         victims = {id(victim): victim for _, victim in members}
         place = {key: number for number, key in enumerate(victims)}
         first = members[0][1]
         vectors = [first.model.standardise(_cast(victim.gradient, dtype)) for victim in victims.values()]
-        targets = Targets(vectors, [place[id(victim)] for _, victim in members])
+        targets = Targets(vectors, [place[id(victim)] for _, victim in members], often)
         blocks = first.model.blocks(tuple(first.parameters))
         heard = torch.stack([_sum([targets.squared(name) for name in block]) for block in blocks], dim=1)
         device = next(iter(first.parameters.values())).device

@@ -18,7 +18,7 @@ from torch import Tensor
 from attacks.reconstruction.priors import GaussianPrior
 from fedpriv.mechanisms.cosine import mean_cosine
 
-__all__ = ["RankOne", "quotient", "rank_one"]
+__all__ = ["RankOne", "exact", "quotient", "rank_one"]
 
 EXACT = 1e-12  # squared distance to a matrix of rank one, relative, that rounding alone explains
 PROVING_ROWS = 64  # rows with the largest errors, on which that is tested
@@ -60,6 +60,23 @@ def quotient(weight: Tensor, bias: Tensor) -> RankOne:
     return RankOne(image, bias, float(rest.square().mean().sqrt()))
 
 
+def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
+    """Return the quotient where the matrix is of rank one but for rounding, so that it is right; else ``None``.
+
+    Judged by the rows with the largest errors: all others are smaller, and most are zero behind a ReLU.
+
+    Args:
+        weight: (outputs, P).
+        bias: (outputs,); ``None``: there is none.
+    """
+    if bias is None or not bool(bias.any()):
+        return None
+    found = quotient(weight, bias)
+    squared = float(bias.abs().topk(min(PROVING_ROWS, len(bias))).values.square().mean())
+    size = squared * float(found.image.square().mean())
+    return found if found.deviation**2 <= EXACT * size else None
+
+
 def rank_one(weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noise: float = 1.0) -> RankOne:
     """Estimate image and errors.
 
@@ -70,12 +87,7 @@ def rank_one(weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noi
         prior: of images.
         bias_noise: standard deviation of the noise in the bias over that in the matrix.
     """
-    if bias is not None and bool(bias.any()):
-        found = quotient(weight, bias)
-        size = float(weight.square().mean().sqrt())
-        if found.deviation**2 <= EXACT * size**2:
-            return found
-    return _Estimate(weight, bias, prior, bias_noise).settle()
+    return exact(weight, bias) or _Estimate(weight, bias, prior, bias_noise).settle()
 
 
 class _Estimate:
@@ -95,7 +107,7 @@ class _Estimate:
         image, length, deviation = self._prior.mean, 0.0, 0.0
         for _ in range(TURNS):
             seen = self._weight.mT @ unit
-            deviation = self._deviation(seen)
+            deviation = self._deviation(seen, unit)
             bias_seen = None if self._bias is None else certainty * float(self._bias @ unit)
             found = self._lengths.infer(certainty * seen, bias_seen, deviation, self._bias_noise * deviation)
             change = float((found.image - image).norm() / found.image.norm())
@@ -125,10 +137,11 @@ class _Estimate:
             seen = seen + found.length / self._bias_noise**2 * self._bias
         return _unit(seen), float(seen.norm())
 
-    def _deviation(self, seen: Tensor) -> float:
+    def _deviation(self, seen: Tensor, unit: Tensor) -> float:
         """The noise in what is left of the matrix when its part along a direction is taken away."""
         rows, pixels = self._weight.shape
-        rest = self._squared - float(seen.double().square().sum())
+        # A difference of large numbers: that a unit vector's length is one up to float32 only would be seen in it.
+        rest = self._squared - float(seen.double().square().sum() / unit.double().square().sum())
         return math.sqrt(max(rest, EXACT * self._squared, 1e-60) / (max(rows - 1, 1) * pixels))
 
 

@@ -28,11 +28,13 @@ class Targets:
     Args:
         vectors: one a victim.
         owners: for each row the number of its vector.
+        often: whether they are used so often that finding products of few columns among them pays.
     """
 
-    def __init__(self, vectors: Sequence[Vector], owners: Sequence[int]) -> None:
+    def __init__(self, vectors: Sequence[Vector], owners: Sequence[int], often: bool = True) -> None:
         self.vectors = tuple(vectors)
         self.owners = tuple(owners)
+        self._often = often
         self._matrices: dict[str, Matrix] = {}
         self._flat: dict[Block, Tensor] = {}
         self._factored: dict[tuple[int, str], tuple[Tensor, Tensor] | None] = {}
@@ -45,7 +47,7 @@ class Targets:
         owners = [self.owners[row] for row in rows]
         kept = sorted(set(owners))
         place = {owner: number for number, owner in enumerate(kept)}
-        chosen = Targets([self.vectors[owner] for owner in kept], [place[owner] for owner in owners])
+        chosen = Targets([self.vectors[owner] for owner in kept], [place[owner] for owner in owners], self._often)
         chosen._factored = {(place[o], n): pair for (o, n), pair in self._factored.items() if o in place}
         return chosen
 
@@ -93,7 +95,7 @@ class Targets:
 
     def _matrix(self, name: str) -> "Matrix":
         matrices = [vector[name].flatten(1) for vector in self.vectors]
-        if min(matrices[0].shape) >= SMALLEST_SIDE:
+        if self._often and min(matrices[0].shape) >= SMALLEST_SIDE:
             pairs = [self._pair(number, name) for number in range(len(matrices))]
             if all(pair is not None for pair in pairs):
                 return _LowRank([pair for pair in pairs if pair is not None], self.index)

@@ -58,6 +58,9 @@ class UploadModel:
         keeps_directions: whether the mechanism does no more to the expected upload of one example than to scale each of
             these blocks.
         training: the local training, where the upload is more than one gradient and has to be unrolled.
+        batch: the examples behind one release of the mechanism.
+        releases: how many releases with noise of their own are averaged in the upload; where they count differently (as
+            with momentum), how many alike would average the noise as much.
     """
 
     mechanism: Mechanism
@@ -68,6 +71,8 @@ class UploadModel:
     blocks_are_layers: bool
     keeps_directions: bool
     training: LocalTraining | None = None
+    batch: int = 1
+    releases: float = 1.0
 
     @staticmethod
     def of(settings: PublicSettings, redistribution: Redistribution | None = None) -> "UploadModel":
@@ -83,6 +88,7 @@ class UploadModel:
             settings.clients,
         )
         pieces = config.name == "vmf" and config.blocks.startswith("size:")
+        steps = training.equal_steps if fedavg and config.unit == "example" else 1.0
         return UploadModel(
             mechanism=build_mechanism(config, redistribution),
             unit=config.unit,
@@ -92,6 +98,8 @@ class UploadModel:
             blocks_are_layers=config.name == "vmf" and config.blocks == "layer",
             keeps_directions=not pieces and not (config.name == "gaussian" and config.clipping == "layer"),
             training=training if fedavg and not training.is_gradient else None,
+            batch=training.batch_size,
+            releases=settings.clients * steps,
         )
 
     @property
@@ -197,7 +205,8 @@ class UploadModel:
 
     def gradient(self, upload: Vector) -> Vector:
         """Turn an upload into the (noisy) mean gradient that it stands for."""
-        return {name: value * (self.signed / self.step) for name, value in upload.items()}
+        factor = self.signed / self.step
+        return upload if factor == 1 else {name: value * factor for name, value in upload.items()}
 
     def expected(self, gradients: Vector) -> Vector:
         """Map mean gradients (N, *shape) of dummy batches to expected uploads (N, *shape), in gradient space.
@@ -331,6 +340,6 @@ def _note(model: UploadModel, upload: Vector) -> str:
             f"{model.training.steps} local steps were unrolled on the dummies; which example was in which batch is not "
             "known"
         )
-    if not any(bool(value.any()) for value in upload.values()):
+    if not any(bool(value.any()) for value in sorted(upload.values(), key=Tensor.numel)):
         notes.append("the upload is zero and says nothing about the examples")
     return "; ".join(notes)
