@@ -61,6 +61,7 @@ def reconstruct(
     momentum: float = 0.0,
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
+    public_images: Any = None,
     seed: int = 0,
     progress: Progress | None = None,
     **settings: Any,
@@ -90,6 +91,9 @@ def reconstruct(
         momentum: of the local SGD.
         mean: what was subtracted from images with values from 0 to 1, one number or one a channel.
         std: what they were divided by then.
+        public_images: (M, C, H, W) tensor or array with values from 0 to 1: images of the same kind, not the victims',
+            for attacks that use what images look like; from about a hundred on they say more than nothing, thousands
+            are better. ``None``: the adversary has none.
         seed: of the random starts.
         progress: told about a hundred times: (iterations done, all iterations, loss).
         **settings: of the attack, such as ``iterations``, ``restarts`` or ``tv``.
@@ -135,7 +139,8 @@ def reconstruct(
         raise InputError(str(error)) from None
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
-    campaign = attack_each(attack, [observation], model, config, seed, progress, criterion.each)
+    known = None if public_images is None else _public(public_images, size)
+    campaign = attack_each(attack, [observation], model, config, seed, progress, criterion.each, known)
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
     return campaign.found[0]
@@ -265,6 +270,20 @@ def _labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[
     if known[0] < 0 or known[-1] >= classes:
         raise InputError(f"labels {list(known)}: numbers from 0 to {classes - 1} are wanted")
     return known
+
+
+def _public(given: Any, shape: tuple[int, int, int]) -> Tensor:
+    try:
+        images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(_array(given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"public_images is not an array of numbers: {_one_line(error)}") from None
+    if images.ndim != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
+        raise InputError(
+            f"public_images has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted"
+        )
+    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+        raise InputError("public_images: floating-point numbers from 0 to 1 are wanted")
+    return images.float()
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------

@@ -155,10 +155,10 @@ def _attack_observations(
     for name in surplus(folder, every):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
-    public = _guesses(world, threat)
+    public, known = _guesses(world, threat), _public_images(world, threat)
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
-        campaign = _campaign(world, attack, heard, progress)
+        campaign = _campaign(world, attack, heard, known, progress)
         for number, result in campaign.found.items():
             one = heard[number]
             attacked[one.target] = one
@@ -232,12 +232,21 @@ def _guesses(world: World, threat: ThreatModel) -> tuple[Guess, ...]:
     return guesses(dataset.x_test.float() / 255, labels, dataset.classes)
 
 
-def _campaign(world: World, attack: PlannedAttack, heard: Sequence[_Heard], progress: Progress) -> Campaign:
+def _public_images(world: World, threat: ThreatModel) -> Tensor | None:
+    """The test images, (M, C, H, W) on [0, 1], where the threat model grants them; no client has any of them."""
+    return world.dataset.x_test.float() / 255 if Access.PUBLIC_DATA in threat.grants else None
+
+
+def _campaign(
+    world: World, attack: PlannedAttack, heard: Sequence[_Heard], public_images: Tensor | None, progress: Progress
+) -> Campaign:
     """Run one attack on all uploads, as one batch."""
     observations = [one.observation for one in heard]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
     listener = partial(progress.attack_advanced, attack.label)
-    return attack_each(attack.name, observations, world.model, attack.config, seed, listener)
+    return attack_each(
+        attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images
+    )
 
 
 def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:

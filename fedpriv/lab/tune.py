@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ValidationError
+from torch import Tensor
 
 from attacks.baselines import Guess, guesses
 from attacks.campaign import attack_each
@@ -100,8 +102,11 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class _Victim:
+    """One rehearsed upload; ``rows`` are those of its images among the public ones."""
+
     observation: Observation
     truth: Truth
+    rows: Tensor
 
 
 def tune_attack(
@@ -214,7 +219,8 @@ def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
         (observation,) = observe(stage, ROUND, before, uploads)
         # Rehearsals of sums would all bear the number of a sum: each is a victim of its own.
         observation = replace(observation, client=clients[0])
-        heard.append(_Victim(observation, replace(known, client=clients[0])))
+        rows = torch.cat([stage.uploaded_rows(client, ROUND) for client in clients])
+        heard.append(_Victim(observation, replace(known, client=clients[0]), rows))
     if not heard:
         raise InputError("every upload of the rehearsal was empty (Poisson sampling); try more --victims")
     return heard
@@ -257,6 +263,7 @@ def _trial(
         config,
         torch_stream(world.experiment.seed, "rehearsal-attack").initial_seed(),
         partial(progress.attack_advanced, label),
+        public_images=_unrehearsed(world, rehearsed),
     )
     if campaign.failures:
         number, reason = next(iter(campaign.failures.items()))
@@ -278,6 +285,13 @@ def _trial(
         ssim=statistics.median(line.ssim for line in scores),
         identified=sum(line.rank == 1 for line in scores),
     )
+
+
+def _unrehearsed(world: World, rehearsed: Sequence[_Victim]) -> Tensor:
+    """The public images in no rehearsed upload, (M, C, H, W) on [0, 1]: what the attack may know beforehand."""
+    kept = torch.ones(len(world.dataset.x_test), dtype=torch.bool)
+    kept[torch.cat([victim.rows for victim in rehearsed])] = False
+    return world.dataset.x_test[kept].float() / 255
 
 
 def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: World) -> float:

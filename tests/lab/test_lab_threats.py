@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from attacks.campaign import Campaign, attack_each
+from fedpriv.lab import adversary as lab_adversary
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
+from fedpriv.world import build_world
 from tests.integration.small import experiment
 
 QUICK = {"attacks": ["iga"], "victims": 2, "iga": {"iterations": 3}}
@@ -119,6 +124,29 @@ def test_unknown_labels_do_not_reach_the_attack(tmp_path: Path) -> None:
     found = [line for line in lines(tmp_path / "run") if line["attack"] == "iga" and line["upload"] == "protected"]
     # 8 of 8 right by chance: 1e-8; more than 4: 4e-4.
     assert sum(line["label_correct"] for line in found) <= 4
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_public_images_reach_attacks_where_they_are_granted(
+    granted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the test images, none of a client's; withheld, nothing of the kind gets there."""
+    known: list[Tensor | None] = []
+
+    def listened(*given: Any, public_images: Tensor | None = None) -> Campaign:
+        known.append(public_images)
+        return attack_each(*given, public_images=public_images)
+
+    monkeypatch.setattr(lab_adversary, "attack_each", listened)
+    settings = {"knows_public_data": granted, "victims": 1}
+    run(tmp_path / "run", adversary=settings)
+    world = build_world(experiment(adversary={**QUICK, **settings}))
+    (images,) = known
+    if granted:
+        assert images is not None
+        assert torch.equal((255 * images).round().to(torch.uint8), world.dataset.x_test)
+    else:
+        assert images is None
 
 
 def test_an_unknown_mechanism_is_no_part_of_the_attack(tmp_path: Path) -> None:

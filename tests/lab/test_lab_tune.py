@@ -61,6 +61,19 @@ def test_the_rehearsal_has_no_seed_of_the_run(tmp_path: Path) -> None:
     assert draws != [int(world.uploaded_rows(client, 1)) for client in range(4)]
 
 
+def test_what_is_rehearsed_is_not_known_beforehand(tmp_path: Path) -> None:
+    """A prior that is fitted to the very images that it helps to find would look better than it is."""
+    world = build_world(load_experiment(settings(tmp_path, mechanism={"name": "vmf", "kappa": 90.0})))
+    rehearsed = tune_room._rehearse(world, world.initial, 5)
+    known = tune_room._unrehearsed(world, rehearsed)
+    own = torch.cat([victim.truth.images for victim in rehearsed])
+    hidden = len({int(row) for victim in rehearsed for row in victim.rows})
+    assert len(known) == len(world.dataset.x_test) - hidden
+    apart = torch.cdist(own.flatten(1), world.dataset.x_test.flatten(1).float() / 255)
+    assert float(apart.amin(dim=1).max()) < 1e-5  # they are public images
+    assert float(torch.cdist(own.flatten(1), known.flatten(1)).min()) > 1e-3
+
+
 def test_the_best_median_is_named(tmp_path: Path) -> None:
     found = tuned(settings(tmp_path), "tv=0,0.001,10")
     medians = [trial.mse.value for trial in found.trials]
