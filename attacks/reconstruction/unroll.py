@@ -63,11 +63,20 @@ class LocalTraining:
         """
         if self.optimizer == "adam":
             return self.learning_rate * self.steps
-        velocity = total = 0.0
-        for _ in range(self.steps):
-            velocity = self.momentum * velocity + 1
-            total += velocity
-        return self.learning_rate * total
+        return self.learning_rate * sum(self._weights)
+
+    @property
+    def equal_steps(self) -> float:
+        """How many steps of equal weight would average noise of their own as much; ``steps`` without momentum."""
+        return sum(self._weights) ** 2 / sum(weight**2 for weight in self._weights)
+
+    @property
+    def _weights(self) -> list[float]:
+        """How much of each step's gradient is in sgd's update, from the last step to the first: momentum adds up."""
+        weights = [1.0]
+        for _ in range(self.steps - 1):
+            weights.append(self.momentum * weights[-1] + 1)
+        return weights
 
     def batches(self, examples: int) -> list[list[int]]:
         """The numbers of the dummies, of one client's ``examples``, in the batch of each step."""
