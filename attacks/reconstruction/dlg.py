@@ -2,8 +2,10 @@
 
 Improved DLG (Zhao et al. 2020) reads the labels off the last layer first and optimises the images alone.
 
-The images are not bounded while they are optimised, as in the paper; only the result is clamped. It is computed in
-float64 where the device has that: near a match the distance is a small difference of large numbers.
+The images are not bounded while they are optimised, as in the paper; only the result is clamped. What is optimised are
+not pixels but coordinates in which the pixels of photographs are independent, which needs a tenth of the steps (see
+:mod:`~attacks.reconstruction.coordinates`). It is computed in float64 where the device has that: near a match the
+distance is a small difference of large numbers.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.reconstruction.coordinates import coordinates_of
 from attacks.reconstruction.distances import squared_distance
 from attacks.reconstruction.labels import read_labels
 from attacks.reconstruction.lbfgs import minimise
@@ -36,7 +39,7 @@ def run_dlg(
     Args:
         scene: what is public.
         rows: the victim of each row.
-        images: starts (N, B, C, H, W), normalised.
+        images: starts (N, B, C, H, W), standard normal coordinates of images.
         logits: starts of the labels' logits (N, B, classes).
         config: how long.
         report: told how it goes.
@@ -71,7 +74,7 @@ def _widest(values: Tensor) -> Tensor:
 
 
 class _Problem:
-    """Value and gradient of the mismatch as a function of images and label logits in one vector a row.
+    """Value and gradient of the mismatch as a function of images' coordinates and label logits in one vector a row.
 
     The logits of a victim whose labels are known have no effect.
     """
@@ -79,6 +82,7 @@ class _Problem:
     def __init__(self, scene: Scene, rows: Sequence[Victim], examples: int) -> None:
         self._scene = scene
         self._examples = examples
+        self._coordinates = coordinates_of(scene.shape).to(_widest(scene.mean))
         precise = scene.network.device.type != "mps"
         self._all = Matcher(scene.network, rows, squared_distance, "float64" if precise else None)
         self._index = torch.arange(len(rows))
@@ -103,6 +107,9 @@ class _Problem:
         return torch.where(self._known[rows, None, None], self._labels[rows].to(soft), soft)
 
     def split(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (M, B, C, H, W), normalised, and label logits (M, B, classes) of points (M, D)."""
         pixels = self._scene.pixels * self._examples
-        images = points[:, :pixels].unflatten(1, (self._examples, *self._scene.shape))
-        return images, points[:, pixels:].unflatten(1, (self._examples, self._scene.classes))
+        coordinates = points[:, :pixels].unflatten(1, (self._examples, *self._scene.shape))
+        return self._coordinates.images(coordinates), points[:, pixels:].unflatten(
+            1, (self._examples, self._scene.classes)
+        )

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["FEWEST_IMAGES", "GaussianPrior", "fit_prior", "generic_prior"]
+__all__ = [
+    "FEWEST_IMAGES",
+    "NEIGHBOURS",
+    "GaussianPrior",
+    "channel_covariance",
+    "fit_prior",
+    "generic_prior",
+    "line_covariance",
+]
 
 Shape = tuple[int, int, int]
 
@@ -120,8 +128,8 @@ def generic_prior(shape: Shape, mean: Tensor, std: Tensor) -> GaussianPrior:
         std: (C, 1, 1), likewise.
     """
     channels, height, width = shape
-    colour = torch.full((channels, channels), CHANNELS, dtype=torch.float64).fill_diagonal_(1.0)
-    factors = [_eigen(matrix) for matrix in (colour, _markov(height), _markov(width))]
+    covariances = (channel_covariance(channels), line_covariance(height), line_covariance(width))
+    factors = [_eigen(matrix) for matrix in covariances]
     products = torch.einsum("c,h,w->chw", *(values for values, _ in factors)).flatten()
     order = products.argsort(descending=True)
     explained = products[order].cumsum(0) / products.sum()
@@ -133,6 +141,17 @@ def generic_prior(shape: Shape, mean: Tensor, std: Tensor) -> GaussianPrior:
     variances = products[order[:rank]] * scale**2
     rest = float(products[order[rank:]].mean()) * scale**2
     return GaussianPrior(start, vectors.flatten(0, 2), variances, rest, CONTRAST).to(mean)
+
+
+def channel_covariance(channels: int) -> Tensor:
+    """The correlations (C, C) of the channels of one pixel, in the generic prior; float64 on the CPU."""
+    return torch.full((channels, channels), CHANNELS, dtype=torch.float64).fill_diagonal_(1.0)
+
+
+def line_covariance(length: int, neighbours: float = NEIGHBOURS) -> Tensor:
+    """The correlations (length, length) of the pixels of one line, in the generic prior; float64 on the CPU."""
+    places = torch.arange(length, dtype=torch.float64)
+    return neighbours ** (places[:, None] - places).abs()
 
 
 def _principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,11 +185,6 @@ def _surprise(along: Tensor, squares: Tensor, variances: Tensor, pixels: int) ->
     outside = (squares - along.square().sum(dim=1)).mean() / rest
     inside = (along.square() / variances).sum(dim=1).mean()
     return float((inside + outside + variances.log().sum()) / 2) + (pixels - rank) / 2 * math.log(rest)
-
-
-def _markov(length: int) -> Tensor:
-    places = torch.arange(length, dtype=torch.float64)
-    return NEIGHBOURS ** (places[:, None] - places).abs()
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
