@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attacks.reconstruction.priors import GaussianPrior
+from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.cosine import mean_cosine
 
 __all__ = ["RankOne", "exact", "quotient", "rank_one"]
@@ -98,7 +99,8 @@ class _Estimate:
         self._bias = bias
         self._bias_noise = bias_noise
         self._prior = prior
-        self._squared = float(weight.double().square().sum())
+        self._precise = in_double(weight)
+        self._squared = float(self._precise.square().sum())
         self._lengths = _Lengths(prior)
 
     def settle(self) -> RankOne:
@@ -107,7 +109,7 @@ class _Estimate:
         image, length, deviation = self._prior.mean, 0.0, 0.0
         for _ in range(TURNS):
             seen = self._weight.mT @ unit
-            deviation = self._deviation(seen, unit)
+            deviation = self._deviation(unit)
             bias_seen = None if self._bias is None else certainty * float(self._bias @ unit)
             found = self._lengths.infer(certainty * seen, bias_seen, deviation, self._bias_noise * deviation)
             change = float((found.image - image).norm() / found.image.norm())
@@ -137,11 +139,12 @@ class _Estimate:
             seen = seen + found.length / self._bias_noise**2 * self._bias
         return _unit(seen), float(seen.norm())
 
-    def _deviation(self, seen: Tensor, unit: Tensor) -> float:
+    def _deviation(self, unit: Tensor) -> float:
         """The noise in what is left of the matrix when its part along a direction is taken away."""
         rows, pixels = self._weight.shape
-        # A difference of large numbers: that a unit vector's length is one up to float32 only would be seen in it.
-        rest = self._squared - float(seen.double().square().sum() / unit.double().square().sum())
+        # A difference of large numbers: the rounding of a projection in float32 would be seen in it.
+        precise = in_double(unit)
+        rest = self._squared - float((self._precise.mT @ precise).square().sum() / precise.square().sum())
         return math.sqrt(max(rest, EXACT * self._squared, 1e-60) / (max(rows - 1, 1) * pixels))
 
 
