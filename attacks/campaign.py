@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, Progress, Reconstruction, reconstruct, refusal
+from attacks.reconstruction import AttackRefused, Heard, Progress, Reconstruction, reconstruct, refusal
 from attacks.reconstruction.network import Loss, soft_cross_entropy
 from fedpriv.errors import InputError
 
@@ -31,7 +31,7 @@ class Campaign:
 
 def attack_each(
     name: str,
-    observations: Sequence[Observation],
+    observations: Sequence[Heard],
     model: nn.Module,
     config: Any,
     seed: int,
@@ -45,7 +45,7 @@ def attack_each(
     or of a kind that cannot be modelled is left out before; one that the attack refuses, or for which memory does not
     suffice, does not stop the others.
     """
-    checked = {number: refusal(one.settings) or fault(one, model) for number, one in enumerate(observations)}
+    checked = {number: _trouble(one, model) for number, one in enumerate(observations)}
     failures = {number: reason for number, reason in checked.items() if reason is not None}
     sound = [number for number in range(len(observations)) if number not in failures]
 
@@ -66,6 +66,15 @@ def attack_each(
         except InputError as error:
             failures[number] = str(error)
     return Campaign(found, failures)
+
+
+def _trouble(heard: Heard, model: nn.Module) -> str | None:
+    """Why an upload, or one of several of the same batch, cannot be attacked."""
+    for one in heard if isinstance(heard, tuple) else (heard,):
+        reason = refusal(one.settings) or fault(one, model)
+        if reason is not None:
+            return reason
+    return None
 
 
 def fault(observation: Observation, model: nn.Module) -> str | None:

@@ -17,6 +17,7 @@ from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.memory import chunks
 from attacks.reconstruction.network import Loss, Network, soft_cross_entropy
 from attacks.reconstruction.preflight import preflight
+from attacks.reconstruction.repeated import join, other_batches
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
 from attacks.reconstruction.table import ATTACKS, Attack, Settings
@@ -27,19 +28,24 @@ __all__ = [
     "Attack",
     "AttackRefused",
     "Attempt",
+    "Heard",
     "Progress",
     "Reconstruction",
+    "other_batches",
     "preflight",
     "reconstruct",
     "refusal",
 ]
+
+Heard = Observation | tuple[Observation, ...]
+"""One upload, or several of the very same batch."""
 
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
 
 
 def reconstruct(
     name: str,
-    observations: Sequence[Observation],
+    observations: Sequence[Heard],
     model: nn.Module,
     config: Settings,
     seed: int,
@@ -56,7 +62,8 @@ def reconstruct(
     Args:
         name: a name in :data:`ATTACKS`.
         observations: what was heard; of one data set and network. Put all of them in one call: that is much faster than
-            one call each.
+            one call each. A tuple is one victim: several uploads of the very same batch (see
+            :mod:`~attacks.reconstruction.repeated`); its result bears round and client of the first.
         model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
         config: the attack's settings.
         seed: from which random starts are drawn, with round, client and restart.
@@ -76,10 +83,13 @@ def reconstruct(
     if not observations:
         return []
     network = Network(model, loss)
-    victims = prepare_victims(observations, network.names, network.device)
-    _same_scene([observation.settings for observation in observations])
+    groups = [one if isinstance(one, tuple) else (one,) for one in observations]
+    every = [observation for group in groups for observation in group]
+    prepared = iter(prepare_victims(every, network.names, network.device))
+    victims = [join([next(prepared) for _ in group]) for group in groups]
+    _same_scene([observation.settings for observation in every])
     dtype = next(iter(victims[0].parameters.values())).dtype
-    scene = Scene.of(network, observations[0].settings, dtype, public_images)
+    scene = Scene.of(network, every[0].settings, dtype, public_images)
     sizes = sorted({victim.model.examples for victim in victims})
     results: dict[int, Reconstruction] = {}
     for size in sizes:

@@ -6,6 +6,7 @@ The gradient of its weight is the sum of ``e x^T`` over the examples, that of it
 so that updates of several steps can be read too.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
         raise AttackRefused("closed_form needs rows of the first layer as they are; vmf on blocks of a size cuts them")
     if victim.model.examples > 1:
         return _read_batch(scene, victim, layer)
-    weight, bias = layer.gradients(victim.gradient)
+    weight, bias = _stacked(victim, layer)
     usable = bias if _same_scale(victim) else None
     clean = exact(weight, usable)
     if clean is not None:
@@ -106,6 +107,19 @@ def _complete(scene: Scene, rows: Sequence[Victim], found: Sequence[_Read]) -> T
         known = next(told) if one.labels is None else one.labels
         labels.append(_label(scene, victim, one.images) if known is None else known)
     return torch.stack(labels)
+
+
+def _stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
+    """The layer's matrix (outputs, P) and bias (outputs,): of several uploads one below the other, as of a wider layer.
+
+    Averages of several releases are scaled such that the noise is as large in all rows.
+    """
+    if not victim.more:
+        return layer.gradients(victim.gradient)
+    parts = [(math.sqrt(one.model.releases), *layer.gradients(one.gradient)) for one in victim.uploads]
+    weight = torch.cat([scale * matrix for scale, matrix, _ in parts])
+    biases = [scale * vector for scale, _, vector in parts if vector is not None]
+    return weight, torch.cat(biases) if biases else None
 
 
 def _same_scale(victim: Victim) -> bool:
@@ -173,7 +187,7 @@ def _relative_distance(comparison: Comparison) -> Tensor:
 
 def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> _Read:
     """The same for an upload of several examples."""
-    weight, bias = layer.gradients(victim.gradient)
+    weight, bias = _stacked(victim, layer)
     generator = torch.Generator().manual_seed(DRAWS)
     found = None if bias is None else separate(weight, bias, victim.model.examples, generator)
     if found is None or layer.bias is None or not _same_scale(victim):
@@ -190,7 +204,8 @@ def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, found: S
     gradients: Vector = scene.network.dummy_gradients(
         victim.parameters, images.expand(scene.classes, *images.shape), one_hot, each=True
     ).rows((bias,))
-    cosines = F.cosine_similarity(gradients[bias].detach(), found.errors.mT[None], dim=2)
+    outputs = gradients[bias].shape[-1]  # of several uploads the first's errors are used
+    cosines = F.cosine_similarity(gradients[bias].detach(), found.errors[:outputs].mT[None], dim=2)
     if victim.labels is None:
         return cosines.argmax(dim=0)
     return _assigned(cosines, victim.labels)

@@ -6,7 +6,7 @@ itself, and for a last layer without bias, the gradient of its weight is that ve
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -84,9 +84,20 @@ def read_labels(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
     if layer is None:
         return [victim.labels for victim in rows]
     distinct = {id(victim): victim for victim in rows}
-    found = infer_labels(scene.network, list(distinct.values()), layer, scene.shape, scene.classes)
+    pooled = [_pooled(victim, layer) for victim in distinct.values()]
+    found = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
     labels = dict(zip(distinct, found, strict=True))
     return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]
+
+
+def _pooled(victim: Victim, layer: OutputLayer) -> Victim:
+    """The mean over several uploads of the same examples, for the last layer: labels add the same sign to each."""
+    if not victim.more:
+        return victim
+    releases = [one.model.releases for one in victim.uploads]
+    parts = [count * one.gradient[layer.name] for count, one in zip(releases, victim.uploads, strict=True)]
+    mean = torch.stack(parts).sum(dim=0) / sum(releases)
+    return replace(victim, gradient={**victim.gradient, layer.name: mean}, more=())
 
 
 def infer_labels(

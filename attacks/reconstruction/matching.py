@@ -61,6 +61,8 @@ Objective = Callable[[Comparison], Tensor]
 class Matcher:
     """The mismatch between dummy batches and uploads, one row for each (victim, restart).
 
+    Of a victim with several uploads it is the sum over these.
+
     Rows with the same parameters and the same kind of upload go through the network together; put them in one matcher.
     What a row gets does not depend on the others, up to the rounding of sums.
 
@@ -98,8 +100,11 @@ class Matcher:
         losses = [
             self._objective(self._compare(group, images[group.index], labels[group.index])) for group in self._groups
         ]
-        order = torch.cat([group.index for group in self._groups]).argsort()
-        return torch.cat(losses)[order]
+        # A row with several uploads is in several groups, and in each of them once.
+        total = torch.zeros(len(images), dtype=losses[0].dtype, device=losses[0].device)
+        for group, values in zip(self._groups, losses, strict=True):
+            total = total.index_add(0, group.index, values)
+        return total
 
     def select(self, rows: Tensor) -> "Matcher":
         """Return the matcher of some of the rows, by their numbers (n,)."""
@@ -206,10 +211,11 @@ class _Group:
 
 
 def _alike(rows: Sequence[Victim]) -> list[list[tuple[int, Victim]]]:
-    """The rows, with their numbers, by parameter set and upload model."""
+    """The rows' uploads, with the rows' numbers, by parameter set and upload model."""
     groups: dict[tuple[int, UploadModel], list[tuple[int, Victim]]] = {}
-    for number, victim in enumerate(rows):
-        groups.setdefault((id(victim.parameters), victim.model), []).append((number, victim))
+    for number, row in enumerate(rows):
+        for victim in row.uploads:
+            groups.setdefault((id(victim.parameters), victim.model), []).append((number, victim))
     return list(groups.values())
 
 

@@ -42,8 +42,8 @@ def chunks(
         AttackRefused: not even one row fits.
     """
     each = max(
-        row_bytes(network, victim, shape, classes, written=written)
-        for victim in {victim.model: victim for victim in rows}.values()
+        len(victim.uploads) * row_bytes(network, victim, shape, classes, written=written)
+        for victim in {(victim.model, len(victim.uploads)): victim for victim in rows}.values()
     )
     whole = _device_bytes(network.device)
     if each > whole:

@@ -247,6 +247,7 @@ class Victim:
         model: how such uploads come about.
         note: what a reader of the result must know; may be empty.
         labels: int64 (B,), where the threat model grants them.
+        more: other uploads of the same examples, from other parameters; see :mod:`~attacks.reconstruction.repeated`.
     """
 
     round: int
@@ -256,6 +257,12 @@ class Victim:
     model: UploadModel
     note: str
     labels: Tensor | None = None
+    more: tuple["Victim", ...] = ()
+
+    @property
+    def uploads(self) -> tuple["Victim", ...]:
+        """All uploads of the examples."""
+        return (self, *self.more)
 
 
 def refusal(settings: PublicSettings) -> str | None:
