@@ -152,7 +152,7 @@ def _remember(rows: _Rows, index: Tensor, step: Tensor, change: Tensor) -> None:
     rows.newest[index] = place
     rows.pairs[index, place], rows.pairs[index, place + PAIRS] = step, change
     rows.inverse[index, place] = 1 / curvature
-    fresh = _some(rows.pairs, index) @ torch.stack([step, change], dim=2)
+    fresh = _along(rows.pairs, index, torch.stack([step, change], dim=2))
     for number, where in enumerate((place, place + PAIRS)):
         rows.products[index, :, where] = fresh[:, :, number]
         rows.products[index, where] = fresh[:, :, number]
@@ -160,14 +160,13 @@ def _remember(rows: _Rows, index: Tensor, step: Tensor, change: Tensor) -> None:
 
 def _inverse_hessian(rows: _Rows, index: Tensor, gradient: Tensor) -> Tensor:
     """Apply each row's inverse Hessian to its gradient: the two loops over the pairs, on inner products."""
-    pairs = _some(rows.pairs, index)
     # From here on pair 0 is the newest one; its step is number 0, its change number PAIRS.
     age = torch.arange(PAIRS, device=index.device)
     place = (rows.newest[index, None] - age) % PAIRS
     order = torch.cat([place, place + PAIRS], dim=1)
     inverse = rows.inverse[index].gather(1, place)
     products = rows.products[index[:, None, None], order[:, :, None], order[:, None, :]]
-    along = (pairs @ gradient[:, :, None])[:, :, 0].gather(1, order)
+    along = _along(rows.pairs, index, gradient[:, :, None])[:, :, 0].gather(1, order)
     weights = torch.zeros_like(along)
     removed = torch.zeros_like(inverse)
     used = int((inverse != 0).any(dim=0).sum())
@@ -182,13 +181,20 @@ def _inverse_hessian(rows: _Rows, index: Tensor, gradient: Tensor) -> Tensor:
         felt = scale * along[:, change] + (products[:, change] * weights).sum(dim=1)
         weights[:, pair] += removed[:, pair] - inverse[:, pair] * felt
     placed = torch.zeros_like(weights).scatter(1, order, weights)
-    combined: Tensor = scale[:, None] * gradient + (placed[:, None] @ pairs)[:, 0]
+    combined: Tensor = scale[:, None] * gradient + _along(rows.pairs.mT, index, placed[:, :, None])[:, :, 0]
     return combined
 
 
-def _some(values: Tensor, index: Tensor) -> Tensor:
-    """Some rows (in ascending order), without a copy where they are all."""
-    return values if len(index) == len(values) else values[index]
+def _along(matrices: Tensor, index: Tensor, vectors: Tensor) -> Tensor:
+    """Multiply some matrices (N, a, b), those of rows ``index`` (M,) in ascending order, by (M, b, c): (M, a, c).
+
+    On a CPU they are not copied out first, which would take longer than the products.
+    """
+    if len(index) == len(matrices):
+        return matrices @ vectors
+    if matrices.device.type != "cpu":
+        return matrices[index] @ vectors
+    return torch.stack([matrices[row] @ vector for row, vector in zip(index.tolist(), vectors, strict=True)])
 
 
 def _forget(rows: _Rows, index: Tensor) -> None:
