@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
+ROUNDING = 1 - 1e-6  # of a guess's MSE
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 
@@ -77,9 +78,9 @@ class Score:
         restart: the restart's number.
         chosen: whether the attack offers this restart.
         loss: the attack's own objective; ``None`` where not finite, and for guesses.
-        label: the label that this restart gives; ``None`` for guesses.
+        label: the label that this restart gives; ``None`` for guesses, and where it gives none.
         true_label: the label.
-        label_correct: whether they agree; ``None`` for guesses.
+        label_correct: whether they agree; ``None`` without a label.
         mse: on the [0, 1] scale.
         mse_normalised: on the scale of the network's input.
         psnr: in dB, at most 200.
@@ -191,8 +192,10 @@ def score(
         if chosen:
             pictures = dict(zip(rows.tolist(), images, strict=True))
         for k, image in enumerate(rows.tolist()):
-            correct = int(labels[k]) == int(truth.labels[image])
-            recovered = float(figures.ssim[k]) >= success_ssim and float(figures.mse[k]) < float(bar[image])
+            label = int(labels[k]) if labels[k] >= 0 else None
+            # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
+            beaten = float(figures.mse[k]) < float(bar[image]) * ROUNDING
+            recovered = float(figures.ssim[k]) >= success_ssim and beaten
             client, number = truth.place(image)
             scores.append(
                 Score(
@@ -204,9 +207,9 @@ def score(
                     restart=restart,
                     chosen=chosen,
                     loss=attempt.loss,
-                    label=int(labels[k]),
+                    label=label,
                     true_label=int(truth.labels[image]),
-                    label_correct=correct,
+                    label_correct=None if label is None else label == int(truth.labels[image]),
                     mse=float(figures.mse[k]),
                     mse_normalised=float(figures.mse_normalised[k]),
                     psnr=float(figures.psnr[k]),

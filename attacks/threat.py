@@ -87,7 +87,10 @@ _SUM = (
     "carried out: the adversary is handed the sum only)",
 )
 _PASSIVE = "passive: it follows the protocol and only listens"
-_ACTIVE = "active: it may send the clients parameters of its own making; otherwise it follows the protocol"
+_ACTIVE = (
+    "active: it may send the clients that it attacks parameters of its own making, and leaves their uploads out of the "
+    "model; otherwise it follows the protocol"
+)
 _ALL_UPLOADS = (Access.PARAMETERS, Access.UPLOADS, Access.SUM)
 _SUM_ONLY = (Access.PARAMETERS, Access.SUM)
 

@@ -103,6 +103,12 @@ def list_attacks(as_json: Json = False) -> None:
     for attack in ATTACKS.values():
         out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
         out.print(Padding(Text(attack.reference), (0, 0, 0, 4)))
+        if attack.active:
+            out.print(
+                Padding(
+                    Text("active: the server sends clients parameters of its own making; a worst case"), (0, 0, 0, 4)
+                )
+            )
         out.print(Padding(Text(f"needs {'; '.join(need.words for need in attack.needs)}"), (0, 0, 0, 4)))
         for key, field in attack.config.model_fields.items():
             setting = Text(f"adversary.{attack.name}.{key} = {field.default}")
@@ -163,6 +169,7 @@ def _about(attack: "Attack") -> dict[str, Any]:
         "name": attack.name,
         "title": attack.title,
         "reference": attack.reference,
+        "active": attack.active,
         "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
         "tunable": list(attack.tunable),
         "settings": [

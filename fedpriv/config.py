@@ -36,6 +36,7 @@ __all__ = [
     "FederationConfig",
     "IdlgConfig",
     "IgaConfig",
+    "ImprintConfig",
     "MechanismConfig",
     "ModelConfig",
     "ReportConfig",
@@ -79,6 +80,11 @@ NOISE_KEYS = {
     name: () if parameter is None else ("epsilon", parameter, "target_epsilon")
     for name, parameter in NOISE_PARAMETER.items()
 }
+
+
+# Attacks for which the clients are sent parameters of the adversary's own making, and the listeners who can do that.
+ACTIVE_ATTACKS = ("imprint",)
+ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
 
 
 class _Section(BaseModel):
@@ -329,6 +335,20 @@ class IgaConfig(_Section):
     tv: NonNegative = Field(1e-4, description="weight of the total variation")
 
 
+class ImprintConfig(_Section):
+    """Robbing the Fed (Fowl et al. 2022): parameters that the server has made; only for an active adversary."""
+
+    iterations: ClassVar[int] = 1
+    restarts: ClassVar[int] = 1
+
+    bins: Annotated[Integer, Field(ge=2, le=10_000_000)] | None = Field(
+        None, description="rows of the first layer used as bins; fewer stand out better from noise; unset: all"
+    )
+    public_examples: Annotated[Integer, Field(ge=2, le=10_000_000)] = Field(
+        10_000, description="public images (test images), at most, whose brightness sets the cut points between bins"
+    )
+
+
 class AdversaryConfig(_Section):
     """Who listens and what they try."""
 
@@ -344,9 +364,9 @@ class AdversaryConfig(_Section):
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
-    attacks: Annotated[tuple[Literal["dlg", "idlg", "iga", "closed_form"], ...], AfterValidator(_distinct)] = Field(
-        ("dlg", "iga"), description="reconstruction attacks; [] for none"
-    )
+    attacks: Annotated[
+        tuple[Literal["dlg", "idlg", "iga", "closed_form", "imprint"], ...], AfterValidator(_distinct)
+    ] = Field(("dlg", "iga"), description="reconstruction attacks; [] for none")
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
         (1,), description="rounds whose uploads are attacked, counted from 1"
     )
@@ -359,6 +379,37 @@ class AdversaryConfig(_Section):
     idlg: IdlgConfig = Field(default_factory=lambda: IdlgConfig())
     iga: IgaConfig = Field(default_factory=lambda: IgaConfig())
     closed_form: ClosedFormConfig = Field(default_factory=lambda: ClosedFormConfig())
+    imprint: ImprintConfig = Field(default_factory=lambda: ImprintConfig())
+
+    @model_validator(mode="after")
+    def _may_be_active(self) -> Self:
+        active = [name for name in self.attacks if name in ACTIVE_ATTACKS]
+        if not active:
+            return self
+        if self.threat_model not in ACTIVE_LISTENERS:
+            raise ValueError(
+                f"attacks: {active[0]} sends clients parameters of the adversary's own making, and threat_model = "
+                f"{self.threat_model!r} only listens; allowed: {', '.join(ACTIVE_LISTENERS)}"
+            )
+        for key in ("knows_batch_size", "knows_public_data"):
+            if not getattr(self, key):
+                raise ValueError(f"attacks: {active[0]} needs what {key} = false withholds")
+        if self.threat_model == "malicious-secure-aggregation" and self.passive_attacks:
+            raise ValueError(
+                f"attacks: under {self.threat_model} {active[0]} takes the one sum of each attacked round, and leaves "
+                f"{self.passive_attacks[0]} none; make them in runs of their own"
+            )
+        return self
+
+    @property
+    def crafts(self) -> bool:
+        """Whether the server sends parameters of its own making in the attacked rounds."""
+        return any(name in ACTIVE_ATTACKS for name in self.attacks)
+
+    @property
+    def passive_attacks(self) -> tuple[str, ...]:
+        """The attacks on uploads of clients that were sent the model itself."""
+        return tuple(name for name in self.attacks if name not in ACTIVE_ATTACKS)
 
 
 class EngineConfig(_Section):
@@ -412,6 +463,16 @@ class Experiment(_Section):
         if self.adversary.attacks and late:
             raise ValueError(
                 f"adversary.rounds names round {late[0]}, but federation.rounds = {self.federation.rounds}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _uploads_for_every_attack(self) -> Self:
+        asked, adversary = self.federation.clients_per_round or self.federation.clients, self.adversary
+        if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
+            raise ValueError(
+                f"adversary.victims = {adversary.victims}: imprint takes the uploads of the first {adversary.victims} "
+                f"clients, and of {asked} that leaves {adversary.passive_attacks[0]} none"
             )
         return self
 

@@ -50,6 +50,8 @@ class RoundRecord:
         bytes_down: bytes of the parameters sent out.
         epsilon: proven for the worst client after this round, by the cheap accounting of a run that goes on; ``None``
             where nothing is proven, and in folders of versions that did not write it.
+        crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
+            attacked and not aggregated.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = FINITE
@@ -64,6 +66,7 @@ class RoundRecord:
     bytes_up: int
     bytes_down: int
     epsilon: float | None = None
+    crafted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ class ServerOptimizer:
         for name, value in self._buffers.items():
             value += mean.buffers[name]
 
+    def skip(self) -> None:
+        """Count a round that has no upload to move by; the state stays, momentum included."""
+        self.rounds += 1
+
     @property
     def state(self) -> State:
         """The global state; a copy."""

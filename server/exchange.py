@@ -79,6 +79,7 @@ def ask_clients(
     experiment: str,
     round_number: int,
     timeout: float | None,
+    instead: Mapping[int, State] | None = None,
 ) -> Replies:
     """Send the global state to ``clients`` and collect their uploads.
 
@@ -90,10 +91,15 @@ def ask_clients(
         experiment: the experiment as JSON; clients build their world from it.
         round_number: the round, from 1.
         timeout: seconds to wait; ``None``: no limit.
+        instead: what some of the clients are sent in place of the global state: tensors of the same names and shapes.
     """
-    content = _question(state, experiment, round_number)
     asked = {nodes[client]: client for client in clients if client in nodes}
-    messages = [Message(content, node, "train", group_id=str(round_number)) for node in asked]
+    sent = {client: (instead or {}).get(client, state) for client in asked.values()}
+    distinct = {id(each): each for each in sent.values()}
+    contents = {key: _question(each, experiment, round_number) for key, each in distinct.items()}
+    messages = [
+        Message(contents[id(sent[client])], node, "train", group_id=str(round_number)) for node, client in asked.items()
+    ]
     replies = {asked[r.metadata.src_node_id]: r for r in _send_and_receive(grid, messages, timeout)}
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
     outcomes = [_outcome(client, nodes, replies, state, silent) for client in clients]

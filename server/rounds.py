@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flwr.serverapp import Grid
@@ -15,8 +16,9 @@ from fedpriv.progress import Progress
 from fedpriv.runs import Checkpoint, RoundRecord, RunFolder
 from fedpriv.world import World
 from server.aggregation import ServerOptimizer, mean_upload
+from server.crafting import check_crafting, crafted_clients, crafted_state
 from server.evaluation import evaluate
-from server.exchange import Replies, ask_clients, find_clients
+from server.exchange import Replies, Upload, ask_clients, find_clients
 from server.tap import Tap
 
 __all__ = ["run_rounds"]
@@ -39,10 +41,12 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) 
         progress: told about every round.
 
     Raises:
-        InputError: federation.target_epsilon allows not even one round.
+        InputError: federation.target_epsilon allows not even one round, or the network is not one that the server's
+            attack can make parameters for.
         RunFailedError: too few usable uploads in a round, or the model diverged. What was written stays.
     """
     federation = world.experiment.federation
+    check_crafting(world)
     budget = Budget(world.experiment, world.plans)
     optimizer = ServerOptimizer(world.experiment, world.initial)
     done = _take_up(optimizer, world, folder)
@@ -125,31 +129,45 @@ def _round(
     federation = world.experiment.federation
     before = optimizer.state
     folder.append_asked(number, asked)
-    replies = ask_clients(
-        grid, nodes, asked, before, world.experiment.model_dump_json(), number, federation.round_timeout
-    )
+    deceived = crafted_clients(world.experiment, number, asked)
+    made = crafted_state(world, before) if deceived else before
+    experiment = world.experiment.model_dump_json()
+    instead = dict.fromkeys(deceived, made)
+    replies = ask_clients(grid, nodes, asked, before, experiment, number, federation.round_timeout, instead)
     _require(replies, federation.min_clients, number)
-    tap.record(number, before, replies.uploads)
-    optimizer.step(mean_upload(replies.uploads, federation.weighting))
+    honest = [upload for upload in replies.uploads if upload.client not in deceived]
+    stolen = [upload for upload in replies.uploads if upload.client in deceived]
+    tap.record(number, before, honest)
+    tap.record(number, made, stolen)
+    _move(optimizer, honest, federation.weighting)
     loss, accuracy = evaluate(world, optimizer.state)
     if not math.isfinite(loss):
-        raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(replies)}")
+        raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(honest)}")
     return RoundRecord(
         round=number,
         loss=loss,
         accuracy=accuracy,
         clients=asked,
-        used=tuple(upload.client for upload in replies.uploads),
+        used=tuple(upload.client for upload in honest),
         failures=replies.failures,
         seconds=time.monotonic() - began,
         bytes_up=replies.bytes_up,
         bytes_down=replies.bytes_down,
+        crafted=tuple(upload.client for upload in stolen),
     )
 
 
-def _largest(replies: Replies) -> str:
+def _move(optimizer: ServerOptimizer, honest: Sequence[Upload], weighting: str) -> None:
+    """Take the server's step; gradients of parameters that the server has made are about another network."""
+    if honest:
+        optimizer.step(mean_upload(honest, weighting))
+    else:
+        optimizer.skip()
+
+
+def _largest(uploads: Sequence[Upload]) -> str:
     """Say whose upload was the largest of a round after which the model is of no use."""
-    norms = {upload.client: _norm(upload.state.parameters) for upload in replies.uploads}
+    norms = {upload.client: _norm(upload.state.parameters) for upload in uploads}
     client = max(norms, key=lambda key: norms[key])
     norm, median = norms[client], statistics.median(norms.values())
     if norm > _OUTLIER * median:

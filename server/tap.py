@@ -38,12 +38,14 @@ def observe(world: World, round_number: int, before: State, uploads: Sequence[Up
     Args:
         world: the experiment, built.
         round_number: the round, from 1.
-        before: the global state that the clients started from.
+        before: the state that these clients were sent: the global one, or one that an active server has made.
         uploads: the usable uploads, by client.
 
     Returns:
         The uploads of the first ``adversary.victims`` clients; or one sum of all of them; or nothing.
     """
+    if not uploads:
+        return ()
     threat = threat_model(world.experiment.adversary)
     if Access.UPLOADS in threat.grants:
         heard = uploads[: world.experiment.adversary.victims]

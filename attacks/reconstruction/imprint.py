@@ -1,14 +1,19 @@
-"""Robbing the Fed (Fowl et al. 2022): an *active* server, the worst case, reads images off one gradient exactly.
+"""Robbing the Fed (Fowl et al. 2022): an *active* server, the worst case, makes images readable in one gradient.
 
 The server does not follow the protocol: it sends a network whose first two Linear layers it has made. All rows of the
-first are the same measurement of an image, its mean brightness, and their biases are cut points of that measurement:
+first are the same measurement of an image, a weighted brightness, and their biases are cut points of that measurement:
 row k lets an image through the ReLU if its measurement is above the k-th cut point. All columns of the second layer are
 the same, so an image has the same weight in every row that it passes. It is then in the gradients of the rows up to
 that of its bin, and of none after: the difference of two neighbours' gradients holds the images of one bin only, and an
-image that is alone in its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly.
+image that is alone in its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly. See
+:mod:`~attacks.reconstruction.imprint_reading`.
 
-Clipping each example's gradient changes its weight, not that quotient. No passive adversary can do any of this: it
-measures what a mechanism is worth against a server that lies.
+Two choices are not in the paper. The weights of the brightness differ a little from pixel to pixel, so that images of
+few grey levels do not fall on each other or on a cut point. And the first layer is small and the second large, which
+leaves the network's outputs as they are and puts nearly all of an example's gradient into the first layer: clipping
+then bounds the image, and not the rest.
+
+No passive adversary can do any of this: it measures what a mechanism is worth against a server that lies.
 """
 
 import copy
@@ -19,26 +24,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attacks.observation import Observation
+from attacks.observation import PublicSettings
 from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.uploads import UploadModel
 from attacks.threat import Access, ThreatModel
 from fedpriv.gradients import Vector
 
-__all__ = ["NEEDS", "Imprint", "ImprintLayers", "craft_parameters", "find_imprint_layers", "read_imprint"]
+__all__ = [
+    "NEEDS",
+    "ImprintLayers",
+    "craft_parameters",
+    "find_imprint_layers",
+    "is_crafted",
+    "refuse_local_training",
+]
 
 NEEDS = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE, Access.PUBLIC_DATA, Access.ACTIVE)
 
 PROBE = 20240409  # the seed of the images by which the layers are found; it decides nothing else
 COLUMN = 20240410  # the seed of the second layer's column
-# A bin whose difference is so many times the rounding of the sums holds an image with an error below 1 / 256.
-ROUNDINGS = 256
-# With noise, a difference of so many standard deviations is taken for an image: 2e-9 a bin by chance.
-DEVIATIONS = 6.0
-# The noise is read off the empty bins; these are most of them if there are so many times more bins than examples.
-EMPTY = 4
-# Mean distance from the valid range, on the [0, 1] scale, above which what a bin holds is no image.
-OUTSIDE = 0.05
+BRIGHTNESS = 20240411  # the seed of the weights of the brightness
+UNEVEN = 0.5  # how far the weights of the brightness lie from their mean, relative
+# Of the first layer; a power of two, so that nothing is rounded. The second layer undoes it.
+SMALL = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -54,24 +61,6 @@ class ImprintLayers:
     weight: str
     bias: str
     next_weight: str
-
-
-@dataclass(frozen=True, eq=False)
-class Imprint:
-    """What was read off one upload.
-
-    Attributes:
-        images: (R, C, H, W) on the [0, 1] scale, float32 on the CPU, by brightness; R may be 0.
-        bins: the number of each image's bin, int64 (R,).
-        complete: whether there are as many images as examples behind the upload, so that each is alone in its bin.
-            Otherwise some bins may hold mixtures of images of one brightness, which nothing here tells from images.
-        note: the same for a person.
-    """
-
-    images: Tensor
-    bins: Tensor
-    complete: bool
-    note: str
 
 
 def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> ImprintLayers:
@@ -107,7 +96,16 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
     return ImprintLayers(f"{first.name}.weight", f"{first.name}.bias", f"{second.name}.weight")
 
 
-def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatModel) -> Vector:
+def refuse_local_training(settings: PublicSettings) -> None:
+    """Raise AttackRefused if the clients send anything else than one gradient, or one step of SGD along it."""
+    if settings.local_steps > 1 or (settings.algorithm == "fedavg" and settings.optimizer == "adam"):
+        raise AttackRefused(
+            f"imprint reads one gradient; the clients train for {settings.local_steps} local step(s) with "
+            f"{settings.optimizer} (fedsgd, or one step of sgd, is wanted)"
+        )
+
+
+def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatModel, bins: int | None = None) -> Vector:
     """Make the parameters that the server sends; those of all other layers stay as they are.
 
     Args:
@@ -115,12 +113,16 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
         public_images: (M, C, H, W), normalised, of the same kind as the clients'. The cut points are quantiles of their
             measurement: as many images in each bin.
         threat: what the adversary may do.
+        bins: how many rows of the first layer become bins, from 2; ``None``: all. The others let no image through. An
+            image's gradient is spread over the rows below its own, so that fewer of them stand out better from noise,
+            and more images share one.
 
     Returns:
         All trained parameters, by name.
 
     Raises:
-        AttackRefused: the adversary is passive or lacks something else, or the network has no such layers.
+        AttackRefused: the adversary is passive or lacks something else, the network has no such layers, or the first
+            has fewer rows than bins are wanted.
         ValueError: there are fewer than two public images.
     """
     _require(threat)
@@ -130,59 +132,21 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
     layers = find_imprint_layers(model, (channels, height, width))
     parameters = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
     weight, bias, following = (parameters[name] for name in (layers.weight, layers.bias, layers.next_weight))
-    bins, pixels = weight.shape
-    weight.fill_(1 / pixels)
-    measured = public_images.flatten(1).to(weight).double().mean(dim=1)
-    bias.copy_(-_cut_points(measured, bins))
-    following.copy_(_column(len(following), measured)[:, None].expand_as(following) / bins)
+    rows = len(weight)
+    if bins is not None and bins > rows:
+        raise AttackRefused(f"imprint.bins = {bins}: the first layer ({layers.weight}) has {rows} rows")
+    weight.copy_((SMALL * _brightness(weight)).expand_as(weight))
+    measured = public_images.flatten(1).to(weight).double() @ weight[0].double()
+    bias.copy_(-_cut_points(measured, bins or rows, rows))
+    following.copy_(_column(len(following), measured)[:, None].expand_as(following) / (bins or rows))
     return parameters
 
 
-def read_imprint(observation: Observation, model: nn.Module, threat: ThreatModel) -> Imprint:
-    """Read the images off an upload of a client that was sent crafted parameters.
-
-    A bin holds an image if its difference of bias gradients stands out from rounding, and from the noise of the empty
-    bins, and if what it holds lies in the valid range and in the bin itself. The truth has no part in this.
-
-    Args:
-        observation: one upload, or a sum of several, of a single gradient step.
-        model: the network; its parameters do not matter.
-        threat: what the adversary may do.
-
-    Raises:
-        AttackRefused: the adversary is passive or lacks something else, the upload is of several local steps or of
-            Adam, the network has no such layers, or the parameters were not crafted.
-    """
-    _require(threat)
-    settings = observation.settings
-    if settings.local_steps > 1 or (settings.algorithm == "fedavg" and settings.optimizer == "adam"):
-        raise AttackRefused(
-            f"{observation.title}: imprint reads one gradient; the client trained for {settings.local_steps} local "
-            f"step(s) with {settings.optimizer}"
-        )
-    layers = find_imprint_layers(model, settings.shape)
-    upload = UploadModel.of(settings, observation.redistribution).gradient(observation.upload)
-    cuts = -observation.parameters[layers.bias].double()
-    if not _is_crafted(observation.parameters, layers, cuts):
-        raise AttackRefused(f"{observation.title}: the parameters that the client was sent were not made for imprint")
-    sums = torch.cat([upload[layers.weight].double(), upload[layers.bias].double()[:, None]], dim=1)
-    each = sums - torch.cat([sums[1:], torch.zeros_like(sums[:1])])
-    precision = torch.finfo(observation.upload[layers.bias].dtype).eps
-    visible = each[:, -1].abs() > _threshold(sums[:, -1], each[:, -1], settings.examples, precision)
-    bins = visible.nonzero().flatten()
-    normalised = each[bins, :-1] / each[bins, -1:]
-    mean, std = (torch.tensor(values).to(normalised)[:, None, None] for values in (settings.mean, settings.std))
-    images = normalised.unflatten(1, settings.shape) * std + mean
-    upper = torch.cat([cuts[1:], cuts.new_full((1,), torch.inf)])
-    slack = OUTSIDE / float(std.min())
-    measured = normalised.mean(dim=1)
-    in_bin = (measured > cuts[bins] - slack) & (measured < upper[bins] + slack)
-    in_range = (images - images.clamp(0, 1)).abs().flatten(1).mean(dim=1) < OUTSIDE
-    kept = in_bin & in_range
-    count, complete = int(kept.sum()), int(kept.sum()) == settings.examples
-    note = f"active server (imprint): {count} of {settings.examples} images stand out"
-    note += "" if complete else "; two of the same brightness show as a mixture"
-    return Imprint(images[kept].clamp(0, 1).float().cpu(), bins[kept].cpu(), complete, note)
+def is_crafted(parameters: Vector, layers: ImprintLayers) -> bool:
+    """Whether these are parameters that :func:`craft_parameters` may have made."""
+    weight, bias, following = (parameters[name] for name in (layers.weight, layers.bias, layers.next_weight))
+    alike = bool((weight == weight[:1]).all()) and bool((following == following[:, :1]).all())
+    return alike and bool((bias[1:] <= bias[:-1]).all()) and bool(weight.any())
 
 
 def _require(threat: ThreatModel) -> None:
@@ -191,34 +155,31 @@ def _require(threat: ThreatModel) -> None:
         raise AttackRefused(f"{reason}; {threat.conduct}")
 
 
-def _cut_points(measured: Tensor, bins: int) -> Tensor:
-    """Quantiles of the measurements, ascending: (bins,). The lowest one lies below whatever an image may measure."""
+def _brightness(weight: Tensor) -> Tensor:
+    """The weights (P,) of the pixels in the measurement: positive, 1 / P on average."""
+    pixels = weight.shape[1]
+    generator = torch.Generator().manual_seed(BRIGHTNESS)
+    uneven = 1 + UNEVEN * (2 * torch.rand(pixels, generator=generator, dtype=torch.float64) - 1)
+    return (uneven / pixels).to(weight)
+
+
+def _cut_points(measured: Tensor, bins: int, rows: int) -> Tensor:
+    """Quantiles of the measurements, ascending, then cuts that no image passes: (rows,).
+
+    The lowest one lies below whatever an image may measure.
+    """
     levels = torch.arange(bins, device=measured.device, dtype=measured.dtype) / bins
+    far = 2 * (measured.max() - measured.min()) + SMALL
     cuts = torch.quantile(measured, levels)
-    cuts[0] = measured.min() - 2 * (measured.max() - measured.min()) - 1
-    return cuts
+    cuts[0] = measured.min() - far
+    return torch.cat([cuts, (measured.max() + far).expand(rows - bins)])
 
 
 def _column(features: int, measured: Tensor) -> Tensor:
-    """The second layer's column: random signs, so that neither a ReLU nor the softmax hides an image; small."""
+    """The second layer's column: random signs, so that neither a ReLU nor the softmax hides an image."""
     generator = torch.Generator().manual_seed(COLUMN)
     signs = torch.randn(features, generator=generator).to(measured)
-    return signs / (measured.max() - measured.min()).clamp(min=1e-6)
-
-
-def _threshold(sums: Tensor, differences: Tensor, examples: int, precision: float) -> Tensor:
-    """What a difference of bias gradients has to exceed."""
-    rounding = ROUNDINGS * precision * sums.abs().max()
-    if examples * EMPTY > len(differences):
-        return rounding
-    # The median absolute deviation over all bins, of which most are empty.
-    return torch.maximum(rounding, DEVIATIONS * differences.abs().median() / 0.6745)
-
-
-def _is_crafted(parameters: Vector, layers: ImprintLayers, cuts: Tensor) -> bool:
-    weight, following = parameters[layers.weight], parameters[layers.next_weight]
-    alike = bool((weight == weight[:1]).all()) and bool((following == following[:, :1]).all())
-    return alike and bool((cuts[1:] >= cuts[:-1]).all()) and bool(weight.any())
+    return signs / (measured.max() - measured.min()).clamp(min=1e-6 * SMALL)
 
 
 @dataclass(frozen=True, eq=False)

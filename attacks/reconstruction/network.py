@@ -84,6 +84,11 @@ class Network:
             self._casts[dtype] = Network(copy.deepcopy(self._trained).to(dtype), self._loss)
         return self._casts[dtype]
 
+    @property
+    def model(self) -> nn.Module:
+        """The network itself, with the parameters that it came with; not to be changed."""
+        return self._model
+
     def logits(self, parameters: Vector, images: Tensor) -> Tensor:
         """Run normalised images (B, C, H, W) through the network with other parameters: (B, classes)."""
         logits: Tensor = functional_call(self._model, parameters, (images,))

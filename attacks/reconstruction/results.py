@@ -32,7 +32,7 @@ class Attempt:
 
     Attributes:
         images: (B, C, H, W) on the [0, 1] scale, clamped, float32 on the CPU.
-        labels: int64 (B,), those that this very restart ended with.
+        labels: int64 (B,), those that this very restart ended with; -1: none is told.
         loss: the attack's own objective at these images, or ``None`` where it was never finite.
         iterations: steps made.
     """

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from attacks.reconstruction.closed_form import run_closed_form
 from attacks.reconstruction.dlg import run_dlg, run_idlg
 from attacks.reconstruction.iga import run_iga
+from attacks.reconstruction.imprint import NEEDS as IMPRINT_NEEDS
+from attacks.reconstruction.imprint_reading import run_imprint
 from attacks.reconstruction.results import Outcome
 from attacks.threat import Access
-from fedpriv.config import ClosedFormConfig, DlgConfig, IdlgConfig, IgaConfig
+from fedpriv.config import ClosedFormConfig, DlgConfig, IdlgConfig, IgaConfig, ImprintConfig
 
-__all__ = ["ATTACKS", "GRADIENT_MATCHING", "Attack", "Settings"]
+__all__ = ["ATTACKS", "GRADIENT_MATCHING", "Attack", "Settings", "is_active"]
 
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 
-Settings = DlgConfig | IgaConfig | ClosedFormConfig
+Settings = DlgConfig | IgaConfig | ClosedFormConfig | ImprintConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Attack:
     tunable: tuple[str, ...]
     config: type[Settings]
     run: Callable[..., Outcome]
+
+    @property
+    def active(self) -> bool:
+        """Whether the clients must have been sent parameters of the adversary's own making: a worst case."""
+        return Access.ACTIVE in self.needs
 
 
 ATTACKS: Mapping[str, Attack] = {
@@ -81,5 +88,24 @@ ATTACKS: Mapping[str, Attack] = {
             ClosedFormConfig,
             run_closed_form,
         ),
+        Attack(
+            "imprint",
+            "Imprint, an active server",
+            "Fowl, Geiping, Czaja, Goldblum and Goldstein: Robbing the Fed, ICLR 2022",
+            IMPRINT_NEEDS,
+            (),
+            ImprintConfig,
+            run_imprint,
+        ),
     )
 }
+
+
+def is_active(label: str) -> bool:
+    """Whether an attack needs parameters of the adversary's own making.
+
+    Args:
+        label: the attack's name, or the name with settings as scores have it, such as ``iga,tv=0.001``; or a guess's.
+    """
+    attack = ATTACKS.get(label.partition(",")[0])
+    return attack is not None and attack.active

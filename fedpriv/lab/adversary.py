@@ -152,15 +152,19 @@ def _attack_observations(
     threat = threat_model(world.experiment.adversary)
     progress.stage(threat.describe())
     allowed, leakage = _allowed(attacks, threat)
+    wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
     for name in surplus(folder, every):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
     public, known = _guesses(world, threat), _public_images(world, threat)
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
-        campaign = _campaign(world, attack, heard, known, progress)
+        suited = [one for one in heard if _suits(attack, one.target)]
+        if not suited:
+            leakage = leakage.refused(f"attack {attack.label} refused: {_unsuited(attack)}", progress)
+        campaign = _campaign(world, attack, suited, known, progress)
         for number, result in campaign.found.items():
-            one = heard[number]
+            one = suited[number]
             attacked[one.target] = one
             note = "; ".join(text for text in (result.note, approximation(world, one.target)) if text)
             result = replace(result, attack=attack.label, note=note)
@@ -168,7 +172,7 @@ def _attack_observations(
             scored = score(result, one.kind, one.truth, public, world.dataset.std, threshold)
             leakage = leakage.plus(scored)
             _save_pictures(folder, f"{attack.label}-{one.kind}", one.truth, scored.pictures)
-        for text in _failures(attack, heard, campaign):
+        for text in _failures(attack, suited, campaign):
             leakage = leakage.refused(text, progress)
     progress.stage("scoring and writing the report")
     for one in attacked.values():
@@ -189,6 +193,16 @@ def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[lis
     reasons = {attack: threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
     refusals = tuple(f"attack {attack.name} refused: {reason}" for attack, reason in reasons.items() if reason)
     return [attack for attack in attacks if reasons[attack] is None], Leakage(refusals=refusals)
+
+
+def _suits(attack: PlannedAttack, target: Target) -> bool:
+    """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
+    return ATTACKS[attack.name].active == target.crafted
+
+
+def _unsuited(attack: PlannedAttack) -> str:
+    made = "made for it" if ATTACKS[attack.name].active else "those of the model"
+    return f"it needs uploads of parameters that are {made}, and none of those was heard"
 
 
 def _heard(

@@ -23,7 +23,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
-from fedpriv.lab.victims import chosen, targets
+from fedpriv.lab.victims import Target, chosen, targets
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
@@ -80,7 +80,7 @@ def attack_run(
     if not list_observations(source.observations):
         raise InputError(f"{path} holds no observations: {_why_none(before)}")
     world = build_world(experiment)
-    chosen(targets(world, source), victims)
+    _refuse_unsuited(attacks, chosen(targets(world, source), victims))
     read_scores(source)  # what is wrong is told before anything is written and the attacks take their time
     folder = source if out is None else _copied(source, out)
     warnings = attack_warnings(world, [attack.name for attack in attacks])
@@ -128,6 +128,28 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
         usual, config = getattr(before.adversary, name), getattr(experiment.adversary, name)
         plans.append(PlannedAttack(name, ",".join([name, *_differences(usual, config)]), config))
     return tuple(plans)
+
+
+def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[Target]) -> None:
+    """What clients were sent cannot be changed afterwards: an active attack has to be part of the run."""
+    crafted = {target.crafted for target in heard}
+    for attack in attacks:
+        active = ATTACKS[attack.name].active
+        if active and True not in crafted:
+            raise InputError(
+                f"attack {attack.name}: the clients of this run were sent the model, not parameters that were made for "
+                f"{attack.name}; it has to be part of the run: adversary.attacks = ['{attack.name}']"
+            )
+        if not active and crafted == {True}:
+            raise InputError(
+                f"attack {attack.name}: the uploads are of parameters that an active server made (imprint), not of the "
+                "model; make this attack on another run"
+            )
+        if active and attack.label != attack.name:
+            raise InputError(
+                f"--set adversary.{attack.name}: its settings decided what the clients were sent, and cannot be "
+                "changed afterwards"
+            )
 
 
 def _differences(usual: BaseModel, config: BaseModel) -> list[str]:

@@ -9,6 +9,7 @@ from attacks.threat import Access, threat_model
 from fedpriv.budget import last_round
 from fedpriv.config import Experiment, MechanismConfig
 from fedpriv.world import World
+from server.crafting import check_crafting
 from server.tap import public_settings
 
 __all__ = ["attack_warnings", "warnings_for"]
@@ -18,9 +19,11 @@ def warnings_for(world: World) -> tuple[str, ...]:
     """Return one line for each setting that has no effect or makes a result mean less than it seems to.
 
     Raises:
-        InputError: federation.target_epsilon allows not even one round.
+        InputError: federation.target_epsilon allows not even one round, or imprint finds no layers to make or is sent
+            more than one gradient.
     """
     experiment = world.experiment
+    check_crafting(world)
     lines = [*_ignored_settings(experiment.mechanism), *_few_clients(experiment), *_unreached_rounds(world)]
     return (*lines, *attack_warnings(world, experiment.adversary.attacks))
 
@@ -31,7 +34,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     threat = threat_model(experiment.adversary)
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
-    possible = [name for name in names if name not in refused]
+    possible = [name for name in names if name not in refused and not ATTACKS[name].active]
     settings = public_settings(world, world.plans[0])
     if Access.UPLOADS not in threat.grants:
         settings = replace(settings, clients=_asked(experiment))

@@ -13,6 +13,7 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from attacks.reconstruction.table import is_active
 from attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
 from attacks.threat import ThreatModel, threat_model
 from fedpriv.accounting import Guarantee
@@ -54,6 +55,8 @@ class AttackResult:
         intervals: name of a figure -> low and high end: of the medians by bootstrap over uploads, of ``recovered`` and
             ``identified``, as shares, after Wilson. A figure that has no interval (of a single upload) is left out.
         confidence: nominal coverage of the intervals.
+        active: whether the clients had been sent parameters made for this attack: a worst case, not to be compared with
+            what a listener finds.
     """
 
     attack: str
@@ -73,6 +76,7 @@ class AttackResult:
     candidates: int | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confidence: float = CONFIDENCE
+    active: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,24 @@ def attack_results(
     for score in scores:
         if score.chosen:
             groups.setdefault((score.attack, score.upload), []).append(score)
-    images = len({_image(score) for group in groups.values() for score in group})
-    return tuple(_condense(key, group, success_ssim, lpips_reason, images, seed) for key, group in groups.items())
+    every = [score for group in groups.values() for score in group]
+    images = {active: len({_image(score) for score in part}) for active, part in _by_conduct(every).items()}
+    guessed = len({_image(score) for score in every})
+    return tuple(
+        _condense(
+            key, group, success_ssim, lpips_reason, guessed if key[1] == "none" else images[is_active(key[0])], seed
+        )
+        for key, group in groups.items()
+    )
+
+
+def _by_conduct(scores: Sequence[Score]) -> dict[bool, list[Score]]:
+    """Scores of uploads of parameters that the server had made (True), and of all others; guesses go with theirs."""
+    made = {_upload(score) for score in scores if is_active(score.attack)}
+    parts: dict[bool, list[Score]] = {False: [], True: []}
+    for score in scores:
+        parts[_upload(score) in made].append(score)
+    return parts
 
 
 def _image(score: Score) -> tuple[int, int, int]:
@@ -159,6 +179,7 @@ def _condense(
         identified=_identified(group),
         candidates=min((score.candidates for score in group if score.candidates is not None), default=None),
         intervals=_intervals(group, seed),
+        active=is_active(key[0]),
     )
 
 
@@ -205,7 +226,11 @@ def verdict(
         unattacked: uploads that were heard and that no attack could work on.
     """
     finished = status == "completed"
-    sentences = [*_leakage(experiment, scores), *_beside_the_pictures(experiment, scores, unattacked)]
+    parts = _by_conduct(scores)
+    crafts = experiment.adversary.crafts
+    sentences = _leakage(experiment, parts[False]) if experiment.adversary.passive_attacks or not crafts else []
+    sentences += _active(experiment, parts[True]) if crafts else []
+    sentences += _beside_the_pictures(parts, unattacked)
     if not finished:
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
@@ -276,6 +301,28 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     return [sentence + labels, "That holds for these attacks on these uploads; a stronger attack may do better."]
 
 
+def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
+    """What a server that lies found: in sentences of its own, which say that no listener could."""
+    found = {kind: part for kind in ("unprotected", "protected") if (part := _recovered(scores, kind)) is not None}
+    mechanism = experiment.mechanism.name
+    if not found:
+        return ["The active server (imprint) could not attack any upload, so nothing is said about that worst case."]
+    kinds = {"unprotected": "without protection", "protected": f"with {mechanism}"}
+    parts = [f"{part[0]} of {part[1]} images {kinds[kind]}" for kind, part in found.items()]
+    sentences = [
+        f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making (imprint) "
+        f"recovers {', '.join(parts)}."
+    ]
+    if mechanism != "none" and "unprotected" not in found:
+        sentences.append(
+            "Without adversary.counterfactual it is not known whether the mechanism makes any difference to it."
+        )
+    if mechanism != "none" and "unprotected" in found and found["unprotected"][0] == 0:
+        sentences.append("It fails even without protection, so that says nothing about the mechanism.")
+    sentences.append("The uploads of the clients that it deceived are not part of the trained model.")
+    return sentences
+
+
 def _recovered(scores: Sequence[Score], upload: str) -> tuple[int, int] | None:
     """(recovered by any attack, attacked) for one kind of upload; ``None`` where there was none."""
     if not any(score.chosen and score.upload == upload for score in scores):
@@ -290,13 +337,16 @@ def _recovered(scores: Sequence[Score], upload: str) -> tuple[int, int] | None:
     return sum(images.values()), len(images)
 
 
-def _beside_the_pictures(experiment: Experiment, scores: Sequence[Score], unattacked: int) -> list[str]:
+def _beside_the_pictures(parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
     """What a reader must know beside the numbers of recovered images."""
-    sentences = [text for text in (_picked(scores, "unprotected"), _picked(scores, "protected")) if text]
-    if any(score.clients > 1 for score in scores):
-        sentences.append(
-            "The eavesdropper had only sums of uploads: secure aggregation is assumed here, not carried out."
-        )
+    sentences = [
+        f"{'By the active server’s pictures' if active else 'By the pictures'} made {text}"
+        for active, part in parts.items()
+        for kind in ("unprotected", "protected")
+        if (text := _picked(part, kind))
+    ]
+    if any(score.clients > 1 for part in parts.values() for score in part):
+        sentences.append("The adversary had only sums of uploads: secure aggregation is assumed here, not carried out.")
     if unattacked:
         uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
         sentences.append(f"{uploads} could not be attacked: no part of these figures; the warnings say why.")
@@ -323,7 +373,7 @@ def _picked(scores: Sequence[Score], upload: str) -> str:
     if round(len(ranks) * chance, 9) >= _CHANCE:
         return ""
     how = "with the mechanism" if upload == "protected" else "without protection"
-    return f"By the pictures made {how}, {hits} of {images} originals are told from {candidates - 1} others."
+    return f"{how}, {hits} of {images} originals are told from {candidates - 1} others."
 
 
 def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:

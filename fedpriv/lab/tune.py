@@ -128,6 +128,10 @@ def tune_attack(
             attack needs; or there are too few public images.
     """
     attack = _known(name)
+    if attack.active:
+        raise InputError(
+            f"{name} is an active attack: its settings decide what clients are sent; there is none to tune"
+        )
     experiment = load_experiment(source / "config.toml" if source.is_dir() else source, overrides)
     _check_threat(experiment, attack)
     configs = _configs(attack, getattr(experiment.adversary, name), _parsed(attack, grid))

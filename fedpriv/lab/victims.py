@@ -43,10 +43,12 @@ class Target:
     Attributes:
         round: the round.
         clients: whose.
+        crafted: whether the clients had been sent parameters of an active server's own making.
     """
 
     round: int
     clients: tuple[int, ...]
+    crafted: bool = False
 
     @property
     def client(self) -> int:
@@ -78,9 +80,11 @@ def targets(world: World, folder: RunFolder) -> tuple[Target, ...]:
         if record.round not in adversary.rounds or not threat.grants_uploads:
             continue
         if Access.UPLOADS in threat.grants:
+            heard += [Target(record.round, (client,), crafted=True) for client in record.crafted]
             heard += [Target(record.round, (client,)) for client in record.used[: adversary.victims]]
         else:
-            heard.append(Target(record.round, record.used))
+            heard += [Target(record.round, record.crafted, crafted=True)] if record.crafted else []
+            heard += [Target(record.round, record.used)] if record.used else []
     return tuple(heard)
 
 

@@ -7,6 +7,7 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attacks.reconstruction.table import is_active
 from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.view import LedgerLine, Score, View
 
@@ -17,6 +18,8 @@ WEAK = (
     "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
     "this run shows nothing about it."
 )
+
+ACTIVE = "The server sent these clients parameters of its own making (imprint). No eavesdropper can do that."
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,32 @@ def _nominal(worst: LedgerLine) -> Tile:
 
 
 def _leakage(view: View) -> list[Tile]:
-    if not view.experiment.adversary.attacks:
+    adversary = view.experiment.adversary
+    if not adversary.attacks:
         return [Tile("Images recovered", "not attacked", words=True, remark="This run has no attacks.")]
-    bare, shielded = recovered(view.scores, "unprotected"), recovered(view.scores, "protected")
+    made = {_upload(score) for score in view.scores if is_active(score.attack)}
+    heard = [score for score in view.scores if _upload(score) not in made]
+    stolen = [score for score in view.scores if _upload(score) in made]
+    passive = _eavesdropped(view, heard) if adversary.passive_attacks or not adversary.crafts else []
+    return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]
+
+
+def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
+    """What an active server recovered; it is never added to what a listener did."""
+    kinds = [("unprotected", "without protection")]
+    if view.experiment.mechanism.name != "none":
+        kinds.append(("protected", f"with {mechanism_name(view.experiment.mechanism.name)}"))
+    found = [
+        _counted(f"Worst case, active server: images recovered {how}", part, ACTIVE)
+        for kind, how in kinds
+        if (part := recovered(scores, kind)) is not None
+    ]
+    unknown = Tile("Worst case, active server", "not known", words=True, remark="No upload could be attacked.")
+    return found or [unknown]
+
+
+def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
+    bare, shielded = recovered(scores, "unprotected"), recovered(scores, "protected")
     if bare is None and shielded is None:
         done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
         remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."

@@ -154,7 +154,8 @@ class Victim:
 class AttackResult:
     """One attack (or guess) on one kind of upload over all its victims: counts, medians, and their intervals.
 
-    ``intervals`` has the low and high end by the figure's name; ``missing`` are images that only others were tried on.
+    ``intervals`` has the low and high end by the figure's name; ``missing`` are images that only others were tried on;
+    ``active`` ones are of a server that sent parameters of its own making.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = FINITE
@@ -174,6 +175,7 @@ class AttackResult:
     missing: int = 0
     identified: int | None = None
     candidates: int | None = None
+    active: bool = False
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confidence: float = 0.95
 

@@ -1,0 +1,84 @@
+"""What an active server does besides listening: it sends some clients parameters of its own making.
+
+In each attacked round the clients whose uploads are attacked get a network in which
+:mod:`attacks.reconstruction.imprint` has replaced the first two layers; all others get the model. The server reads the
+answers to the made network and throws them away: they are gradients of another function, which would ruin the model
+that it pretends to train. So a round whose clients were all deceived leaves the model as it is.
+
+What is sent depends on the settings and the model only, so that a resumed run sends the same again.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.reconstruction.imprint import craft_parameters, refuse_local_training
+from attacks.threat import Access, threat_model
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError
+from fedpriv.randomness import numpy_stream
+from fedpriv.world import State, World
+from server.tap import public_settings
+
+__all__ = ["check_crafting", "crafted_clients", "crafted_state"]
+
+
+def check_crafting(world: World) -> None:
+    """Refuse settings under which an active attack could not be made.
+
+    Raises:
+        InputError: the network has no layers to make, or the clients send more than one gradient step.
+    """
+    if not world.experiment.adversary.crafts:
+        return
+    for plan in world.plans:
+        refuse_local_training(public_settings(world, plan))
+    crafted_state(world, world.initial)
+
+
+def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[int]) -> tuple[int, ...]:
+    """Return the clients of a round that are sent made parameters; none, where the adversary only listens.
+
+    Those are the first ``adversary.victims`` of the clients asked; all of them where only their sum will be read.
+
+    Args:
+        experiment: the settings.
+        round_number: the round, from 1.
+        asked: the clients asked, ascending.
+    """
+    adversary = experiment.adversary
+    if not adversary.crafts or round_number not in adversary.rounds:
+        return ()
+    if Access.UPLOADS in threat_model(adversary).grants:
+        return tuple(asked[: adversary.victims])
+    return tuple(asked)
+
+
+def crafted_state(world: World, before: State) -> State:
+    """Return what the deceived clients are sent in place of the global state.
+
+    Args:
+        world: the experiment, built.
+        before: the global state; all but the first two layers are taken from it.
+
+    Raises:
+        InputError: the network has no layers to make.
+    """
+    adversary = world.experiment.adversary
+    before.load_into(world.model)
+    images = world.network_input(_public_images(world))
+    try:
+        made = craft_parameters(world.model, images, threat_model(adversary), adversary.imprint.bins)
+    except InputError as error:
+        raise InputError(f"model.name = {world.experiment.model.name!r}: {error}") from None
+    return State({name: made[name].cpu() for name in before.parameters}, before.buffers)
+
+
+def _public_images(world: World) -> Tensor:
+    """Test images, which are public in this laboratory and no client's."""
+    images = world.dataset.x_test
+    wanted = min(world.experiment.adversary.imprint.public_examples, len(images))
+    chosen = numpy_stream(world.experiment.seed, "imprint").choice(len(images), size=wanted, replace=False)
+    return images[torch.from_numpy(np.sort(chosen))]
