@@ -184,6 +184,40 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert done.stderr == "fedpriv: scale = 0.0: allowed is from 1e-09 to 1e+12\n"
 
 
+EXTREME = [
+    ["gaussian", "--sigma", 1, *["--steps", "10000000", "--sampling-rate", "0.01"]],
+    ["gaussian", "--sigma", 1, *["--steps", "10000000", "--sampling-rate", "1e-9"]],
+    ["gaussian", "--sigma", 1, *["--steps", "10000000", "--sampling-rate", "1e-9", "--sampling", "fixed"]],
+    ["laplace", "--scale", 0.01, *["--steps", "10000000", "--sampling-rate", "1e-12"]],
+    ["laplace", "--scale", 1, "--delta", 5e-324, "--steps", 100],
+    ["vmf", "--kappa", 1e7, *["--dimension", "2", "--steps", "10000000", "--sampling-rate", "1e-9"]],
+    ["vmf", "--kappa", 1, "--dimension", 10**12],
+    ["vmf", "--kappa", 1, "--dimension", 10**8, "--blocks", 10**6],
+    ["hgm", "--sigma", 1e-9, "--participations", 10**15],
+]
+
+
+@pytest.mark.parametrize("arguments", EXTREME, ids=lambda value: " ".join(map(str, value)))
+def test_extreme_settings_are_answered_without_a_warning_and_never_above_no_sampling(
+    account: Call, arguments: list[object]
+) -> None:
+    """Within seconds: what a long run or a rare use would fill the memory with is left out of the ledger."""
+    found = read(account, *arguments)
+    assert 0 <= found["epsilon"] < math.inf
+    if "--sampling-rate" in arguments:
+        at = arguments.index("--sampling-rate")
+        unsampled = [*arguments[:at], *arguments[at + 2 :]]
+        if "fixed" in unsampled:
+            unsampled = unsampled[: unsampled.index("--sampling")]
+        assert found["epsilon"] <= read(account, *unsampled)["epsilon"]
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 15])
+def test_a_comparison_of_few_coordinates_has_smaller_blocks(account: Call, dimension: int) -> None:
+    found = read(account, "compare", "--dimension", dimension, "--epsilon", 1)
+    assert [row["blocks"] for row in found["rows"]] == [1, 1, 1, 1]
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 VMF = ["vmf", "--dimension", 100]
@@ -219,15 +253,24 @@ BAD = [
     (["gaussian", "--target-epsilon", 1e-14, "--delta", 1e-15], "no sigma from 1e-09 to 1e+12 reaches it"),
     (["laplace", "--target-epsilon", 1e30], "less noise than the least allowed (scale = 1e-09)"),
     ([*VMF, "--target-epsilon", 1e30], "less noise than the least allowed (kappa = 1e+07)"),
-    (["vmf", "--kappa", 1, "--dimension", 0], "dimension = 0: allowed is 1 and more"),
+    (["vmf", "--kappa", 1, "--dimension", 0], "dimension = 0: allowed is from 1 to 1,000,000,000,000"),
     (["gaussian", "--sigma", 1, "--dimension", -3], "dimension = -3"),
     ([*VMF, "--kappa", 1, "--blocks", 101], "blocks = 101: allowed is from 1 to the 100 coordinates that there are"),
     ([*VMF, "--kappa", 1, "--blocks", 0], "blocks = 0"),
     (["vmf", "--kappa", 1], "Missing option '--dimension'"),
-    ([*GAUSSIAN, "--participations", -1], "participations = -1: allowed is a whole number, 0 or more"),
+    ([*GAUSSIAN, "--participations", -1], "participations = -1: allowed is a whole number from 0 to 1e15"),
     ([*GAUSSIAN, "--participations", 1.5], "'1.5' is not a valid integer"),
     (["gaussian", "--target-epsilon", 1, "--steps", 0], "participations = 0"),
-    ([*GAUSSIAN, "--sampling-rate", 0], "rate = 0.0: allowed is above 0, at most 1"),
+    ([*GAUSSIAN, "--steps", 10**400], "allowed is a whole number from 0 to 1e15"),
+    (["vmf", "--kappa", 1, "--dimension", 10**310], "allowed is from 1 to 1,000,000,000,000"),
+    (
+        ["vmf", "--kappa", 1, "--dimension", 10**9, "--blocks", 10**9],
+        "blocks = 1000000000: allowed is up to 10,000,000",
+    ),
+    ([*GAUSSIAN, "--sampling-rate", 5e-324], "rate = 5e-324: allowed is from 1e-12 to 1"),
+    (["compare", "--dimension", 10**9], "cuts 1,000,000,000 coordinates in 62,500,000 blocks; allowed is from 1,000"),
+    (["compare", "--batch-size", 10**400], "allowed is from 1 to 1,000,000,000,000"),
+    ([*GAUSSIAN, "--sampling-rate", 0], "rate = 0.0: allowed is from 1e-12 to 1"),
     ([*GAUSSIAN, "--sampling-rate", 1.1], "rate = 1.1"),
     ([*GAUSSIAN, "--sampling-rate", "nan"], "rate = nan"),
     ([*VMF, "--kappa", 1, *RATE, "--sampling", "poisson"], "no amplification by it is proven for vmf"),
@@ -242,8 +285,9 @@ BAD = [
     ([*GAUSSIAN, "--unit", "person"], "'person' is not one of 'example', 'update'"),
     ([*GAUSSIAN, "--blocks", 3], "No such option '--blocks'"),
     (["compare", "--dimension", 0], "dimension = 0"),
-    (["compare", "--batch-size", 0], "batch_size = 0: allowed is 1 and more"),
+    (["compare", "--batch-size", 0], "batch_size = 0: allowed is from 1 to 1,000,000,000,000"),
     (["compare", "--block-size", 0], "block_size = 0"),
+    (["compare", "--block-size", 10**400], "allowed is from 1 to the 15,826 coordinates"),
     (["compare", "--dimension", 5, "--block-size", 6], "block_size = 6: allowed is from 1 to the 5 coordinates"),
     (["compare", "--participations", 0], "participations = 0"),
     (["compare", "--sampling-rate", 2], "rate = 2.0"),

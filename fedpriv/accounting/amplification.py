@@ -25,6 +25,8 @@ Array = NDArray[np.float64]
 
 LARGEST_SAMPLED_ORDER = 4096  # the bound's sum has as many terms as the order; larger orders keep the other bounds
 
+_BASE_ROUNDING = 1e-9  # relative; the divergences of this room are accurate to 1e-10
+
 _LOG_FACTORIAL = special.gammaln(np.arange(LARGEST_SAMPLED_ORDER + 1) + 1.0)
 
 
@@ -51,8 +53,8 @@ def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float
 
     Args:
         orders: above 1.
-        base: Renyi privacy of the mechanism on a batch under replace-one, as a function of an array of orders: that of
-            a symmetric dominating pair.
+        base: Renyi privacy of the mechanism on a batch under replace-one, as a function of an array of orders: the
+            divergence of a symmetric dominating pair, exact but for rounding.
         pure: its pure epsilon, infinity if it has none.
         rate: q in (0, 1].
     """
@@ -60,7 +62,11 @@ def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float
     result = np.minimum(base(values), pure_rdp(values, amplified_pure(pure, rate)))
     within = values <= LARGEST_SAMPLED_ORDER
     if rate < 1 and np.any(within):
-        for bound in (subsampled_rdp(values[within], base, pure, rate), dominated_rdp(values[within], base, rate)):
+        divergences = base(_integers(values[within]))
+        for bound in (
+            _subsampled(values[within], divergences, pure, rate),
+            _dominated(values[within], divergences, base, rate),
+        ):
             result[within] = np.minimum(result[within], bound)
     return result
 
@@ -86,8 +92,13 @@ def subsampled_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: floa
         ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
-    terms = _log_terms(base, pure, rate, _largest_integer(values))
-    return _interpolated(values, lambda order: _scaled_bound(terms, order))
+    return _subsampled(values, base(_integers(values)), pure, rate)
+
+
+def _subsampled(orders: Array, divergences: Array, pure: float, rate: float) -> Array:
+    """Return :func:`subsampled_rdp` from the base at every integer order."""
+    terms = _log_terms(divergences, pure, rate)
+    return _interpolated(orders, lambda order: _scaled_bound(terms, order))
 
 
 def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float) -> Array:
@@ -113,15 +124,19 @@ def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float
 
     Args:
         orders: above 1, at most 4096.
-        base: Renyi privacy r of the pair, or more, as a function of an array of orders.
+        base: Renyi divergence r of the pair, exact but for rounding, as a function of an array of orders.
         rate: q in (0, 1).
 
     Raises:
         ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
-    j = np.arange(2.0, _largest_integer(values) + 1)
-    log_moments = _log_expm1((j - 1) * base(j))
+    return _dominated(values, base(_integers(values)), base, rate)
+
+
+def _dominated(orders: Array, divergences: Array, base: Callable[[Array], Array], rate: float) -> Array:
+    """Return :func:`dominated_rdp` from the base at every integer order."""
+    log_moments = _log_expm1(np.arange(1.0, divergences.size + 1) * divergences)
     log_moments[0] = np.log(2) + _log_integral(base)
     terms = _binomial_terms(log_moments, rate)
 
@@ -135,11 +150,11 @@ def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float
             return 0.0
         return float(np.logaddexp(_scaled_bound(terms + order * np.log1p(-rate), order), log_backward(order)))
 
-    result = _interpolated(values, scaled)
-    low = values[values < 2]
+    result = _interpolated(orders, scaled)
+    low = orders[orders < 2]
     log_forward = low * np.log(rate) + _log_expm1((low - 1) * base(low))
     below_two = np.logaddexp(0.0, np.logaddexp(log_forward, log_backward(low))) / (low - 1)
-    result[values < 2] = np.minimum(result[values < 2], below_two)
+    result[orders < 2] = np.minimum(result[orders < 2], below_two)
     return result
 
 
@@ -149,9 +164,9 @@ def _log_integral(base: Callable[[Array], Array]) -> float:
     log_s2, log_s35 = log_moments - np.log([2.0, 8.75])
     if log_s2 == -np.inf:
         return -np.inf
-    # The difference of the two is rounded up: for a small divergence it is small beside them.
+    # For a small divergence their difference is small beside them: it is rounded up by more than base is off.
     excess = np.exp(min(log_s2 - log_s35, 0.0))
-    log_difference = log_s35 + np.log(1 - excess + 4e-15)
+    log_difference = log_s35 + np.log(1 - excess + _BASE_ROUNDING)
     return float(min(log_s2, np.logaddexp(log_s2 - np.log(2), (log_s2 + log_difference - np.log(6)) / 2)))
 
 
@@ -173,7 +188,7 @@ def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
         ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
-    j = np.arange(2.0, _largest_integer(values) + 1)
+    j = _integers(values)
     terms = _binomial_terms(_log_expm1((j * j - j) / (2 * sigma**2)), rate)
     return _interpolated(values, lambda order: _scaled_bound(terms + order * np.log1p(-rate), order))
 
@@ -189,11 +204,12 @@ def _log_expm1(exponent: Array) -> Array:
         return np.asarray(exponent + np.log(-np.expm1(-exponent)), np.float64)
 
 
-def _largest_integer(orders: Array) -> int:
+def _integers(orders: Array) -> Array:
+    """Return 2, 3, ... up to the largest order, rounded up."""
     largest = max(int(np.ceil(orders.max(initial=2.0))), 2)
     if largest > LARGEST_SAMPLED_ORDER or not np.all(orders > 1):
         raise ValueError(f"orders after sampling must be above 1 and at most {LARGEST_SAMPLED_ORDER}")
-    return largest
+    return np.arange(2.0, largest + 1)
 
 
 def _interpolated(orders: Array, scaled: Callable[[int], float]) -> Array:
@@ -206,10 +222,9 @@ def _interpolated(orders: Array, scaled: Callable[[int], float]) -> Array:
     return np.asarray(((1 - share) * low + share * high) / (orders - 1), np.float64)
 
 
-def _log_terms(base: Callable[[Array], Array], pure: float, rate: float, largest: int) -> Array:
-    """Return log of the terms for j = 2..largest, with 1/j! in place of the binomial."""
-    j = np.arange(2.0, largest + 1)
-    divergence = base(j)
+def _log_terms(divergence: Array, pure: float, rate: float) -> Array:
+    """Return log of the terms for j = 2, 3, ..., with 1/j! in place of the binomial."""
+    j = np.arange(2.0, divergence.size + 2)
     log_odds = pure + _log1mexp(pure)  # log(exp(pure) - 1)
     terms = (j - 1) * divergence + np.minimum(np.log(2.0), j * log_odds)
     terms[0] = min(terms[0], np.log(4.0) + divergence[0] + _log1mexp(float(divergence[0])))

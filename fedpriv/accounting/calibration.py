@@ -138,11 +138,13 @@ def calibrate(
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
     noise, parameter = _NOISES[mechanism], NOISE_PARAMETERS[mechanism]
 
-    def release(log_noise: float) -> Release:
+    def value(log_noise: float) -> float:
         # exp(log(x)) may lie a rounding beyond x.
-        value = min(max(math.exp(log_noise), noise.smallest), noise.largest)
+        return min(max(math.exp(log_noise), noise.smallest), noise.largest)
+
+    def release(log_noise: float) -> Release:
         return release_with(
-            value,
+            value(log_noise),
             delta,
             mechanism=mechanism,
             sampling=sampling,
@@ -170,7 +172,7 @@ def calibrate(
     # First with the cheap figure, which is never below the final one, then with that from there on.
     if running_epsilon(release(private)) <= target_epsilon:
         private = _search(lambda point: running_epsilon(release(point)), target_epsilon, private, exposed)
-    return math.exp(_search(final_epsilon, target_epsilon, private, exposed))
+    return value(_search(final_epsilon, target_epsilon, private, exposed))
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:

@@ -18,11 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.accounting.calibration import OutOfReachError, calibrate
+from fedpriv.accounting.release import LARGEST_DIMENSION
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 from fedpriv.errors import InputError
 from fedpriv.names import MechanismName, SamplingName
 
 __all__ = ["Comparison", "Contender", "Point", "compare_mechanisms", "equal_blocks", "noise_to_signal"]
+
+_MOST_BLOCKS = 10_000_000
+_MOST_BLOCKS_COMPARED = 1_000_000  # here calibration asks for each figure dozens of times
+_MOST_BATCH_SIZE = 10**12
+_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,14 @@ def equal_blocks(dimension: int, blocks: int) -> tuple[int, ...]:
     """Cut K coordinates into m blocks whose sizes differ by 1 at most, the larger ones first.
 
     Raises:
-        InputError: no coordinate or no block, or more blocks than coordinates.
+        InputError: a number of coordinates out of range, no block, or more blocks than coordinates or ten million.
     """
-    if dimension < 1:
-        raise InputError(f"dimension = {dimension}: allowed is 1 and more")
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise InputError(f"dimension = {dimension}: allowed is from 1 to {LARGEST_DIMENSION:,}")
     if not 1 <= blocks <= dimension:
         raise InputError(f"blocks = {blocks}: allowed is from 1 to the {dimension:,} coordinates that there are")
+    if blocks > _MOST_BLOCKS:
+        raise InputError(f"blocks = {blocks}: allowed is up to {_MOST_BLOCKS:,}")
     size, larger = divmod(dimension, blocks)
     return (size + 1,) * larger + (size,) * (blocks - larger)
 
@@ -125,7 +133,7 @@ def compare_mechanisms(
     batch_size: int,
     participations: int,
     rate: float | None = None,
-    block_size: int = 16,
+    block_size: int | None = None,
 ) -> Comparison:
     """Calibrate every mechanism to the same proven epsilons and compare what is left of the signal.
 
@@ -133,22 +141,18 @@ def compare_mechanisms(
         epsilons: of the whole run, above 0.
         delta: in (0, 1).
         dimension: K, at least 1.
-        batch_size: B, at least 1.
+        batch_size: B, from 1 to 1e12.
         participations: how often an example is used, at least 1.
         rate: of batches of a fixed size, under which all mechanisms have the same adjacency; None: no sampling.
-        block_size: about how many coordinates the small blocks of vmf have.
+        block_size: about how many coordinates the small blocks of vmf have; None: 16, or as many as there are.
 
     Raises:
         InputError: an argument out of range.
     """
-    if batch_size < 1:
-        raise InputError(f"batch_size = {batch_size}: allowed is 1 and more")
+    if not 1 <= batch_size <= _MOST_BATCH_SIZE:
+        raise InputError(f"batch_size = {batch_size}: allowed is from 1 to {_MOST_BATCH_SIZE:,}")
     whole = equal_blocks(dimension, 1)
-    if not 1 <= block_size <= dimension:
-        raise InputError(
-            f"block_size = {block_size}: allowed is from 1 to the {dimension:,} coordinates that there are"
-        )
-    small = equal_blocks(dimension, math.ceil(dimension / block_size))
+    small = _small_blocks(dimension, min(_BLOCK_SIZE, dimension) if block_size is None else block_size)
     contenders = (
         Contender("gaussian, hgm", "gaussian", whole),
         Contender("vmf, whole", "vmf", whole),
@@ -175,3 +179,17 @@ def compare_mechanisms(
 
     curves = tuple((contender, tuple(point(contender, epsilon) for epsilon in epsilons)) for contender in contenders)
     return Comparison(delta, sampling, known, participations, batch_size, dimension, curves)
+
+
+def _small_blocks(dimension: int, block_size: int) -> tuple[int, ...]:
+    if not 1 <= block_size <= dimension:
+        raise InputError(
+            f"block_size = {block_size}: allowed is from 1 to the {dimension:,} coordinates that there are"
+        )
+    blocks = -(-dimension // block_size)
+    if blocks > _MOST_BLOCKS_COMPARED:
+        least = -(-dimension // _MOST_BLOCKS_COMPARED)
+        raise InputError(
+            f"block_size = {block_size}: cuts {dimension:,} coordinates in {blocks:,} blocks; allowed is from {least:,}"
+        )
+    return equal_blocks(dimension, blocks)

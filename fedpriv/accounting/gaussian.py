@@ -8,6 +8,7 @@ with mu sqrt(T) (Dong, Roth and Su 2022, Corollary 3.3), and one is (epsilon, de
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from scipy import optimize, special
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
 from fedpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 __all__ = [
     "analytic_sigma",
@@ -137,6 +141,7 @@ _PLD_SMALLEST_DELTA = 1e-9
 _PLD_DELTA_PER_STEP = 1e-12
 _PLD_HELD_BACK = 1e-3
 _PLD_LARGEST_EPSILON = 1e6
+_PLD_AT_ONCE = 1000
 
 
 def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> float:
@@ -188,8 +193,21 @@ def poisson_pld_epsilon(sigma: float, rate: float, steps: int, delta: float, upp
     single = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=rate, value_discretization_interval=_pld_interval(sigma, rate, upper)
     )
-    epsilon = float(single.self_compose(steps).get_epsilon_for_delta(delta * (1 - _PLD_HELD_BACK)))
+    epsilon = float(_repeated(single, steps).get_epsilon_for_delta(delta * (1 - _PLD_HELD_BACK)))
     return epsilon if math.isfinite(epsilon) else None
+
+
+def _repeated(distribution: "PrivacyLossDistribution", steps: int) -> "PrivacyLossDistribution":
+    """Return the loss of so many steps.
+
+    dp-accounting first raises the number of cells to the power of the steps, in whole numbers, which takes minutes for
+    millions of steps: at most a thousand at once.
+    """
+    if steps <= _PLD_AT_ONCE:
+        return distribution.self_compose(steps)
+    most = _repeated(distribution.self_compose(_PLD_AT_ONCE), steps // _PLD_AT_ONCE)
+    rest = steps % _PLD_AT_ONCE
+    return most.compose(distribution.self_compose(rest)) if rest else most
 
 
 def _pld_interval(sigma: float, rate: float, upper: float) -> float:

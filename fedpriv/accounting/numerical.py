@@ -25,6 +25,7 @@ _HELD_BACK = 1e-3
 _LARGEST_EPSILON = 1e6
 _TRUNCATED = 1e-15  # of the probability at each composition; it counts as an infinite loss
 _FINEST, _COARSEST = 1e-6, 1e3  # grids; on finer ones differences of deltas drown in rounding
+_MOST_CELLS = 2**23  # of a grid after composition: half a second, a quarter of a GiB
 # The grid adds at most a quarter of its square to the variance of each loss.
 _SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3
 _LOWEST_LOSS = -60.0  # a smaller one has a probability below exp(-60)
@@ -48,8 +49,15 @@ def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: f
     interval = max(_interval(parts), known / 1e5, _SHARE_OF_EPSILON * known / math.sqrt(releases))
     if not _FINEST <= interval <= _COARSEST:
         return None
-    epsilon = _composed(parts, interval).epsilon(delta * (1 - _HELD_BACK))
+    try:
+        epsilon = _composed(parts, interval).epsilon(delta * (1 - _HELD_BACK))
+    except _TooManyCellsError:
+        return None
     return epsilon if math.isfinite(epsilon) else None
+
+
+class _TooManyCellsError(Exception):
+    """Losses that are so large beside their spread, as rare ones are, that no grid holds their sum."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ class LossDistribution:
         if count == 1:
             return self
         low, high = self._bounds(count)
+        if high - low > _MOST_CELLS:
+            raise _TooManyCellsError
         size = fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)
         rolled = fft.irfft(fft.rfft(self.masses, size) ** count, size)
         masses = np.maximum(np.roll(rolled, -low)[: high - low + 1], 0.0)

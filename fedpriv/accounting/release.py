@@ -22,6 +22,9 @@ __all__ = [
 LARGEST_KAPPA = 1e7
 SMALLEST_SIGMA, LARGEST_SIGMA = 1e-9, 1e12
 SMALLEST_SCALE, LARGEST_SCALE = 1e-9, 1e12
+SMALLEST_RATE = 1e-12
+LARGEST_PARTICIPATIONS = 10**15
+LARGEST_DIMENSION = 10**12
 
 NOISE_PARAMETERS: dict[MechanismName, str] = {"gaussian": "sigma", "laplace": "scale", "vmf": "kappa", "hgm": "sigma"}
 """For each mechanism with noise the field of :class:`Release` that says how much."""
@@ -40,10 +43,10 @@ class Release:
         unit: what is protected: one example of the client, or the client's whole update.
         sampling: shuffled: disjoint batches of a pass; fixed: B of n without replacement; poisson: each example with
             probability rate; full: no sampling (always so for unit = update).
-        rate: q = B / n in (0, 1]; not read for shuffled and full.
+        rate: q = B / n from 1e-12 to 1; not read for shuffled and full.
         participations: the most often one unit may have been used: passes (shuffled), steps (fixed, poisson, full), or
-            uploads (unit = update). At least 0.
-        dimensions: K of each block, at least 1 each; read for vmf only.
+            uploads (unit = update). From 0 to 1e15.
+        dimensions: K of each block, from 1 to 1e12 each; read for vmf only.
         kappa: concentration of the vmf, in [0, 1e7]; read for vmf only.
         sigma: noise over clip_norm, in [1e-9, 1e12]; read for gaussian and hgm only.
         scale: noise scale over clip_norm, in [1e-9, 1e12]; read for laplace only.
@@ -74,8 +77,13 @@ class Release:
             raise InputError(
                 f"sampling = {self.sampling}: with unit = update allowed is full, the update is not sampled"
             )
-        _check(_is_number(self.rate) and 0 < self.rate <= 1, "rate", self.rate, "above 0, at most 1")
-        _check(_is_count(self.participations, 0), "participations", self.participations, "a whole number, 0 or more")
+        _check_range("rate", self.rate, SMALLEST_RATE, 1.0)
+        _check(
+            _is_count(self.participations, 0, LARGEST_PARTICIPATIONS),
+            "participations",
+            self.participations,
+            "a whole number from 0 to 1e15",
+        )
         _check(_is_number(self.clip_norm) and self.clip_norm > 0, "clip_norm", self.clip_norm, "above 0, finite")
         _check(_is_number(self.delta) and 0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
         if self.mechanism in ("gaussian", "hgm"):
@@ -88,8 +96,9 @@ class Release:
     def _check_vmf(self) -> None:
         _check_range("kappa", self.kappa, 0.0, LARGEST_KAPPA)
         # A set, because there may be millions of blocks of one size.
-        fine = len(self.dimensions) > 0 and all(_is_count(dimension, 1) for dimension in set(self.dimensions))
-        _check(fine, "dimensions", self.dimensions, "at least one block, of whole numbers 1 or more")
+        sizes = set(self.dimensions)
+        fine = len(sizes) > 0 and all(_is_count(size, 1, LARGEST_DIMENSION) for size in sizes)
+        _check(fine, "dimensions", self.dimensions, "at least one block, of whole numbers from 1 to 1e12")
 
 
 def release_with(
@@ -144,5 +153,5 @@ def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
-def _is_count(value: object, least: int) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= least
+def _is_count(value: object, least: int, most: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and least <= int(value) <= most

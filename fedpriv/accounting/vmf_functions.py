@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 
 _SERIES_INDEX = 30.0  # the series serves while its largest term comes before this index
 _SERIES_TERMS = 160  # the terms after these are below 1e-40 of the sum
+_NEGLIGIBLE = 1e-20  # of the sum; terms that have come down to it fall faster than a geometric series
 _DEBYE_NU = 24.0
 _DEBYE_TERMS = 10
 _HANKEL_K = 1e4
@@ -118,6 +119,8 @@ def _series(b: float, k: Array) -> Array:
     for n in range(_SERIES_TERMS):
         term = term * (x / ((n + 1) * (b + n)))
         total = total + term
+        if not np.any(term > _NEGLIGIBLE * total):
+            break
     return total
 
 

@@ -148,7 +148,9 @@ def compare(
         typer.Option("--sampling-rate", help="Batches of a fixed size, this share of a client's examples."),
     ] = None,
     delta: Delta = 1e-5,
-    block_size: Annotated[int, typer.Option("--block-size", help="Numbers in each of vmf's small blocks.")] = 16,
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", help="Numbers in each of vmf's small blocks; by default 16.")
+    ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A proven epsilon to compare at; may be repeated.")
     ] = None,
