@@ -227,9 +227,10 @@ def verdict(
     """
     finished = status == "completed"
     parts = _by_conduct(scores)
-    crafts = experiment.adversary.crafts
-    sentences = _leakage(experiment, parts[False]) if experiment.adversary.passive_attacks or not crafts else []
-    sentences += _active(experiment, parts[True]) if crafts else []
+    adversary = experiment.adversary
+    listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
+    sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
+    sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += _beside_the_pictures(parts, unattacked)
     if not finished:
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]

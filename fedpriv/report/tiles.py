@@ -164,7 +164,8 @@ def _leakage(view: View) -> list[Tile]:
     made = {_upload(score) for score in view.scores if is_active(score.attack)}
     heard = [score for score in view.scores if _upload(score) not in made]
     stolen = [score for score in view.scores if _upload(score) in made]
-    passive = _eavesdropped(view, heard) if adversary.passive_attacks or not adversary.crafts else []
+    listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
+    passive = _eavesdropped(view, heard) if listened or not adversary.crafts else []
     return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]
 
 
