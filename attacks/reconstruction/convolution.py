@@ -21,6 +21,7 @@ GPU_BYTES = 2**28
 # patches on a CPU.
 FEW_IMAGES = 4
 FEW_CHANNELS = 8
+FEWEST_CHANNELS = 3  # the same, for convolutions forward
 MOST_PATCHES = 2**18
 ONLY_INPUT = (True, False, False)  # of the gradients that a convolution's backward can make
 
@@ -32,12 +33,12 @@ class Kept:
     """What a convolution keeps for its kernel's gradients.
 
     Attributes:
-        token: see :class:`_Convolution`.
+        tokens: of the kernels and of the errors, see :class:`_Convolution`.
         images: (R * groups, in / groups, H, W), padded; the groups of channels are so many images by themselves.
         windows: where the kernel is applied to them.
     """
 
-    token: Tensor
+    tokens: tuple[Tensor, Tensor]
     images: Tensor
     windows: "_Windows"
 
@@ -47,9 +48,9 @@ def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:
     flat = isinstance(layer, nn.Conv1d)
     x, windows = _padded(layer, x)
     weight = layer.weight.unsqueeze(2) if flat else layer.weight
-    output, token = _Convolution.apply(x, weight, layer.bias, windows)
+    output, *tokens = _Convolution.apply(x, weight, layer.bias, windows)
     images = x.detach().reshape(-1, x.shape[1] // layer.groups, *windows.image)
-    return Kept(token, images, windows), output.squeeze(2) if flat else output
+    return Kept((tokens[0], tokens[1]), images, windows), output.squeeze(2) if flat else output
 
 
 def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:
     """
     images = kept.images.to(errors.dtype)
     felt = errors.reshape(len(images), -1, math.prod(kept.windows.positions))
-    gradients: Tensor = _KernelGradients.apply(kept.token, images, felt, kept.windows)
+    gradients: Tensor = _KernelGradients.apply(*kept.tokens, images, felt, kept.windows)
     return gradients
 
 
@@ -98,46 +99,48 @@ def _padded(layer: Any, x: Tensor) -> tuple[Tensor, _Windows]:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution of padded images, and a token for its kernel's gradients.
+    """A convolution of padded images, and two tokens for its kernel's gradients.
 
     Both the output's derivatives and those of the kernel's gradients go back to the image by a convolution; with
     patches one way back for both costs half. So :class:`_KernelGradients` does not go back to the image itself: what
-    it would need, its kernels and errors, it hands back as the derivative of the token, and the way back is made here.
+    it would need, its kernels and errors, it hands back as the derivatives of the tokens, and the way back is made
+    here.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, windows: _Windows) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, windows: _Windows
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
         ctx.windows = windows
         output = F.conv2d(x, weight, bias, windows.stride, 0, windows.dilation, windows.groups)
-        tall, numbers = len(weight) // windows.groups, weight[0].numel() + math.prod(windows.positions)
-        return output, weight.new_empty(1).expand(len(x) * windows.groups, tall, numbers)
+        each = (len(x) * windows.groups, len(weight) // windows.groups)
+        token = weight.new_empty(1)
+        of_kernels = token.expand(*each, weight[0].numel())
+        return output, of_kernels, token.expand(*each, math.prod(windows.positions))
 
     @staticmethod
-    def backward(ctx: Any, of_output: Tensor | None, of_token: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, of_output: Tensor | None, kernels: Tensor | None, errors: Tensor | None
+    ) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         windows = ctx.windows
-        if of_token is None:
+        if kernels is None or errors is None:
             back = None if of_output is None else _Back.apply(of_output.to(x.dtype), x, weight.to(x.dtype), windows)
             return back, None, None, None
-        images = x.to(of_token.dtype).reshape(len(of_token), -1, *windows.image)
-        kernels, errors = of_token.split([weight[0].numel(), math.prod(windows.positions)], dim=2)
-        if of_output is None:
-            return _kernels_to(x, kernels, errors, images, windows), None, None, None
-        of_output = of_output.to(of_token.dtype)
-        if _grouped_is_faster(images):
-            back = _Back.apply(of_output, x.to(of_token.dtype), weight, windows)
-            return (back + _kernels_to(x, kernels, errors, images, windows)).to(x.dtype), None, None, None
-        shared = weight.reshape(1, windows.groups, *kernels.shape[1:]).expand(len(x), -1, -1, -1)
-        kernels = torch.cat([shared.flatten(0, 1), kernels], dim=1)
-        errors = torch.cat([of_output.reshape(len(images), -1, errors.shape[2]), errors], dim=1)
-        return _kernels_to(x, kernels, errors, images, windows), None, None, None
-
-
-def _kernels_to(x: Tensor, kernels: Tensor, errors: Tensor, images: Tensor, windows: _Windows) -> Tensor:
-    found: Tensor = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3])
-    return found.reshape(x.shape).to(x.dtype)
+        images = x.to(kernels.dtype).reshape(len(kernels), -1, *windows.image)
+        shared = None
+        if of_output is not None:
+            of_output = of_output.to(kernels.dtype)
+            if _grouped_is_faster(images):
+                shared = _Back.apply(of_output, x.to(kernels.dtype), weight, windows)
+            else:
+                weights = weight.reshape(1, windows.groups, *kernels.shape[1:]).expand(len(x), -1, -1, -1)
+                kernels = torch.cat([weights.flatten(0, 1), kernels], dim=1)
+                errors = torch.cat([of_output.reshape(len(images), -1, errors.shape[2]), errors], dim=1)
+        found = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3]).reshape(x.shape)
+        return (found if shared is None else found.add_(shared)).to(x.dtype), None, None, None
 
 
 class _Back(torch.autograd.Function):
@@ -147,6 +150,8 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, of_output: Tensor, x: Tensor, weight: Tensor, windows: _Windows) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.windows = windows
+        if _by_phases(of_output, windows):
+            return _back_by_phases(of_output, weight, windows)
         found: Tensor = torch.ops.aten.convolution_backward(
             of_output,
             x,
@@ -170,21 +175,46 @@ class _Back(torch.autograd.Function):
         return felt, None, None, None
 
 
+def _by_phases(of_output: Tensor, windows: _Windows) -> bool:
+    """Whether a strided convolution's way back is faster by its phases: on a CPU, where these cover the image."""
+    plain = windows.groups == 1 and windows.dilation == (1, 1) and windows.stride[0] == windows.stride[1] > 1
+    covered = all(
+        size == (places + -(-kernel // stride) - 1) * stride
+        for size, places, kernel, stride in zip(
+            windows.image, windows.positions, windows.kernel, windows.stride, strict=True
+        )
+    )
+    return plain and covered and of_output.device.type == "cpu" and of_output.dtype == torch.float32
+
+
+def _back_by_phases(of_output: Tensor, weight: Tensor, windows: _Windows) -> Tensor:
+    """The same numbers as a transposed convolution with stride s: s^2 convolutions without stride, interleaved."""
+    step = windows.stride[0]
+    down, across = (-(-kernel // step) for kernel in windows.kernel)
+    outputs, inputs, height, width = weight.shape
+    whole = F.pad(weight, (0, across * step - width, 0, down * step - height))
+    phases = whole.reshape(outputs, inputs, down, step, across, step).permute(1, 3, 5, 0, 2, 4).flip(4, 5)
+    kernels = phases.reshape(inputs * step * step, outputs, down, across)
+    return F.pixel_shuffle(F.conv2d(of_output, kernels, padding=(down - 1, across - 1)), step)
+
+
 class _KernelGradients(torch.autograd.Function):
     """Each image's gradient of a kernel (R, out, in * kernel), from padded images (R, in, H, W), errors (R, out, P)."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
+    def forward(
+        ctx: Any, of_kernels: Tensor, of_errors: Tensor, x: Tensor, errors: Tensor, windows: _Windows
+    ) -> Tensor:
         ctx.save_for_backward(x, errors)
         ctx.windows = windows
         rows: Tensor = torch.ops.fedpriv.kernel_gradients(x, errors, *windows[:3])
         return rows
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, Tensor, None]:
         x, errors = ctx.saved_tensors
         felt = torch.ops.fedpriv.images_through_kernels(gradient, x, errors, *ctx.windows[:3])
-        return torch.cat([gradient, errors], dim=2), None, felt, None
+        return gradient, errors, None, felt, None
 
 
 # As operators of their own they are left as they are by torch.compile, which would write out all patches at once.
@@ -198,8 +228,10 @@ _LIBRARY.define(f"images_through_kernels(Tensor kernels, Tensor x, Tensor errors
 def _kernel_gradients(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
     windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
     rows = errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
-    for some in _strips(x, windows):
-        torch.bmm(errors[some], _patches(x[some], windows), out=rows[some])
+    strips = _strips(x, windows)
+    buffer = _buffer(x[strips[0]], windows)
+    for some in strips:
+        torch.bmm(errors[some], _patches(x[some], windows, buffer), out=rows[some])
     return _channels_first(rows, x.shape[1])
 
 
@@ -229,21 +261,23 @@ def _images_through_kernels(
     """Each padded image (R, in, H, W) through its own kernel (R, out, in * kernel): (R, out, P), as the errors are."""
     windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
     kernels = kernels.contiguous()
-    if _grouped_is_faster(x) and kernels.shape[2] * errors.shape[2] <= MOST_PATCHES:
+    if _grouped_is_faster(x, FEWEST_CHANNELS) and kernels.shape[2] * errors.shape[2] <= MOST_PATCHES:
         groups, weights = _as_groups(kernels, x, windows)
         found = F.conv2d(groups, weights, None, windows.stride, 0, windows.dilation, groups=len(x))
         return found.reshape(errors.shape)
     kernels = kernels.unflatten(2, (x.shape[1], -1)).transpose(2, 3).flatten(2)
     through = errors.new_empty(errors.shape)
-    for some in _strips(x, windows):
-        torch.bmm(kernels[some], _patches(x[some], windows).mT, out=through[some])
+    strips = _strips(x, windows)
+    buffer = _buffer(x[strips[0]], windows)
+    for some in strips:
+        torch.bmm(kernels[some], _patches(x[some], windows, buffer).mT, out=through[some])
     return through
 
 
-def _grouped_is_faster(x: Tensor) -> bool:
+def _grouped_is_faster(x: Tensor, channels: int = FEW_CHANNELS) -> bool:
     """Whether a convolution with a group for each image beats patches: measured on a CPU, where it has fast code."""
     usable = x.device.type == "cpu" and x.dtype == torch.float32
-    return usable and len(x) >= FEW_IMAGES and x.shape[1] >= FEW_CHANNELS
+    return usable and len(x) >= FEW_IMAGES and x.shape[1] >= channels
 
 
 def _as_groups(kernels: Tensor, x: Tensor, windows: _Windows) -> tuple[Tensor, Tensor]:
@@ -258,8 +292,16 @@ def _strips(x: Tensor, windows: _Windows) -> list[slice]:
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
-def _patches(x: Tensor, windows: _Windows) -> Tensor:
-    """The patches (R, positions, kernel * in) of padded images (R, in, H, W): channels last, so that runs are long."""
+def _buffer(x: Tensor, windows: _Windows) -> Tensor:
+    """Room for the patches of so many images."""
+    return x.new_empty(len(x), *windows.positions, *windows.kernel, x.shape[1])
+
+
+def _patches(x: Tensor, windows: _Windows, buffer: Tensor) -> Tensor:
+    """The patches (R, positions, kernel * in) of padded images (R, in, H, W), in the buffer, which others use too.
+
+    Channels are last, so that runs are long.
+    """
     x = x.permute(0, 2, 3, 1).contiguous()
     images, height, width, channels = x.shape
     positions, kernel = windows.positions, windows.kernel
@@ -267,7 +309,7 @@ def _patches(x: Tensor, windows: _Windows) -> Tensor:
     between = (windows.stride[0] * down, windows.stride[1] * across)
     inside = (windows.dilation[0] * down, windows.dilation[1] * across)
     view = x.as_strided((images, *positions, *kernel, channels), (height * down, *between, *inside, 1))
-    patches: Tensor = view.reshape(images, math.prod(positions), -1)
+    patches: Tensor = buffer[:images].copy_(view).reshape(images, math.prod(positions), -1)
     return patches
 
 

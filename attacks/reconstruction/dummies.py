@@ -37,6 +37,7 @@ class DummyGradients:
     def __init__(self, factors: Mapping[str, Factor]) -> None:
         self._factors = dict(factors)
         self._squared: dict[Block, Tensor] = {}
+        self._dots: dict[tuple[int, Block], Tensor] = {}
         self._joined: dict[Block, Written] = {}
 
     @property
@@ -67,7 +68,10 @@ class DummyGradients:
 
     def dot(self, targets: Targets, block: Block | None = None) -> Tensor:
         """Return the inner products with each row's target, (N, U)."""
-        return _sum([factor.dot(targets, names) for names, factor in self._parts(block or self.names)])
+        key = (id(targets), block or self.names)
+        if key not in self._dots:
+            self._dots[key] = _sum([factor.dot(targets, names) for names, factor in self._parts(key[1])])
+        return self._dots[key]
 
     def rows(self, block: Block | None = None) -> Vector:
         """Return the gradients written out, tensors (N, U, *shape)."""

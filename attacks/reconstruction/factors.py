@@ -50,17 +50,22 @@ class Written(Factor):
         self.size = rows.shape[2:].numel()
         self._rows = rows
         self._flat = rows.flatten(2)
+        self._squared: Tensor | None = None
+        self._dots: dict[tuple[int, Block], Tensor] = {}
 
     def squared(self) -> Tensor:  # noqa: D102
-        squared: Tensor = _Products.apply(self._flat, None)
-        return squared
+        if self._squared is None:
+            self._squared = _Lengths.apply(self._flat)
+        return self._squared
 
     def gram(self) -> Tensor:  # noqa: D102
         return torch.bmm(self._flat, self._flat.mT)
 
     def dot(self, targets: Targets, block: Block) -> Tensor:  # noqa: D102
-        products: Tensor = _Products.apply(self._flat, targets.flat(block))
-        return products
+        key = (id(targets), block)
+        if key not in self._dots:
+            self._squared, self._dots[key] = _Products.apply(self._flat, targets.flat(block))
+        return self._dots[key]
 
     def rows(self) -> Tensor:  # noqa: D102
         return self._rows
@@ -116,28 +121,40 @@ class Outer(Factor):
         return positions * (wide + tall) > wide * tall
 
 
-class _Products(torch.autograd.Function):
-    """Inner products (N, U) of vectors (N, U, K) with others (N, K) or (1, K), or with themselves.
+class _Lengths(torch.autograd.Function):
+    """Squared norms (N, U) of vectors (N, U, K), in as few passes over them as can be, for the derivative too."""
 
-    As ``(a * b).sum(2)``, but with as few passes over the vectors as can be, for the derivative too.
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors)
+        norms: Tensor = torch.linalg.vector_norm(vectors, dim=2)
+        return norms.square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        return vectors * (2 * gradient)[:, :, None]
+
+
+class _Products(torch.autograd.Function):
+    """Squared norms (N, U) of vectors (N, U, K), and their inner products with others (N, K) or (1, K).
+
+    Both together, since the derivative is one sum of two vectors.
     """
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, others: Tensor | None) -> Tensor:
+    def forward(ctx: Any, vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(vectors, others)
-        if others is None:
-            norms: Tensor = torch.linalg.vector_norm(vectors, dim=2)
-            return norms.square()
+        norms = torch.linalg.vector_norm(vectors, dim=2)
         if len(others) == 1:
-            return vectors @ others[0]
-        return (vectors * others[:, None]).sum(dim=2)
+            return norms.square(), vectors @ others[0]
+        return norms.square(), torch.linalg.vecdot(vectors, others[:, None])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, of_squares: Tensor, of_products: Tensor) -> tuple[Tensor, None]:
         vectors, others = ctx.saved_tensors
-        if others is None:
-            return vectors * (2 * gradient)[:, :, None], None
-        return others[:, None] * gradient[:, :, None], None
+        of_vectors = vectors * (2 * of_squares)[:, :, None]
+        return of_vectors.addcmul_(others[:, None], of_products[:, :, None]), None
 
 
 class _Bilinear(torch.autograd.Function):

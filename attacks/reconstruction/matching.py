@@ -175,6 +175,8 @@ class _Group:
         """Put the dummies' gradients beside what was heard, without writing them out where that can be done."""
         if self.scales is None:
             return self._written(gradients)
+        for block in self.blocks:
+            gradients.dot(self.targets, block)  # the norms that the weights may need come with it
         weights = self.model.weights(gradients, self.scales)
         dot, squared = [], []
         for block in self.blocks:
