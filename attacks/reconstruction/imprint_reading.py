@@ -118,11 +118,13 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
     and if what it holds lies in the valid range and in the bin itself. The truth has no part in this.
 
     Raises:
-        AttackRefused: the upload is of several local steps, or the parameters were not crafted.
+        AttackRefused: the upload is of several local steps, there are several, or the parameters were not crafted.
     """
     title = f"client {victim.client}, round {victim.round}"
     if victim.model.training is not None:
         raise AttackRefused(f"{title}: imprint reads one gradient, and this is an update of local training")
+    if victim.more:
+        raise AttackRefused(f"{title}: imprint reads one upload at a time; attack each round's by itself")
     if not is_crafted(victim.parameters, layers):
         raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for imprint")
     rows = _Rows.of(victim, layers)
