@@ -94,7 +94,7 @@ def attack_folder(
 
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
-    """List the attacks: what each needs of the threat model, and its settings."""
+    """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
     from attacks.reconstruction import ATTACKS
 
     if as_json:
@@ -110,6 +110,9 @@ def list_attacks(as_json: Json = False) -> None:
                 )
             )
         out.print(Padding(Text(f"needs {'; '.join(need.words for need in attack.needs)}"), (0, 0, 0, 4)))
+        if attack.parts:
+            parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts.items())
+            out.print(Padding(Text(f"parts: {parts}"), (0, 0, 0, 4)))
         for key, field in attack.config.model_fields.items():
             setting = Text(f"adversary.{attack.name}.{key} = {field.default}")
             out.print(Padding(setting.append(f"  {field.description}", style="dim"), (0, 0, 0, 4)))
@@ -172,6 +175,7 @@ def _about(attack: "Attack") -> dict[str, Any]:
         "active": attack.active,
         "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
         "tunable": list(attack.tunable),
+        "parts": dict(attack.parts),
         "settings": [
             {"key": f"adversary.{attack.name}.{key}", "default": field.default, "meaning": field.description}
             for key, field in attack.config.model_fields.items()

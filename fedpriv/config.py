@@ -29,6 +29,7 @@ from fedpriv.errors import InputError
 __all__ = [
     "AdversaryConfig",
     "ClosedFormConfig",
+    "CustomConfig",
     "DataConfig",
     "DlgConfig",
     "EngineConfig",
@@ -326,13 +327,30 @@ class ClosedFormConfig(_Section):
     restarts: ClassVar[int] = 1
 
 
-class IgaConfig(_Section):
-    """Inverting Gradients (Geiping et al. 2020)."""
+class CustomConfig(_Section):
+    """Gradient matching of parts of your own choice."""
 
-    iterations: Count = Field(2400, description="signed Adam steps")
+    objective: Literal["squared-distance", "cosine"] = Field("cosine", description="how gradients are compared")
+    optimiser: Literal["lbfgs", "adam", "signed-adam"] = Field(
+        "signed-adam", description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only"
+    )
+    schedule: Literal["constant", "steps", "cosine"] = Field(
+        "cosine", description="of Adam's learning rate; steps: times 0.1 at 3/8, 5/8 and 7/8"
+    )
+    variables: Literal["pixels", "decorrelated"] = Field(
+        "pixels", description="decorrelated: coordinates in which pixels of photographs are independent"
+    )
+    start: Literal["normal", "uniform", "public-mean", "closed-form"] = Field(
+        "normal", description="normal: of the variables; uniform: over the valid pixels; the others: around an image"
+    )
+    box: bool = Field(True, description="keep images within the valid range of pixels")
+    read_labels: bool = Field(True, description="read labels off the last layer; where not, optimise them")
+    iterations: Count = Field(1000, description="steps")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
-    learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
+    learning_rate: Positive = Field(0.1, description="of Adam, at the start")
     tv: NonNegative = Field(1e-4, description="weight of the total variation")
+    public_mean: NonNegative = Field(0.0, description="weight of the squared distance from the mean public image")
+    gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
 
 
 class ImprintConfig(_Section):
@@ -365,7 +383,7 @@ class AdversaryConfig(_Section):
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
     attacks: Annotated[
-        tuple[Literal["dlg", "idlg", "iga", "closed_form", "imprint"], ...], AfterValidator(_distinct)
+        tuple[Literal["dlg", "idlg", "iga", "closed_form", "imprint", "custom"], ...], AfterValidator(_distinct)
     ] = Field(("dlg", "iga"), description="reconstruction attacks; [] for none")
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
         (1,), description="rounds whose uploads are attacked, counted from 1"
@@ -380,6 +398,7 @@ class AdversaryConfig(_Section):
     iga: IgaConfig = Field(default_factory=lambda: IgaConfig())
     closed_form: ClosedFormConfig = Field(default_factory=lambda: ClosedFormConfig())
     imprint: ImprintConfig = Field(default_factory=lambda: ImprintConfig())
+    custom: CustomConfig = Field(default_factory=lambda: CustomConfig())
 
     @model_validator(mode="after")
     def _may_be_active(self) -> Self:

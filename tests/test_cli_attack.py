@@ -83,12 +83,14 @@ def test_list(here: Path) -> None:
         assert f"{attack.name} {attack.title}" in words
         assert attack.reference in words
         assert all(need.words in words for need in attack.needs)
+        assert all(f"{kind} {part}" in words for kind, part in attack.parts.items())
         for key, field in attack.config.model_fields.items():
             assert f"adversary.{attack.name}.{key} = {field.default} {field.description}" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     tree = json.loads(fedpriv("attack", "list", "--json", cwd=here).stdout)
     assert [one["name"] for one in tree] == list(ATTACKS)
-    assert all({"name", "title", "reference", "needs", "tunable", "settings"} == set(one) for one in tree)
+    assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv"
+    assert all({"name", "title", "reference", "needs", "tunable", "parts", "settings"} == set(one) for one in tree)
 
 
 def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:

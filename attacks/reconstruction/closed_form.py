@@ -30,7 +30,7 @@ from fedpriv.config import ClosedFormConfig
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import GaussianMechanism, HeterogeneousGaussianMechanism, VmfMechanism
 
-__all__ = ["run_closed_form"]
+__all__ = ["read_images", "run_closed_form"]
 
 DRAWS = 20240513  # the seed of the rows that a batch is separated with; it decides nothing but the time
 SCALES = 25  # factors of an image that are tried at once
@@ -57,16 +57,21 @@ def run_closed_form(
     Raises:
         AttackRefused: the network has no such layer, or an upload is of a kind that cannot be read.
     """
-    layers: dict[int, InputLayer | None] = {}
-    for victim in rows:
-        if id(victim.parameters) not in layers:
-            layers[id(victim.parameters)] = find_input_layer(scene.network, victim.parameters, scene.shape)
-    found = [_read(scene, victim, layers[id(victim.parameters)]) for victim in rows]
+    found = _read_all(scene, rows)
     pictures = torch.stack([one.images for one in found])
     labels = _complete(scene, rows, found)
     losses = _distances(scene, rows, pictures, labels)
     report(1, losses)
     return Outcome(pictures, labels, losses, torch.ones(len(rows)).long(), ("",) * len(rows))
+
+
+def read_images(scene: Scene, victims: Sequence[Victim]) -> list[Tensor]:
+    """Return the images (B, C, H, W) alone, normalised, for attacks that start there.
+
+    Raises:
+        AttackRefused: as for :func:`run_closed_form`.
+    """
+    return [one.images for one in _read_all(scene, victims)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +80,14 @@ class _Read:
 
     images: Tensor
     labels: Tensor | None
+
+
+def _read_all(scene: Scene, rows: Sequence[Victim]) -> list[_Read]:
+    layers: dict[int, InputLayer | None] = {}
+    for victim in rows:
+        if id(victim.parameters) not in layers:
+            layers[id(victim.parameters)] = find_input_layer(scene.network, victim.parameters, scene.shape)
+    return [_read(scene, victim, layers[id(victim.parameters)]) for victim in rows]
 
 
 def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:

@@ -41,6 +41,12 @@ class Coordinates:
         mixed: Tensor = (self.channels @ smooth.flatten(-2)).unflatten(-1, smooth.shape[-2:])
         return mixed
 
+    def of(self, images: Tensor) -> Tensor:
+        """Map normalised images (..., C, H, W) to their coordinates."""
+        unmixed = torch.linalg.solve(self.channels, images.flatten(-2)).unflatten(-1, images.shape[-2:])
+        coordinates: Tensor = torch.linalg.solve(self.across, torch.linalg.solve(self.down, unmixed).mT).mT
+        return coordinates
+
     def to(self, like: Tensor) -> "Coordinates":
         """Return the same coordinates on a tensor's device and in its type."""
         return Coordinates(self.channels.to(like), self.down.to(like), self.across.to(like))

@@ -1,23 +1,28 @@
 """The table of attacks: what each is called, what it needs of the threat model, its settings, and what runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
 
 from attacks.reconstruction.closed_form import run_closed_form
-from attacks.reconstruction.dlg import run_dlg, run_idlg
-from attacks.reconstruction.iga import run_iga
+from attacks.reconstruction.descent import run_recipe
 from attacks.reconstruction.imprint import NEEDS as IMPRINT_NEEDS
 from attacks.reconstruction.imprint_reading import run_imprint
+from attacks.reconstruction.parts import Recipe
 from attacks.reconstruction.results import Outcome
+from attacks.reconstruction.scene import Report, Scene
+from attacks.reconstruction.uploads import Victim
 from attacks.threat import Access
-from fedpriv.config import ClosedFormConfig, DlgConfig, IdlgConfig, IgaConfig, ImprintConfig
+from fedpriv.config import ClosedFormConfig, CustomConfig, DlgConfig, IdlgConfig, IgaConfig, ImprintConfig
 
 __all__ = ["ATTACKS", "GRADIENT_MATCHING", "Attack", "Settings", "is_active"]
 
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 
-Settings = DlgConfig | IgaConfig | ClosedFormConfig | ImprintConfig
+Settings = DlgConfig | IgaConfig | ClosedFormConfig | CustomConfig | ImprintConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Attack:
         needs: what the threat model must grant.
         tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
         config: its settings' class.
-        run: what runs it on a chunk of rows.
+        method: its parts; or, where it is not made of them, what runs it on a chunk of rows: (scene, rows, images,
+            logits, config, report) -> Outcome.
     """
 
     name: str
@@ -40,12 +46,39 @@ class Attack:
     needs: tuple[Access, ...]
     tunable: tuple[str, ...]
     config: type[Settings]
-    run: Callable[..., Outcome]
+    method: Recipe | Callable[..., Outcome]
+
+    @property
+    def run(self) -> Callable[..., Outcome]:
+        """What runs it on a chunk of rows."""
+        return partial(run_recipe, self.method) if isinstance(self.method, Recipe) else self.method
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """Kind of part -> part; empty where it is not made of these."""
+        return self.method.parts if isinstance(self.method, Recipe) else {}
 
     @property
     def active(self) -> bool:
         """Whether the clients must have been sent parameters of the adversary's own making: a worst case."""
         return Access.ACTIVE in self.needs
+
+
+def run_custom(
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: CustomConfig, report: Report
+) -> Outcome:
+    """Run the recipe that the settings are; arguments as for :func:`run_recipe`."""
+    recipe = Recipe(
+        config.objective,
+        config.optimiser,
+        config.schedule,
+        config.variables,
+        config.start,
+        config.box,
+        ("tv", "public_mean", "gaussian"),
+        ("known", "read", "optimised") if config.read_labels else ("known", "optimised"),
+    )
+    return run_recipe(recipe, scene, rows, images, logits, config, report)
 
 
 ATTACKS: Mapping[str, Attack] = {
@@ -58,7 +91,7 @@ ATTACKS: Mapping[str, Attack] = {
             GRADIENT_MATCHING,
             (),
             DlgConfig,
-            run_dlg,
+            Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
         ),
         Attack(
             "idlg",
@@ -67,7 +100,7 @@ ATTACKS: Mapping[str, Attack] = {
             GRADIENT_MATCHING,
             (),
             IdlgConfig,
-            run_idlg,
+            Recipe("squared-distance", "lbfgs", variables="decorrelated"),
         ),
         Attack(
             "iga",
@@ -76,7 +109,7 @@ ATTACKS: Mapping[str, Attack] = {
             GRADIENT_MATCHING,
             ("tv",),
             IgaConfig,
-            run_iga,
+            Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv",)),
         ),
         Attack(
             "closed_form",
@@ -87,6 +120,15 @@ ATTACKS: Mapping[str, Attack] = {
             (),
             ClosedFormConfig,
             run_closed_form,
+        ),
+        Attack(
+            "custom",
+            "Parts of your own choice",
+            "Geiping et al., NeurIPS 2020, and Zhu et al., NeurIPS 2019, for the parts",
+            GRADIENT_MATCHING,
+            ("tv",),
+            CustomConfig,
+            run_custom,
         ),
         Attack(
             "imprint",

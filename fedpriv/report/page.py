@@ -29,6 +29,7 @@ NAMES = {
     "dlg": "DLG",
     "idlg": "iDLG",
     "closed_form": "Closed form",
+    "custom": "Custom",
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",

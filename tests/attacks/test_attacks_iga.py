@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attacks.observation import Observation
 from attacks.reconstruction import reconstruct
-from attacks.reconstruction.iga import _Best
+from attacks.reconstruction.descent import Best
 from fedpriv import metrics
 from fedpriv.config import IgaConfig
 from fedpriv.randomness import torch_stream
@@ -91,12 +91,12 @@ def test_the_kept_images_are_those_of_the_kept_loss() -> None:
 
 def test_bookkeeping_row_by_row() -> None:
     images, logits = torch.zeros(3, 1, 1, 2, 2), torch.zeros(3, 1, 4)
-    best = _Best(images, logits)
+    best = Best(images, logits)
     table = [[3.0, 1.0, torch.nan], [2.0, 5.0, torch.nan], [4.0, 0.5, 7.0]]
     for number, losses in enumerate(table):
         best.keep(torch.tensor(losses), images + number, logits - number)
     assert best.losses.tolist() == [2.0, 0.5, 7.0]
-    assert best.images[:, 0, 0, 0, 0].tolist() == [1, 2, 2]
+    assert best.variables[:, 0, 0, 0, 0].tolist() == [1, 2, 2]
     assert best.logits[:, 0, 0].tolist() == [-1, -2, -2]
 
 

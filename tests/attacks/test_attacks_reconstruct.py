@@ -222,7 +222,7 @@ def test_wrong_calls() -> None:
 
 def test_the_table_of_attacks_is_that_of_the_settings() -> None:
     names = tuple(ATTACKS)
-    assert set(AdversaryConfig(attacks=names).attacks) == set(names)
+    assert set(AdversaryConfig(attacks=names, threat_model="malicious-server").attacks) == set(names)
     assert set(AdversaryConfig().attacks) < set(names)
     for name, attack in ATTACKS.items():
         assert attack.name == name
