@@ -327,6 +327,15 @@ class ClosedFormConfig(_Section):
     restarts: ClassVar[int] = 1
 
 
+class IgaConfig(_Section):
+    """Inverting Gradients (Geiping et al. 2020)."""
+
+    iterations: Count = Field(2400, description="signed Adam steps")
+    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+    learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
+    tv: NonNegative = Field(1e-4, description="weight of the total variation")
+
+
 class CustomConfig(_Section):
     """Gradient matching of parts of your own choice."""
 
