@@ -1,10 +1,11 @@
-"""Inverting Gradients on FedAvg updates of several local steps, which are unrolled on the dummies.
+"""Attacks on FedAvg updates of several local steps, which are unrolled on the dummies.
 
-Usage: python -m benchmarks.unroll [--json FILE] [--model lenet] [--victims 8] [--examples 4] [--batch 1] [--epochs 1]
-           [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 2400] [--restarts 1] [--seed 1]
+Usage: python -m benchmarks.unroll [--json FILE] [--attack idlg] [--model lenet] [--victims 8] [--examples 4]
+           [--batch 1] [--epochs 1] [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 300]
+           [--restarts 1] [--seed 1]
 
-Each victim is a client of the lab with so many CIFAR-10 images, in the first round. Labels are inferred. Choose the
-weight of the total variation with one seed, that is on some images, and report the figures of another.
+Each victim is a client of the lab with so many CIFAR-10 images, in the first round. Labels are inferred. The weight of
+the total variation is for iga alone: choose it with one seed, that is on some images, and report another's figures.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from attacks.baselines import guesses
 from attacks.reconstruction import reconstruct
 from attacks.referee import Truth, median_interval, score
 from clients.training import local_upload
-from fedpriv.config import Experiment, IgaConfig
+from fedpriv.config import DlgConfig, Experiment, IdlgConfig, IgaConfig
 from fedpriv.randomness import numpy_stream
 from fedpriv.world import build_world
 from server.exchange import Upload
@@ -35,9 +36,9 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
         for client in range(options.victims)
     ]
     heard = observe(world, 1, world.initial, uploads)
-    config = IgaConfig(iterations=options.steps, restarts=options.restarts, tv=tv)
+    config = _settings(options, tv)
     began = time.perf_counter()
-    found = reconstruct("iga", heard, world.model, config, options.seed)
+    found = reconstruct(options.attack, heard, world.model, config, options.seed)
     seconds = time.perf_counter() - began
     guess = guesses(world.dataset.x_test[:1000].float() / 255)
     scores = []
@@ -49,6 +50,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     generator = numpy_stream(options.seed, "benchmark interval")
     psnr = median_interval([one.psnr for one in scores], generator, groups=[one.client for one in scores])
     return {
+        "attack": options.attack,
         "model": options.model,
         "optimizer": options.optimizer,
         "momentum": options.momentum,
@@ -58,7 +60,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
         "local_steps": heard[0].settings.local_steps,
         "victims": options.victims,
         "examples": options.examples,
-        "tv": tv,
+        "tv": tv if options.attack == "iga" else None,
         "iterations": options.steps,
         "restarts": options.restarts,
         "seed": options.seed,
@@ -69,6 +71,13 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
         "loss": sum(one.loss or 0.0 for one in found) / len(found),
         "seconds": seconds,
     }
+
+
+def _settings(options: argparse.Namespace, tv: float) -> DlgConfig | IgaConfig:
+    if options.attack == "iga":
+        return IgaConfig(iterations=options.steps, restarts=options.restarts, tv=tv)
+    kind = IdlgConfig if options.attack == "idlg" else DlgConfig
+    return kind(iterations=options.steps, restarts=options.restarts)
 
 
 def _experiment(options: argparse.Namespace) -> Experiment:
@@ -95,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each weight."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--attack", default="idlg", choices=["dlg", "idlg", "iga"])
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--victims", type=int, default=8)
     parser.add_argument("--examples", type=int, default=4)
@@ -104,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--tv", type=float, nargs="+", default=[1e-3])
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--restarts", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
