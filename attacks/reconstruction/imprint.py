@@ -113,9 +113,7 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
         public_images: (M, C, H, W), normalised, of the same kind as the clients'. The cut points are quantiles of their
             measurement: as many images in each bin.
         threat: what the adversary may do.
-        bins: how many rows of the first layer become bins, from 2; ``None``: all. The others let no image through. An
-            image's gradient is spread over the rows below its own, so that fewer of them stand out better from noise,
-            and more images share one.
+        bins: how many rows of the first layer become bins, from 2; ``None``: all. The others let no image through.
 
     Returns:
         All trained parameters, by name.
