@@ -369,7 +369,7 @@ class ImprintConfig(_Section):
     restarts: ClassVar[int] = 1
 
     bins: Annotated[Integer, Field(ge=2, le=10_000_000)] | None = Field(
-        None, description="rows of the first layer used as bins; fewer stand out better from noise; unset: all"
+        None, description="rows of the first layer used as bins for the images' brightness; unset: all"
     )
     public_examples: Annotated[Integer, Field(ge=2, le=10_000_000)] = Field(
         10_000, description="public images (test images), at most, whose brightness sets the cut points between bins"
