@@ -8,6 +8,7 @@ import pytest
 from scipy import integrate, special
 
 from fedpriv.accounting import gaussian_delta, gaussian_rdp, laplace_rdp, vmf_rdp
+from fedpriv.accounting.numerical import ComposedPair
 from fedpriv.accounting.pairs import DirectionalPair, GaussianPair, LaplacePair, SampledPair, interpolated
 
 
@@ -175,3 +176,63 @@ def test_interpolation_is_from_above_and_exact_at_the_edges():
     between = np.linspace(0, 2, 21)
     assert np.all(interpolated(edges, deltas, between) >= [gaussian_delta(e, 1.0) * (1 - 1e-12) for e in between])
     assert interpolated(edges, deltas, np.array([5.0]))[0] == deltas[-1]
+
+
+@pytest.mark.parametrize(("kappa", "seed"), list(itertools.product([0.3, 1.5], range(3))))
+def test_no_batch_of_two_of_three_directions_exceeds_the_claim(kappa, seed):
+    """Both draws are seen, in random order, which tells more than their sum; all directions anywhere on the circle."""
+    sampled = SampledPair(DirectionalPair(kappa, 2), 2 / 3)
+    t = np.linspace(0, 2 * np.pi, 97)[:-1]
+    rng = np.random.default_rng(seed)
+
+    def law(angle):
+        density = np.exp(kappa * np.cos(t - angle))
+        return density / density.sum()
+
+    def release(angles):
+        laws = [law(angle) for angle in angles]
+        return sum(np.outer(laws[i], laws[j]) for i, j in itertools.permutations(range(3), 2)) / 6
+
+    neighbours = [(0.0, np.pi, np.pi, np.pi), (0.0, np.pi, 0.0, np.pi), *rng.uniform(0, 2 * np.pi, (12, 4))]
+    positive = np.linspace(0.0, sampled.largest, 8)
+    claimed = sampled.deltas(positive)
+    for own, replaced, *others in neighbours:
+        p, q = release([own, *others]), release([replaced, *others])
+        for epsilon, above in zip(positive, claimed, strict=True):
+            assert hockey_stick(p, q, epsilon) <= above + 1e-6
+            assert hockey_stick(q, p, epsilon) <= above + 1e-6
+
+
+@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.5, 3.0], [0.3, 1.0])))
+def test_no_two_blocks_turned_at_once_exceed_the_composed_pair(kappa, rate):
+    """Blocks of two and of three coordinates, all of a replaced gradient at once, by any angles, others anywhere."""
+    pair = ComposedPair(((DirectionalPair(kappa, 2), 1), (DirectionalPair(kappa, 3), 1)))
+    claim = SampledPair(pair, rate) if rate < 1 else pair
+    circle = np.linspace(0, 2 * np.pi, 121)[:-1]
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    around = np.linspace(0, 2 * np.pi, 25)[:-1]
+    sine = np.sqrt(1 - nodes**2)[:, None]
+    sphere = np.stack(np.broadcast_arrays(sine * np.cos(around), sine * np.sin(around), nodes[:, None]), -1)
+    area = np.repeat(weights, around.size)
+
+    def law(plane, space):
+        first = np.exp(kappa * np.cos(circle - plane))
+        second = area * np.exp(kappa * sphere.reshape(-1, 3) @ space)
+        return np.outer(first / first.sum(), second / second.sum())
+
+    rng = np.random.default_rng(3)
+    directions = rng.normal(size=(6, 3, 3))
+    directions /= np.linalg.norm(directions, axis=2, keepdims=True)
+    pole = np.array([0.0, 0.0, 1.0])
+    cases = [((0.0, pole), (np.pi, -pole), (np.pi, -pole)), ((0.0, pole), (0.0, -pole), (1.0, pole))]
+    cases += [tuple(zip(rng.uniform(0, 2 * np.pi, 3), three, strict=True)) for three in directions]
+    epsilons = np.linspace(0.0, 0.9 * claim.largest, 6)
+    claimed = claim.deltas(epsilons)
+    for own, replaced, others in cases:
+        p, q = (rate * law(*one) + (1 - rate) * law(*others) for one in (own, replaced))
+        for epsilon, above in zip(epsilons, claimed, strict=True):
+            assert hockey_stick(p, q, epsilon) <= above + 2e-4
+            assert hockey_stick(q, p, epsilon) <= above + 2e-4
+    p, q = law(0.0, pole), law(np.pi, -pole)
+    if rate == 1:  # opposite directions in every block reach it
+        assert hockey_stick(p, q, 0.0) >= 0.98 * claimed[0]
