@@ -193,7 +193,7 @@ def _results(results: list[dict[str, Any]]) -> Table:
     for row in results:
         labels, told = row["label_accuracy"], row["identified"]
         table.add_row(
-            row["attack"],
+            f"{row['attack']} (active)" if row["active"] else row["attack"],
             row["upload"],
             f"{row['recovered']} of {row['victims']}",
             "n/a" if told is None else f"{told} of {row['victims']}",
