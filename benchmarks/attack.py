@@ -162,12 +162,12 @@ def _prepare(case: Case, method: str, noise: float) -> tuple[Step, int, Evaluato
     return _batched(model, uploads, case.restarts, method == "batched-compiled")
 
 
-def _peak(case: Case, method: str, noise: float, threads: int) -> float:
-    """The peak memory of a few steps, in MiB, over that of what was made before: in a process of its own."""
+def _peaks(case: Case, methods: tuple[str, ...], noise: float, threads: int) -> list[float]:
+    """The peak memory of a few steps, in MiB, over that of what was made before: each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["attacks.reconstruction"])
-    with context.Pool(1) as pool:
-        return float(pool.apply(_measure_peak, (case, method, noise, threads)))
+    with context.Pool(len(methods), maxtasksperchild=1) as pool:
+        return pool.starmap(_measure_peak, [(case, method, noise, threads) for method in methods], chunksize=1)
 
 
 def _measure_peak(case: Case, method: str, noise: float, threads: int) -> float:
@@ -197,14 +197,10 @@ def _measure(case: Case, methods: tuple[str, ...], seconds: float, noise: float,
             began = time.perf_counter()
             step()
             times[method].append(1e3 * (time.perf_counter() - began) / count)
+    peaks = _peaks(case, methods, noise, threads)
     return [
-        Row(
-            **asdict(case),
-            method=method,
-            ms_per_iteration_and_victim=statistics.median(times[method]),
-            peak_mib=_peak(case, method, noise, threads),
-        )
-        for method in methods
+        Row(**asdict(case), method=method, ms_per_iteration_and_victim=statistics.median(times[method]), peak_mib=peak)
+        for method, peak in zip(methods, peaks, strict=True)
     ]
 
 

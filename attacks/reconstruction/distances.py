@@ -1,5 +1,7 @@
 """What the attacks minimise: squared distance, angle, and total variation; one number a row."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,34 @@ def angle(comparison: Comparison) -> Tensor:
 
 def total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbours, across plus down; images (N, B, C, H, W), any C, give (N,)."""
-    across = (images[..., 1:] - images[..., :-1]).abs()
-    down = (images[..., 1:, :] - images[..., :-1, :]).abs()
-    return _row_mean(across) + _row_mean(down)
+    total: Tensor = _TotalVariation.apply(images)
+    return total
 
 
-def _row_mean(values: Tensor) -> Tensor:
-    flat = values.flatten(1)
-    return flat.sum(dim=1) / max(flat.shape[1], 1)
+class _TotalVariation(torch.autograd.Function):
+    """The derivative is made of signs alone: fewer passes over the images than one difference after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        ctx.save_for_backward(images)
+        total = images.new_zeros(len(images))
+        for axis, count in _neighbours(images):
+            total += images.diff(dim=axis).abs_().flatten(1).sum(dim=1) / count
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (images,) = ctx.saved_tensors
+        felt = torch.zeros_like(images)
+        for axis, count in _neighbours(images):
+            pairs = images.shape[axis] - 1
+            signs = images.diff(dim=axis).sign_()
+            felt.narrow(axis, 1, pairs).add_(signs, alpha=1 / count)
+            felt.narrow(axis, 0, pairs).sub_(signs, alpha=1 / count)
+        return felt.mul_(gradient[:, None, None, None, None])
+
+
+def _neighbours(images: Tensor) -> list[tuple[int, int]]:
+    """The axes across and down, with the number of pairs of neighbours in one row's images; at least 1."""
+    numbers = images[0].numel()
+    return [(axis, max(numbers // images.shape[axis] * (images.shape[axis] - 1), 1)) for axis in (4, 3)]
