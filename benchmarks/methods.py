@@ -83,6 +83,7 @@ def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
     loss = partial(functional.cross_entropy, reduction="none")
 
     def step() -> None:
+        optimizer.zero_grad()
         released = mechanism.release(per_example_gradients(model, loss, x, y), batch, generator)
         for name, value in released.items():
             parameters[name].grad = value
@@ -100,6 +101,7 @@ def _vmf_dense(setting: Setting, batch: int) -> Step:
     loss = partial(functional.cross_entropy, reduction="none")
 
     def step() -> None:
+        optimizer.zero_grad()
         gradients = dense_gradients(model, loss, x, y, "the benchmark's reference")
         for name, value in _separate_draws(gradients, generator, rng).items():
             parameters[name].grad = value

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors import Factor
-from fedpriv.gradients.operator import Block, GradientOperator, Vector, full_precision
+from fedpriv.gradients.operator import Block, GradientOperator, Vector, full_precision, in_double
 
 __all__ = ["FactoredGradients"]
 
@@ -37,8 +37,8 @@ class FactoredGradients(GradientOperator):
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self._factors = dict(factors)
 
-    def gram(self, block: Block | None = None) -> Tensor:  # noqa: D102
-        return self._sum(lambda name, factor: factor.gram(), block)
+    def gram(self, block: Block | None = None, *, precise: bool = True) -> Tensor:  # noqa: D102
+        return in_double(self._sum(lambda name, factor: factor.gram(precise), block))
 
     def norms(self, block: Block | None = None) -> Tensor:  # noqa: D102
         return self._sum(lambda name, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
@@ -67,11 +67,20 @@ class FactoredGradients(GradientOperator):
             for name in self.names(block):
                 self._factors[name].add_to(vector[name], scale, weights)
 
+    def part(self, start: int, stop: int) -> "FactoredGradients":  # noqa: D102
+        factors = {name: factor.part(start, stop) for name, factor in self._factors.items()}
+        return FactoredGradients(
+            factors, stop - start, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
+        )
+
+    def pair_products(self, block: Block | None = None) -> int:  # noqa: D102
+        return sum(self._factors[name].pair_products() for name in self.names(block))
+
     def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:
-        """Add up a product over the block's parameters, in a new tensor."""
+        """Add up a product over the block's parameters."""
         first, *others = self.names(block)
         with full_precision(self.device):
-            total = product(first, self._factors[first]).clone()
+            total = product(first, self._factors[first])
             for name in others:
-                total += product(name, self._factors[name])
+                total = total + product(name, self._factors[name])
         return total

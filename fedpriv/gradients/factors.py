@@ -73,6 +73,25 @@ class Inputs(Protocol):
         """Return some examples, (n, T, in)."""
 
 
+class _Some:
+    """Inputs of some of a batch's examples, made only when they are asked for.
+
+    Args:
+        inputs: of all.
+        start: the first example.
+        stop: one behind the last.
+    """
+
+    def __init__(self, inputs: Inputs, start: int, stop: int) -> None:
+        self._inputs = inputs
+        self._start = start
+        self.shape = torch.Size((stop - start, *inputs.shape[1:]))
+
+    def __getitem__(self, examples: slice) -> Tensor:
+        """Return some of them, (n, T, in)."""
+        return self._inputs[self._start + examples.start : self._start + examples.stop]
+
+
 class Factor(ABC):
     """The gradients of B examples with respect to one parameter.
 
@@ -89,8 +108,8 @@ class Factor(ABC):
         self._scratch = scratch
 
     @abstractmethod
-    def gram(self) -> Tensor:
-        """Return their inner products, (B, B), in float64; not to be changed."""
+    def gram(self, precise: bool) -> Tensor:
+        """Return their inner products, (B, B), in float64 at least if ``precise``; not to be changed."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -119,6 +138,14 @@ class Factor(ABC):
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
         """Return gradients ``start`` to ``stop`` - 1 written out, (stop - start, *shape); not to be changed."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> "Factor":
+        """Return gradients ``start`` to ``stop`` - 1 in the same form, without copying them; at least one."""
+
+    @abstractmethod
+    def pair_products(self) -> int:
+        """Return about how many multiplications the inner product of two of them takes."""
 
     def _step(self, numbers_each: int, size: int) -> int:
         """How many things of ``numbers_each`` numbers of ``size`` bytes fit into the scratch, at least 1."""
@@ -161,7 +188,7 @@ class Zero(Factor):
         super().__init__(examples, parameter.shape, 0)
         self._parameter = parameter
 
-    def gram(self) -> Tensor:
+    def gram(self, precise: bool) -> Tensor:
         """Return zeros, (B, B)."""
         return in_double(self._parameter.new_zeros(self._examples, self._examples))
 
@@ -189,23 +216,42 @@ class Zero(Factor):
         """Return zeros."""
         return self._parameter.new_zeros(stop - start, *self._shape)
 
+    def part(self, start: int, stop: int) -> Factor:
+        """Return zeros."""
+        return Zero(self._parameter, stop - start)
+
+    def pair_products(self) -> int:
+        """Return 0."""
+        return 0
+
 
 class Rows(Factor):
-    """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie."""
+    """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
-    def __init__(self, rows: Tensor, scratch: int) -> None:
+    Their inner products are in float64 even where that is not asked for: it takes little time beside what it took to
+    write them out. That is not so for the two sides of dyads.
+
+    Args:
+        rows: the gradients.
+        scratch: bytes for what is computed on the way.
+        side: of dyads.
+    """
+
+    def __init__(self, rows: Tensor, scratch: int, *, side: bool = False) -> None:
         super().__init__(len(rows), rows.shape[1:], scratch)
         # A new tensor from here on only where the rows have gaps.
         strides = rows.stride()
         self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
         self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
-        self._gram: Tensor | None = None
+        self._side = side
+        self._grams: dict[bool, Tensor] = {}
 
-    def gram(self) -> Tensor:
+    def gram(self, precise: bool) -> Tensor:
         """Return the inner products, B^2 n operations for n coordinates the first time."""
-        if self._gram is None:
-            self._gram = _products(self._rows, self._scratch)
-        return self._gram
+        precise = precise or not self._side
+        if precise not in self._grams:
+            self._grams[precise] = _products(self._rows, self._scratch) if precise else self._rows @ self._rows.T
+        return self._grams[precise]
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
@@ -233,6 +279,14 @@ class Rows(Factor):
         """Return the gradients themselves."""
         return self._shaped(self._rows[start:stop])
 
+    def part(self, start: int, stop: int) -> "Rows":
+        """Return some of the gradients."""
+        return Rows(self.rows(start, stop), self._scratch, side=self._side)
+
+    def pair_products(self) -> int:
+        """Return the number of coordinates."""
+        return self._rows.shape[1]
+
     def _laid_out(self, vector: Tensor) -> Tensor:
         """A tensor of the parameter's shape as a row."""
         return vector.permute(self._order).reshape(-1)
@@ -250,7 +304,7 @@ class Dyads(Factor):
 
     Args:
         inputs: what the weight was applied to, (B, in).
-        errors: the gradients of the loss with respect to its results, (B, out); the bias has the same.
+        errors: the gradients of the loss with respect to its results, (B, out), a side; the bias has the same.
         scratch: bytes for what is computed on the way.
     """
 
@@ -258,12 +312,12 @@ class Dyads(Factor):
         values = errors.rows(0, len(inputs))
         super().__init__(len(inputs), torch.Size((values.shape[1], inputs.shape[1])), scratch)
         self._inputs, self._errors = inputs, values
-        self._sides = Rows(inputs, scratch), errors
+        self._sides = Rows(inputs, scratch, side=True), errors
 
-    def gram(self) -> Tensor:
+    def gram(self, precise: bool) -> Tensor:
         """Return the inner products: products of inner products."""
         left, right = self._sides
-        return left.gram() * right.gram()
+        return left.gram(precise) * right.gram(precise)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms: products of norms, squared."""
@@ -300,6 +354,14 @@ class Dyads(Factor):
         """Return gradients multiplied out."""
         return self._errors[start:stop, :, None] * self._inputs[start:stop, None, :]
 
+    def part(self, start: int, stop: int) -> Factor:
+        """Return some of the pairs."""
+        return Dyads(self._inputs[start:stop], self._sides[1].part(start, stop), self._scratch)
+
+    def pair_products(self) -> int:
+        """Return the length of both sides."""
+        return sum(self._shape)
+
     def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
         step = self._step(numbers_each, self._errors.element_size())
@@ -326,7 +388,7 @@ class Outer(Factor):
         self._tall = errors.shape[2]
         self._size = errors.element_size()
 
-    def gram(self) -> Tensor:
+    def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
             return _sum(_products(rows, self._scratch) for rows in self._pieces(precise=True))
@@ -378,6 +440,16 @@ class Outer(Factor):
         """Return gradients multiplied out."""
         written = self._written(slice(start, stop), slice(0, self._tall), precise=False)
         return written.view(stop - start, *self._shape)
+
+    def part(self, start: int, stop: int) -> Factor:
+        """Return the outer products of some examples."""
+        return Outer(_Some(self._inputs, start, stop), self._errors[start:stop], self._shape, self._scratch)
+
+    def pair_products(self) -> int:
+        """Return those of the cheaper of the two ways of :meth:`gram`."""
+        if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
+            return self._wide * self._tall
+        return self._positions**2 * (self._wide + self._tall)
 
     @property
     def _numbers(self) -> int:
@@ -435,7 +507,7 @@ class Lookup(Factor):
         self._positions = indices.shape[1]
         self._words, self._width = shape
 
-    def gram(self) -> Tensor:
+    def gram(self, precise: bool) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
 
         def side(some: slice) -> tuple[Tensor, Tensor]:
@@ -477,6 +549,14 @@ class Lookup(Factor):
             written[example + (some.start - start), word] = sums
         return written
 
+    def part(self, start: int, stop: int) -> Factor:
+        """Return what some examples look up."""
+        return Lookup(self._indices[start:stop], self._errors[start:stop], self._shape, self._scratch)
+
+    def pair_products(self) -> int:
+        """Return those of all positions with all positions."""
+        return self._positions**2 * self._width
+
     @property
     def _chunk(self) -> int:
         """How many examples are handled at once, four tensors as large as the errors."""
@@ -516,9 +596,9 @@ class Stacked(Factor):
         super().__init__(examples, shape, scratch)
         self._parts = tuple(parts)
 
-    def gram(self) -> Tensor:
+    def gram(self, precise: bool) -> Tensor:
         """Return the sum of the parts'."""
-        return _sum(part.gram() for part in self._parts)
+        return _sum(part.gram(precise) for part in self._parts)
 
     def squared_norms(self) -> Tensor:
         """Return the sum of the parts'."""
@@ -548,6 +628,15 @@ class Stacked(Factor):
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the parts', one after the other."""
         return torch.cat([part.rows(start, stop) for part in self._parts], dim=1)
+
+    def part(self, start: int, stop: int) -> Factor:
+        """Return the parts' parts."""
+        parts = [part.part(start, stop) for part in self._parts]
+        return Stacked(parts, stop - start, self._shape, self._scratch)
+
+    def pair_products(self) -> int:
+        """Return the sum of the parts'."""
+        return sum(part.pair_products() for part in self._parts)
 
     def _with(self, vector: Tensor) -> Iterator[tuple[Factor, Tensor]]:
         """The parts with their share of a tensor of the parameter's shape."""

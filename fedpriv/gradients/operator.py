@@ -75,8 +75,13 @@ class GradientOperator(ABC):
         return "\n".join(lines)
 
     @abstractmethod
-    def gram(self, block: Block | None = None) -> Tensor:
-        """Return M^T M, the inner products of the gradients, (B, B), computed in float64, on any device."""
+    def gram(self, block: Block | None = None, *, precise: bool = True) -> Tensor:
+        """Return M^T M, the inner products of the gradients, (B, B), in float64, on any device; not to be changed.
+
+        Args:
+            block: the coordinates.
+            precise: computed in float64. If not, some may come from the gradients' own type, where that is faster.
+        """
 
     @abstractmethod
     def norms(self, block: Block | None = None) -> Tensor:
@@ -109,14 +114,28 @@ class GradientOperator(ABC):
     def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         """Replace ``vector`` by ``scale`` times itself plus M w, in place; it may have more names than the block."""
 
+    @abstractmethod
+    def part(self, start: int, stop: int) -> "GradientOperator":
+        """Return the gradients ``start`` to ``stop`` - 1 as an operator of its own; nothing is copied.
+
+        For 0 <= start < stop <= B.
+        """
+
+    @abstractmethod
+    def pair_products(self, block: Block | None = None) -> int:
+        """Return about how many multiplications :meth:`gram` takes for each pair of examples."""
+
     def draw(self, generator: torch.Generator, block: Block | None = None) -> Vector:
         """Return a standard normal vector, drawn at once for the block's names laid end to end.
 
         The numbers depend on the generator's device and state, not on where the gradients are.
         """
+        return self.vector(standard_normal(self.dimension(block), generator, self.dtype), block)
+
+    def vector(self, numbers: Tensor, block: Block | None = None) -> Vector:
+        """Return numbers (K,), the parameters of a block laid end to end, as a vector; on the parameters' device."""
         shapes = {name: self.shapes[name] for name in self.names(block)}
-        numbers = standard_normal(self.dimension(block), generator, self.dtype).to(self.device)
-        parts = numbers.split([shape.numel() for shape in shapes.values()])
+        parts = numbers.to(self.device).split([shape.numel() for shape in shapes.values()])
         return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
     def dimension(self, block: Block | None = None) -> int:

@@ -59,7 +59,7 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[
     x = x.reshape(len(x), -1, layer.in_features)
     error = error.reshape(len(error), -1, layer.out_features)
     if error.shape[1] == 1:
-        bias = Rows(error[:, 0], memory.scratch)
+        bias = Rows(error[:, 0], memory.scratch, side=True)
         return {"weight": Dyads(x[:, 0], bias, memory.scratch), "bias": bias}
     if _write_out(x.shape, error, memory):
         weight: Factor = Rows(torch.bmm(error.mT, x), memory.scratch)

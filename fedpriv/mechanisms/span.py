@@ -39,7 +39,8 @@ def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
             1 / lam_min = |L^-1|_2^2 <= |L^-1|_1 |L^-1|_inf.
     """
     factor, failed = torch.linalg.cholesky_ex(similarity)
-    if int(failed):
+    # No eigenvalue is below the smallest by much, but some square on the diagonal may be: then there is no proof.
+    if int(failed) or (len(factor) and not float(factor.diagonal().min()) ** 2 >= least):
         return None
     identity = torch.eye(len(similarity), dtype=similarity.dtype)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False)

@@ -4,17 +4,22 @@ What is compared is in ``sum_comparison``. All seeds are fixed. Each case raises
 had they been random; what the comparison can see is tested too.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from sum_comparison import Floats, gradients, smallest_pvalue
+from torch.nn import functional
 from vmf_oracle import draw_sums
 
-from fedpriv.gradients import DenseGradients
+from fedpriv.config import ModelConfig
+from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.mechanisms import VmfMechanism
-from fedpriv.mechanisms.batch_sum import _draw_parts, _walk
+from fedpriv.mechanisms.batch_sum import _draw_parts, _walk, group_size
 from fedpriv.mechanisms.span import spectral_basis
+from fedpriv.models import build_model
 
 ALARM = 1e-4
 
@@ -44,6 +49,29 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
     rows, count = gradients(case, examples, dimension), 300
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(43))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 44), expected) > ALARM
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("case", "examples", "dimension"), CASES[-10:])
+def test_groups_agree_with_adding_up(
+    case: str, examples: int, dimension: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedpriv.mechanisms.batch_sum.group_size", lambda gradients, block: size)
+    rows, count = gradients(case, examples, dimension), 300
+    expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(63))
+    assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 64), expected) > ALARM
+
+
+def test_batches_are_cut_where_pairs_are_dear() -> None:
+    """LeNet's batch of 256 into groups, a smaller one not; an MLP's inner products are cheap."""
+    sizes = {}
+    for name, shape in (("lenet", (3, 32, 32)), ("mlp", (3, 32, 32))):
+        model = build_model(ModelConfig(name=name, hidden=(1024, 1024)), shape, 10, seed=0)
+        loss = partial(functional.cross_entropy, reduction="none")
+        batch = per_example_gradients(model, loss, torch.randn(4, *shape), torch.arange(4))
+        sizes[name] = group_size(batch, None)
+    assert 64 < sizes["lenet"] < 128
+    assert sizes["mlp"] > 256
 
 
 @pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 4), (2, 5), (3, 5)])
