@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedpriv.accounting import Release, running_epsilon
+from fedpriv.accounting import Release, guarantee, running_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.plan import Plan, participants
@@ -53,6 +53,14 @@ class _Account:
             self.known[participations] = running_epsilon(replace(self.release, participations=participations))
         return self.known[participations]
 
+    def is_proven(self, participations: int, target: float) -> bool:
+        """Whether the final ledger's epsilon after so many participations is at most ``target``."""
+        figure = guarantee(replace(self.release, participations=participations)).epsilon
+        if figure is None or figure > target:
+            return False
+        self.known[participations] = min(figure, self.epsilon(participations))
+        return True
+
     def most(self, target: float, planned: int) -> int:
         """The most participations, ``planned`` at most, whose epsilon is at most ``target``."""
         within, above = 0, planned + 1
@@ -71,7 +79,8 @@ class Budget:
     """What every client has used up, round by round: call :meth:`left` and then :meth:`spend` for each round in order.
 
     Figures are those of :func:`fedpriv.accounting.running_epsilon`, never below the final ledger's: cheap closed forms
-    and Renyi accounting. Where the ledger has something finer, it ends below what was allowed.
+    and Renyi accounting. Where the ledger has something finer, it ends below what was allowed; only whether a client
+    may do all that is planned for it is asked of the ledger itself.
     """
 
     def __init__(self, experiment: Experiment, plans: Sequence[Plan]) -> None:
@@ -183,11 +192,21 @@ def _accounts(plans: Sequence[Plan]) -> list[_Account]:
 
 
 def _most(experiment: Experiment, plan: Plan, account: _Account) -> float:
-    """How many participations federation.target_epsilon allows."""
+    """How many participations federation.target_epsilon allows.
+
+    The planned ones where the final ledger proves them, as it does for noise that is calibrated for the same target;
+    else those that the running figure allows.
+    """
     target = experiment.federation.target_epsilon
     if target is None:
         return math.inf
-    return account.most(target, experiment.federation.rounds * plan.steps_per_round)
+    rounds = range(1, experiment.federation.rounds + 1)
+    most = account.most(target, experiment.federation.rounds * plan.steps_per_round)
+    drawn = [number for number in rounds if plan.client in participants(experiment, number)]
+    for planned in (plan.participations(rounds), plan.participations(drawn)):
+        if planned > most and account.is_proven(planned, target):
+            return planned
+    return most
 
 
 def _candidates(pairs: Iterable[tuple[_Account, int]]) -> list[tuple[_Account, int]]:
