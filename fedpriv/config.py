@@ -38,6 +38,7 @@ __all__ = [
     "IdlgConfig",
     "IgaConfig",
     "ImprintConfig",
+    "MapConfig",
     "MechanismConfig",
     "ModelConfig",
     "ReportConfig",
@@ -327,6 +328,14 @@ class ClosedFormConfig(_Section):
     restarts: ClassVar[int] = 1
 
 
+class MapConfig(_Section):
+    """The most probable images given upload, noise and prior."""
+
+    iterations: Count = Field(400, description="steps of Adam")
+    restarts: Count = Field(1, description="random starts; the most probable result is kept")
+    learning_rate: Positive = Field(0.05, description="of Adam, in standard deviations of the prior")
+
+
 class IgaConfig(_Section):
     """Inverting Gradients (Geiping et al. 2020)."""
 
@@ -392,13 +401,17 @@ class AdversaryConfig(_Section):
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
     attacks: Annotated[
-        tuple[Literal["dlg", "idlg", "iga", "closed_form", "imprint", "custom"], ...], AfterValidator(_distinct)
+        tuple[Literal["dlg", "idlg", "iga", "closed_form", "imprint", "map", "custom"], ...], AfterValidator(_distinct)
     ] = Field(("dlg", "iga"), description="reconstruction attacks; [] for none")
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
         (1,), description="rounds whose uploads are attacked, counted from 1"
     )
     victims: Count = Field(4, description="uploads attacked in each of these rounds, lowest client first")
     counterfactual: bool = Field(True, description="also attack what the client would have sent without the mechanism")
+    join_uploads: bool = Field(
+        False,
+        description="attack a client's uploads of all attacked rounds together, where it uses all its data in each",
+    )
     success_ssim: Annotated[Real, Field(gt=0, le=1)] = Field(
         0.6, description="an image counts as recovered from this SSIM on, if it also beats the guess"
     )
@@ -408,6 +421,7 @@ class AdversaryConfig(_Section):
     closed_form: ClosedFormConfig = Field(default_factory=lambda: ClosedFormConfig())
     imprint: ImprintConfig = Field(default_factory=lambda: ImprintConfig())
     custom: CustomConfig = Field(default_factory=lambda: CustomConfig())
+    map: MapConfig = Field(default_factory=lambda: MapConfig())
 
     @model_validator(mode="after")
     def _may_be_active(self) -> Self:

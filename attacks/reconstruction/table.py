@@ -10,19 +10,20 @@ from attacks.reconstruction.closed_form import run_closed_form
 from attacks.reconstruction.descent import run_recipe
 from attacks.reconstruction.imprint import NEEDS as IMPRINT_NEEDS
 from attacks.reconstruction.imprint_reading import run_imprint
+from attacks.reconstruction.map import run_map
 from attacks.reconstruction.parts import Recipe
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.uploads import Victim
 from attacks.threat import Access
-from fedpriv.config import ClosedFormConfig, CustomConfig, DlgConfig, IdlgConfig, IgaConfig, ImprintConfig
+from fedpriv.config import ClosedFormConfig, CustomConfig, DlgConfig, IdlgConfig, IgaConfig, ImprintConfig, MapConfig
 
 __all__ = ["ATTACKS", "GRADIENT_MATCHING", "Attack", "Settings", "is_active"]
 
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 
-Settings = DlgConfig | IgaConfig | ClosedFormConfig | CustomConfig | ImprintConfig
+Settings = DlgConfig | IgaConfig | ClosedFormConfig | CustomConfig | MapConfig | ImprintConfig
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,16 @@ ATTACKS: Mapping[str, Attack] = {
             (),
             ClosedFormConfig,
             run_closed_form,
+        ),
+        Attack(
+            "map",
+            "Noise-adaptive maximum a posteriori",
+            "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022; with the "
+            "mechanism's own noise",
+            GRADIENT_MATCHING,
+            (),
+            MapConfig,
+            run_map,
         ),
         Attack(
             "custom",

@@ -1,0 +1,327 @@
+"""The most probable images given an upload, noise and prior: maximum a posteriori, adapted to the mechanism.
+
+The objective is :mod:`~attacks.reconstruction.posterior`'s; it has no weights. It is minimised by Adam in coordinates
+in which the prior is standard normal: where the upload says nothing, images stay at the prior's mean, and pixels that
+belong together average the noise. Two things keep the search away from local optima. The likelihood's share grows from
+where it just moves the start to its full weight, as if the noise fell from large to its true level. And kinks of the
+network are smoothed at first (:mod:`~attacks.reconstruction.smoothing`). Where a first Linear layer gives the images in
+closed form, the last part of the search, with the network as it is, starts there too. That part counts only where it
+gains more than noise would explain: kinks offer many narrow peaks, and the highest is not where most of the
+probability lies. The most probable of all starts' results is kept.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks.reconstruction.closed_form import run_closed_form
+from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.evaluation import Evaluator
+from attacks.reconstruction.labels import OutputLayer, find_output_layer, read_labels
+from attacks.reconstruction.matching import Matcher
+from attacks.reconstruction.memory import chunks
+from attacks.reconstruction.posterior import Noise, Whitening, misfit
+from attacks.reconstruction.results import Outcome
+from attacks.reconstruction.scene import Report, Scene
+from attacks.reconstruction.smoothing import SmoothKinks
+from attacks.reconstruction.uploads import UploadModel, Victim
+from fedpriv.config import ClosedFormConfig, MapConfig
+from fedpriv.mechanisms import HeterogeneousGaussianMechanism, NoMechanism
+
+__all__ = ["run_map"]
+
+SPREAD = 0.1  # of starts around the prior's mean, in its standard deviations: enough to tell equal images apart
+TURN = 0.6  # of the steps, in which kinks are smoothed
+SHARPNESS = 8.0  # of kinks that are smoothed
+WARM = 0.7  # of these steps, in which the likelihood's share grows to 1
+LATE = 0.4  # the learning rate of the other steps over that of these
+CHANCE = 0.5  # what a number that is fitted to noise gains on average in log-likelihood (Akaike 1974)
+LAST_RATE = 0.01  # the learning rate of the last step over that of the first
+BETAS = (0.9, 0.99)
+MARGIN = 5.0  # standard deviations from the smallest entry of the last bias's gradient within which labels are tried
+JOINT = "labels could not be read off the last layer and were optimised with the images"
+
+Tell = Callable[[float, Tensor], None]
+"""(share of the steps done, losses (n,) so far)."""
+
+
+def run_map(
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: MapConfig, report: Report
+) -> Outcome:
+    """Run the attack on rows of (victim, restart) together.
+
+    Args:
+        scene: what is public, the prior included.
+        rows: the victim of each row.
+        images: standard normal numbers (N, B, C, H, W): the starts, in the prior's coordinates.
+        logits: starts of the labels' logits (N, B, classes), for rows whose labels cannot be read off.
+        config: steps and learning rate.
+        report: told how it goes.
+
+    Raises:
+        AttackRefused: the noise went through Adam's steps, of which no density is known.
+    """
+    for victim in rows:
+        _refuse(victim.model)
+    lowest = torch.full((len(rows),), math.inf, dtype=_wide(images), device=images.device)
+
+    def teller(tried: Sequence[_Start], of: int, before: int, begin: float, end: float) -> Tell:
+        index = torch.tensor([start.row for start in tried], device=images.device)
+
+        def tell(share: float, losses: Tensor) -> None:
+            done = begin + (end - begin) * (before + share * len(tried)) / of
+            report(int(done * config.iterations), lowest.scatter_reduce_(0, index, losses, "amin"))
+
+        return tell
+
+    annealed: list[_Start] = []
+    starts = _starts(scene, rows, images, logits)
+    for some in _parts(scene, starts):
+        annealed += _Search(scene, config, some, teller(some, len(starts), len(annealed), 0.0, TURN)).anneal()
+    starts = [*annealed, *_closed_form(scene, rows, images, logits)]
+    ended: list[_Ended] = []
+    for some in _parts(scene, starts):
+        ended += _Search(scene, config, some, teller(some, len(starts), len(ended), TURN, 1.0)).finish()
+    best = _best(ended, len(rows))
+    pictures = scene.box(torch.stack([one.images for one in best]))
+    labels = torch.stack([one.labels for one in best])
+    losses = torch.stack([one.loss for one in best])
+    notes = tuple(JOINT if one.start.labels is None else "" for one in best)
+    return Outcome(pictures, labels, losses, torch.full((len(rows),), config.iterations), notes)
+
+
+def _refuse(model: UploadModel) -> None:
+    adam = model.training is not None and model.training.optimizer == "adam"
+    if adam and model.releases_steps:
+        raise AttackRefused("map needs the distribution of the upload; that of noise behind Adam's steps is not known")
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """Where a search begins.
+
+    Attributes:
+        row: for which.
+        victim: of the row.
+        labels: int64 (B,) that are taken for granted; ``None``: they are optimised.
+        coordinates: (B, C, H, W).
+        logits: (B, classes), for labels that are optimised.
+    """
+
+    row: int
+    victim: Victim
+    labels: Tensor | None
+    coordinates: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    """Where a search ended: images (B, C, H, W), labels (B,), and minus the log-posterior ()."""
+
+    start: _Start
+    images: Tensor
+    labels: Tensor
+    loss: Tensor
+
+
+def _best(ended: Sequence[_Ended], rows: int) -> list[_Ended]:
+    """The most probable result of each row; a NaN only where there is nothing else."""
+    best: list[_Ended | None] = [None] * rows
+    for one in ended:
+        other = best[one.start.row]
+        if other is None or bool(one.loss < other.loss) or bool(other.loss.isnan()):
+            best[one.start.row] = one
+    return [one for one in best if one is not None]
+
+
+def _parts(scene: Scene, starts: Sequence[_Start]) -> Iterator[Sequence[_Start]]:
+    """Cut searches into pieces that fit into memory."""
+    victims = [start.victim for start in starts]
+    written = any(_noise(victim).needs_writing(victim.model) for victim in _distinct(victims))
+    for part in chunks(scene.network, victims, scene.shape, scene.classes, written=written):
+        yield starts[part.start : part.stop]
+
+
+def _distinct(rows: Sequence[Victim]) -> list[Victim]:
+    return list({id(victim): victim for victim in rows}.values())
+
+
+def _noise(victim: Victim) -> Noise:
+    return Noise.of(victim.model, {name: value.numel() for name, value in victim.gradient.items()})
+
+
+# ---- starts ---------------------------------------------------------------------------------------------------------
+
+
+def _starts(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor) -> list[_Start]:
+    """For each row a start with every set of labels that may be right."""
+    layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
+    read = read_labels(scene, rows)
+    return [
+        _Start(row, victim, labels, SPREAD * images[row], logits[row])
+        for row, victim in enumerate(rows)
+        for labels in _choices(scene, victim, layer, read[row])
+    ]
+
+
+def _choices(scene: Scene, victim: Victim, layer: OutputLayer | None, read: Tensor | None) -> list[Tensor | None]:
+    """Labels (B,) that are tried; ``None``: they are optimised.
+
+    Those of a single example are tried one by one as far as noise leaves them open, for its last bias's gradient says
+    them without regard to the image.
+    """
+    if victim.labels is not None or victim.model.examples > 1:
+        return [read]
+    if layer is not None and isinstance(victim.model.mechanism, NoMechanism):
+        return [read]
+    every: list[Tensor | None] = [torch.tensor([label], device=scene.network.device) for label in range(scene.classes)]
+    if layer is None or not layer.bias:
+        return every
+    heard = victim.gradient[layer.name]
+    deviation = math.sqrt(2 * max(_noise(victim).variances))
+    if isinstance(victim.model.mechanism, HeterogeneousGaussianMechanism):
+        deviation *= float(victim.model.mechanism.redistribution.deviations[layer.name].max())
+    near = (heard - heard.min() <= MARGIN * deviation).tolist()
+    return [labels for labels, kept in zip(every, near, strict=True) if kept] or [read]
+
+
+def _closed_form(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor) -> list[_Start]:
+    """For each row whose first layer can be read a start from there."""
+    whitening = Whitening(scene.prior, scene.shape)
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for model in {victim.model: None for victim in rows}:
+        numbers = list({id(victim): row for row, victim in enumerate(rows) if victim.model == model}.values())
+        victims = [rows[row] for row in numbers]
+        try:
+            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormConfig(), _silent)
+        except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
+            continue
+        for number, victim in enumerate(victims):
+            found[id(victim)] = whitening.coordinates(read.images[number]), read.labels[number]
+    return [
+        _Start(row, victim, found[id(victim)][1], found[id(victim)][0], logits[row])
+        for row, victim in enumerate(rows)
+        if id(victim) in found
+    ]
+
+
+def _silent(iterations: int, losses: Tensor) -> None:
+    """Tell nobody."""
+
+
+# ---- the search -----------------------------------------------------------------------------------------------------
+
+
+class _Search:
+    """Adam in the prior's coordinates, from several starts together, each on its own.
+
+    Args:
+        scene: what is public.
+        config: how long and how fast.
+        starts: where from.
+        tell: told how it goes.
+    """
+
+    def __init__(self, scene: Scene, config: MapConfig, starts: Sequence[_Start], tell: Tell) -> None:
+        self._config = config
+        self._starts = starts
+        self._tell = tell
+        self._whitening = Whitening(scene.prior, scene.shape)
+        self._posterior = _Posterior(scene, self._whitening, starts)
+        self._coordinates = torch.stack([start.coordinates for start in starts])
+        self._logits = torch.stack([start.logits for start in starts])
+        self._adam = torch.optim.Adam([self._coordinates, self._logits], betas=BETAS)
+        self._lowest = torch.full((len(starts),), math.inf, dtype=_wide(self._logits), device=self._logits.device)
+
+    def anneal(self) -> list[_Start]:
+        """Let the likelihood's share grow, with smooth kinks; return where that leads to."""
+        steps = int(TURN * self._config.iterations)
+        first = self._posterior.first_shares(self._coordinates, self._logits)
+        evaluate = Evaluator(self._posterior.smoothed, steps)
+        for step in range(steps):
+            self._step(evaluate, step / steps, first ** max(0.0, 1 - step / (WARM * steps)), 1.0)
+            self._tell((step + 1) / steps, self._lowest)
+        return [
+            replace(start, coordinates=self._coordinates[number], logits=self._logits[number])
+            for number, start in enumerate(self._starts)
+        ]
+
+    def finish(self) -> list[_Ended]:
+        """Search with the whole likelihood and the network as it is; return the start where that gains too little."""
+        steps = self._config.iterations - int(TURN * self._config.iterations)
+        evaluate = Evaluator(self._posterior, steps + 1)
+        whole = torch.ones_like(self._lowest)
+        chance = CHANCE * self._coordinates[0].numel()
+        best = self._coordinates.clone(), self._logits.clone()
+        for step in range(steps + 1):
+            here = self._coordinates.clone(), self._logits.clone()
+            losses = self._step(evaluate, step / steps, whole, LATE)
+            if step == 0:
+                self._lowest, to_beat = losses, losses - chance
+            # A comparison with NaN is false: it never is the lowest.
+            lower = (losses < self._lowest) & (losses < to_beat)
+            self._lowest = torch.where(lower, losses, self._lowest)
+            best = (
+                torch.where(lower[:, None, None, None, None], here[0], best[0]),
+                torch.where(lower[:, None, None], here[1], best[1]),
+            )
+            self._tell(step / steps, self._lowest)
+        images = self._whitening.images(best[0])
+        labels = self._posterior.labels(best[1]).argmax(dim=2)
+        return [
+            _Ended(start, images[number], labels[number], self._lowest[number])
+            for number, start in enumerate(self._starts)
+        ]
+
+    def _step(self, evaluate: Evaluator, done: float, shares: Tensor, rate: float) -> Tensor:
+        """Make one step; return the losses (n,) before it."""
+        losses, (self._coordinates.grad, self._logits.grad, _) = evaluate(self._coordinates, self._logits, shares)
+        fall = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
+        self._adam.param_groups[0]["lr"] = self._config.learning_rate * rate * fall
+        self._adam.step()
+        return losses
+
+
+class _Posterior:
+    """Minus the logarithm of the posterior (n,), but for constants, of coordinates, with a share of the likelihood."""
+
+    def __init__(self, scene: Scene, whitening: Whitening, starts: Sequence[_Start]) -> None:
+        self._whitening = whitening
+        self._matcher = Matcher(scene.network, [start.victim for start in starts], misfit)
+        unknown = torch.zeros(len(starts[0].coordinates), dtype=torch.long, device=scene.network.device)
+        given = torch.stack([unknown if start.labels is None else start.labels for start in starts])
+        self._free = torch.tensor([start.labels is None for start in starts], device=given.device)
+        self._any_free = bool(self._free.any())
+        self._given = F.one_hot(given, scene.classes).to(scene.mean)
+
+    def __call__(self, coordinates: Tensor, logits: Tensor, shares: Tensor) -> Tensor:
+        misfits = self._matcher(self._whitening.images(coordinates), self.labels(logits))
+        return shares * misfits + coordinates.square().flatten(1).sum(dim=1) / 2
+
+    def labels(self, logits: Tensor) -> Tensor:
+        """Label probabilities (n, B, classes)."""
+        if not self._any_free:
+            return self._given
+        return torch.where(self._free[:, None, None], logits.softmax(dim=2), self._given)
+
+    def smoothed(self, coordinates: Tensor, logits: Tensor, shares: Tensor) -> Tensor:
+        """The same for the network without kinks."""
+        with SmoothKinks(SHARPNESS):
+            return self(coordinates, logits, shares)
+
+    def first_shares(self, coordinates: Tensor, logits: Tensor) -> Tensor:
+        """The shares (n,) with which the likelihood's pull at the start is as long as a draw from the prior."""
+        one = coordinates.new_ones(len(coordinates), dtype=_wide(coordinates))
+        _, (pull, _, _) = Evaluator(self.smoothed, 1, "never")(coordinates, logits, one)
+        length = (pull - coordinates).flatten(1).norm(dim=1).to(one)
+        shares = math.sqrt(coordinates[0].numel()) / length.clamp(min=1e-30)
+        return torch.where(torch.isfinite(shares), shares.clamp(max=1), 1.0)
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    return values.dtype if values.device.type == "mps" else torch.float64

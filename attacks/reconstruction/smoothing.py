@@ -1,0 +1,44 @@
+"""Networks without kinks, for the first steps of a search.
+
+The gradient with respect to a ReLU network's parameters jumps where a unit goes on or off, and its derivative with
+respect to the image does not see the jumps: a search by derivatives never learns which units should be on. With
+softplus in place of ReLU it does.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["SmoothKinks"]
+
+KINKED = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+
+
+class SmoothKinks(TorchFunctionMode):
+    """Within this context every ReLU, of a layer or a function, is softplus: log(1 + exp(b x)) / b.
+
+    Args:
+        sharpness: b times the root mean square of an example's inputs to that ReLU, above 0; large: nearly ReLU.
+    """
+
+    def __init__(self, sharpness: float) -> None:
+        super().__init__()
+        self._sharpness = sharpness
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in KINKED:
+            return _softplus(args[0] if args else (kwargs or {})["input"], self._sharpness)
+        return func(*args, **(kwargs or {}))
+
+
+def _softplus(inputs: Tensor, sharpness: float) -> Tensor:
+    squares = inputs.detach().square()
+    scale = (squares.flatten(1).mean(dim=1) if inputs.ndim > 1 else squares.mean()).sqrt().clamp(min=1e-30)
+    slope = sharpness / scale.reshape(-1, *[1] * (inputs.ndim - 1))
+    return F.softplus(inputs * slope) / slope

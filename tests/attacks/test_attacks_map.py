@@ -1,0 +1,148 @@
+"""MAP: what it keeps, labels under noise, the same numbers alone and together, and no worse than the other attacks."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attack_victims import MEAN, STD, digits, errors, lenet, mlp, observe, observe_digits
+
+from attacks.reconstruction import AttackRefused, reconstruct
+from attacks.reconstruction.matching import Matcher
+from attacks.reconstruction.network import Network
+from attacks.reconstruction.posterior import misfit
+from attacks.reconstruction.priors import fit_prior
+from attacks.reconstruction.uploads import prepare_victims
+from fedpriv.config import ClosedFormConfig, IgaConfig, MapConfig
+
+SHORT = MapConfig(iterations=20)
+LONG = MapConfig(iterations=150)
+NOISY = {
+    "gaussian": {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0},
+    "layer": {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0, "clipping": "layer"},
+    "laplace": {"name": "laplace", "scale": 1e-4, "clip_norm": 10.0},
+    "vmf": {"name": "vmf", "kappa": 3e5},
+    "vmf by layer": {"name": "vmf", "kappa": 3e4, "blocks": "layer"},
+    "vmf in pieces": {"name": "vmf", "kappa": 3e3, "blocks": "size:64"},
+}
+
+
+def public() -> torch.Tensor:
+    """Digits that are never attacked here."""
+    return digits()[0][600:]
+
+
+@pytest.mark.parametrize("mechanism", NOISY.values(), ids=NOISY)
+@pytest.mark.parametrize("make", [lenet, lambda: mlp("relu")])
+def test_same_numbers_together_as_alone_and_twice(make: Any, mechanism: dict[str, Any]) -> None:
+    model = make().double()
+    heard, _, _ = observe_digits(model, 3, mechanism=mechanism)
+    config = MapConfig(iterations=10, restarts=2)
+    together = reconstruct("map", heard, model, config, 3, public_images=public())
+    again = reconstruct("map", heard, model, config, 3, public_images=public())
+    for observation, one, other in zip(heard, together, again, strict=True):
+        (alone,) = reconstruct("map", [observation], model, config, 3, public_images=public())
+        assert torch.equal(one.images, other.images)
+        assert one.losses == other.losses
+        assert one.losses == pytest.approx(alone.losses, rel=1e-7)
+        torch.testing.assert_close(one.images, alone.images, atol=1e-5, rtol=0)
+
+
+def test_the_loss_is_that_of_the_kept_images() -> None:
+    """The images are within the box, so that what is returned is what was optimised."""
+    model = lenet().double()
+    heard, _, _ = observe_digits(model, 4, mechanism={"name": "gaussian", "sigma": 0.1, "clip_norm": 1.0})
+    images = (public() * 0.5 + 0.25).double()
+    found = reconstruct("map", heard, model, SHORT, 3, public_images=images)
+    network = Network(model)
+    prior = fit_prior((images - MEAN) / STD)
+    x = torch.stack([(result.images.double() - MEAN) / STD for result in found])
+    inside = [bool(((result.images > 0) & (result.images < 1)).all()) for result in found]
+    chosen = torch.stack([result.labels for result in found])
+    misfits = Matcher(network, prepare_victims(heard, network.names, network.device), misfit)(
+        x, F.one_hot(chosen, 10).double()
+    )
+    wanted = misfits + prior.energy(x).sum(dim=1) / 2
+    assert any(inside)
+    for result, value, usable in zip(found, wanted.tolist(), inside, strict=True):
+        assert not usable or result.loss == pytest.approx(value, rel=1e-4, abs=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", NOISY.values(), ids=NOISY)
+@pytest.mark.parametrize("make", [lenet, lambda: mlp("relu"), lambda: mlp("sigmoid")])
+def test_much_closer_than_the_guess(make: Any, mechanism: dict[str, Any]) -> None:
+    model = make()
+    heard, truth, labels = observe_digits(model, 6, first=20, mechanism=mechanism)
+    found = reconstruct("map", heard, model, LONG, 0, public_images=public())
+    assert [result.labels.tolist() for result in found] == labels.tolist()
+    guess = (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))
+    assert float(errors([result.images for result in found], truth).median()) < 0.5 * float(guess.median())
+
+
+def test_an_upload_of_noise_alone_gives_the_prior() -> None:
+    """kappa = 0: no signal. The attack answers with the public mean."""
+    model = mlp("relu")
+    heard, _, _ = observe_digits(model, 2, mechanism={"name": "vmf", "kappa": 0.0})
+    mean = fit_prior((public() - MEAN) / STD).mean * STD + MEAN
+    for result in reconstruct("map", heard, model, LONG, 0, public_images=public()):
+        torch.testing.assert_close(result.images.flatten(), mean.clamp(0, 1), atol=0.02, rtol=0)
+
+
+def test_labels_that_noise_hides_are_tried_one_by_one() -> None:
+    """The last bias's smallest entry is wrong for some victims; the whole upload says more."""
+    model = mlp("relu", hidden=(256,))
+    mechanism = {"name": "gaussian", "sigma": 0.15, "clip_norm": 1.0}
+    heard, _, labels = observe_digits(model, 24, mechanism=mechanism)
+    bias = list(heard[0].upload)[-1]
+    read = torch.stack([observation.upload[bias].argmin().reshape(1) for observation in heard])
+    found = reconstruct("map", heard, model, MapConfig(iterations=60), 0, public_images=public())
+    right = int((torch.stack([result.labels for result in found]) == labels).sum())
+    assert int((read == labels).sum()) < right
+
+
+def test_a_batch() -> None:
+    images, truth = digits()
+    rows = [0, 1, 2]
+    model = mlp("sigmoid", hidden=(128,))
+    heard = observe(model, images[rows], truth[rows], mechanism={"name": "gaussian", "sigma": 1e-4, "clip_norm": 1.0})
+    (found,) = reconstruct("map", [heard], model, LONG, 0, public_images=public())
+    assert sorted(found.labels.tolist()) == [0, 1, 2]
+    guess = (public().mean(dim=0) - images[rows]).square().mean(dim=(1, 2, 3))
+    order = found.labels.argsort()
+    reached = (found.images[order] - images[rows]).square().mean(dim=(1, 2, 3))
+    assert float(reached.median()) < 0.5 * float(guess.median())
+
+
+def test_noise_behind_adam_is_refused() -> None:
+    model = mlp("relu")
+    heard, _, _ = observe_digits(
+        model, 1, mechanism=NOISY["gaussian"], algorithm="fedavg", optimizer="adam", local_steps=2
+    )
+    with pytest.raises(AttackRefused, match="Adam"):
+        reconstruct("map", heard, model, SHORT, 0)
+
+
+def paired_margin(one: torch.Tensor, other: torch.Tensor) -> float:
+    """How much larger the mean of one sample of errors is than that of another, less three standard errors."""
+    difference = one - other
+    return float(difference.mean() - 3 * difference.std() / len(difference) ** 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [1e-3, 1e-2, 0.1])
+@pytest.mark.parametrize("make", [lambda: lenet("default"), lambda: mlp("relu", hidden=(256, 256))])
+def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) -> None:
+    """Paired over 16 victims; three standard errors, so that equal attacks fail once in 700 comparisons."""
+    model = make()
+    mechanism = {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0}
+    heard, truth, _ = observe_digits(model, 16, first=100, mechanism=mechanism)
+
+    def run(name: str, config: Any) -> torch.Tensor:
+        found = reconstruct(name, heard, model, config, 0, public_images=public())
+        return errors([result.images for result in found], truth)
+
+    ours = run("map", MapConfig())
+    assert paired_margin(ours, run("iga", IgaConfig(iterations=600))) <= 0
+    assert paired_margin(ours, (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))) <= 0
+    if "hidden1.weight" in heard[0].upload:
+        assert paired_margin(ours, run("closed_form", ClosedFormConfig())) <= 0
