@@ -62,6 +62,7 @@ def reconstruct(
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
     public_images: Any = None,
+    repeats: Sequence[tuple[Arrays, Arrays]] = (),
     seed: int = 0,
     progress: Progress | None = None,
     **settings: Any,
@@ -94,6 +95,8 @@ def reconstruct(
         public_images: (M, C, H, W) tensor or array with values from 0 to 1: images of the same kind, not the victims',
             for attacks that use what images look like; from about a hundred on they say more than nothing, thousands
             are better. ``None``: the adversary has none.
+        repeats: (parameters, upload) of further uploads of the very same batch, in the same forms as ``parameters`` and
+            ``upload``: from the same parameters they are averaged, from others matched at once.
         seed: of the random starts.
         progress: told about a hundred times: (iterations done, all iterations, loss).
         **settings: of the attack, such as ``iterations``, ``restarts`` or ``tv``.
@@ -129,18 +132,24 @@ def reconstruct(
         mechanism=_mechanism(mechanism).model_dump(mode="json", exclude_none=True),
     )
     before = _before(model) if parameters is None else _named(parameters, model, "parameters")
-    sent = {
-        name: value * (1 / batch_size if criterion.sums else 1)
-        for name, value in _named(upload, model, "upload").items()
-    }
+    pairs = [(before, _named(upload, model, "upload"))]
+    for number, (earlier, sent) in enumerate(repeats, 1):
+        where = f"repeats, {number}"
+        pairs.append((_named(earlier, model, f"{where}: parameters"), _named(sent, model, f"{where}: upload")))
+    known_labels, share = _labels(labels, public.examples, count), 1 / batch_size if criterion.sums else 1.0
     try:
-        observation = Observation(1, 0, before, sent, public, labels=_labels(labels, public.examples, count))
+        heard = tuple(
+            Observation(
+                number, 0, start, {name: share * value for name, value in sent.items()}, public, None, known_labels
+            )
+            for number, (start, sent) in enumerate(pairs, 1)
+        )
     except ValueError as error:
         raise InputError(str(error)) from None
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
     known = None if public_images is None else _public(public_images, size)
-    campaign = attack_each(attack, [observation], model, config, seed, progress, criterion.each, known)
+    campaign = attack_each(attack, [heard], model, config, seed, progress, criterion.each, known)
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
     return campaign.found[0]

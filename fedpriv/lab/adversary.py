@@ -19,7 +19,7 @@ from torch import Tensor
 from attacks.baselines import Guess, guesses
 from attacks.campaign import Campaign, attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS
+from attacks.reconstruction import ATTACKS, other_batches
 from attacks.referee import Score, Scores, Truth, score, score_guesses
 from attacks.threat import Access, ThreatModel, threat_model
 from fedpriv.errors import InputError
@@ -91,12 +91,18 @@ class Leakage:
 
 @dataclass(frozen=True, eq=False)
 class _Heard:
-    """One observation, and what only the referee may know of it."""
+    """One observation, and what only the referee may know of it; ``more``: other uploads of the same examples."""
 
     target: Target
     kind: str
     observation: Observation
     truth: Truth
+    more: tuple[Observation, ...] = ()
+
+    @property
+    def uploads(self) -> Observation | tuple[Observation, ...]:
+        """What an attack is given: one upload, or several of the same examples."""
+        return (self.observation, *self.more) if self.more else self.observation
 
 
 def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
@@ -156,6 +162,8 @@ def _attack_observations(
     for name in surplus(folder, every):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
+    if world.experiment.adversary.join_uploads:
+        heard, leakage = _joined(heard, leakage, progress)
     public, known = _guesses(world, threat), _public_images(world, threat)
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
@@ -229,6 +237,27 @@ def _heard(
     return heard, replace(leakage, unattacked=damaged)
 
 
+def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
+    """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
+    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
+    for one in heard:
+        groups.setdefault((one.target.clients, one.kind, one.target.crafted), []).append(one)
+    if all(len(members) == 1 for members in groups.values()):
+        return list(heard), leakage.refused("adversary.join_uploads: no client was heard more than once", progress)
+    reasons = {
+        key: other_batches([one.observation for one in members]) if len(members) > 1 else None
+        for key, members in groups.items()
+    }
+    for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
+        leakage = leakage.refused(f"adversary.join_uploads: {reason}", progress)
+    joined: list[_Heard] = []
+    for key, members in groups.items():
+        if reasons[key] is None:
+            members = [replace(members[0], more=tuple(one.observation for one in members[1:]))]
+        joined += members
+    return joined, leakage
+
+
 def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
     """What was sent, and what would have been sent without the mechanism, which only the laboratory can compute."""
     if world.experiment.mechanism.name == "none":
@@ -255,7 +284,7 @@ def _campaign(
     world: World, attack: PlannedAttack, heard: Sequence[_Heard], public_images: Tensor | None, progress: Progress
 ) -> Campaign:
     """Run one attack on all uploads, as one batch."""
-    observations = [one.observation for one in heard]
+    observations = [one.uploads for one in heard]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
     listener = partial(progress.attack_advanced, attack.label)
     return attack_each(

@@ -31,8 +31,9 @@ from fedpriv.world import build_world
 
 __all__ = ["attack_run", "plan_attacks"]
 
-# What may be set: the attacks' own settings, where they run, and whether the counterfactual is tried.
-_FREE = ("adversary.counterfactual", "engine.device", "engine.threads")
+# What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
+# of the same examples are attacked together.
+_FREE = ("adversary.counterfactual", "adversary.join_uploads", "engine.device", "engine.threads")
 
 _SUMMARY = TypeAdapter(dict[str, Any])
 _GUARANTEE = TypeAdapter(Guarantee | None)
@@ -123,10 +124,11 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
         if name in names[:number]:
             raise InputError(f"attack {name} is named twice")
     chosen = names or before.adversary.attacks
+    joined = ["joined"] if experiment.adversary.join_uploads and not before.adversary.join_uploads else []
     plans = []
     for name in chosen:
         usual, config = getattr(before.adversary, name), getattr(experiment.adversary, name)
-        plans.append(PlannedAttack(name, ",".join([name, *_differences(usual, config)]), config))
+        plans.append(PlannedAttack(name, ",".join([name, *joined, *_differences(usual, config)]), config))
     return tuple(plans)
 
 

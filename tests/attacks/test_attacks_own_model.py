@@ -115,6 +115,38 @@ def test_public_images_help_where_there_is_noise() -> None:
     assert torch.equal(again.images, told.images)
 
 
+def test_repeated_uploads_of_one_batch_help() -> None:
+    """16 noisy gradients of one image: from the same parameters, and from others, given as what moved."""
+    model = mlp()
+    images, labels = batch(1, 4)
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    generator = torch.Generator().manual_seed(2)
+    pairs = []
+    for number in range(16):
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                value.copy_(start[name] + (number % 2) * 0.02 * torch.randn(value.shape, generator=generator))
+        gradient(model, images, labels)
+        named = {name: value.grad for name, value in model.named_parameters()}
+        norm = torch.stack([value.square().sum() for value in named.values()]).sum().sqrt().clamp(min=1.0)
+        noisy = {
+            name: value / norm + 0.02 * torch.randn(value.shape, generator=generator) for name, value in named.items()
+        }
+        pairs.append(({name: value.detach().clone() for name, value in model.named_parameters()}, noisy))
+    given: dict[str, Any] = {
+        "attack": "closed_form", "mechanism": {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}, "mean": MEAN,
+        "std": STD, "parameters": start,
+    }  # fmt: skip
+    alone = reconstruct(model, F.cross_entropy, pairs[0][1], SHAPE, **given)
+    together = reconstruct(model, F.cross_entropy, pairs[0][1], SHAPE, repeats=pairs[1:], **given)
+    one, other = (float(errors([found.images[None]], images[None])) for found in (alone, together))
+    assert other < one / 2
+    assert together.labels.tolist() == labels.tolist()
+    assert "16 uploads of the same examples" in together.note
+    with pytest.raises(InputError, match=r"repeats, 1: upload: a list of 1 arrays"):
+        reconstruct(model, F.cross_entropy, pairs[0][1], SHAPE, repeats=[(start, [labels])], **given)
+
+
 @pytest.mark.parametrize("attack", ["dlg", "iga"])
 def test_a_batch(attack: str) -> None:
     model = mlp()
