@@ -94,7 +94,8 @@ def clipped(gradient: Sequence[Tensor], settings: Mapping[str, Any], roots: Tens
     if settings.get("clipping") == "layer":
         limit = bound / math.sqrt(len(gradient))
         return torch.cat([(value * (limit / value.norm()).clamp(max=1)).flatten() for value in gradient])
-    return flat * (bound / (flat / roots).norm()).clamp(max=1)
+    factor: Tensor = (bound / (flat / roots).norm()).clamp(max=1)
+    return flat * factor
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
