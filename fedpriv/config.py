@@ -348,7 +348,9 @@ class IgaConfig(_Section):
 class CustomConfig(_Section):
     """Gradient matching of parts of your own choice."""
 
-    objective: Literal["squared-distance", "cosine"] = Field("cosine", description="how gradients are compared")
+    objective: Literal["squared-distance", "cosine", "likelihood"] = Field(
+        "cosine", description="how gradients are compared; likelihood: of the mechanism's noise"
+    )
     optimiser: Literal["lbfgs", "adam", "signed-adam"] = Field(
         "signed-adam", description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only"
     )

@@ -64,7 +64,9 @@ def _lbfgs(
     shape, pixels = variables.shape[1:], variables[0].numel()
     points = _Points(problem, len(rows), shape, logits.shape[1:], pixels)
     start = _widest(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
-    target = None if problem.regular else SOLVED * _size(rows, objective)
+    # A likelihood has no least value that is known.
+    known = not problem.regular and objective != "likelihood"
+    target = SOLVED * _size(rows, objective) if known else None
     found = minimise(points, start, iterations, report, target)
     ended, last = points.split(found.points)
     return Outcome(

@@ -15,6 +15,7 @@ from torch import Tensor
 from attacks.reconstruction.closed_form import read_images
 from attacks.reconstruction.distances import angle, squared_distance, total_variation
 from attacks.reconstruction.matching import Objective
+from attacks.reconstruction.posterior import misfit
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.uploads import Victim
 
@@ -39,7 +40,7 @@ class Recipe:
         labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
     """
 
-    objective: Literal["squared-distance", "cosine"]
+    objective: Literal["squared-distance", "cosine", "likelihood"]
     optimiser: Literal["lbfgs", "adam", "signed-adam"]
     schedule: Literal["constant", "steps", "cosine"] = "constant"
     variables: Literal["pixels", "decorrelated"] = "pixels"
@@ -62,7 +63,7 @@ class Recipe:
         }
 
 
-OBJECTIVES: Mapping[str, Objective] = {"squared-distance": squared_distance, "cosine": angle}
+OBJECTIVES: Mapping[str, Objective] = {"squared-distance": squared_distance, "cosine": angle, "likelihood": misfit}
 """Comparison -> (N,)."""
 
 
