@@ -5,8 +5,8 @@ in which the prior is standard normal: where the upload says nothing, images sta
 belong together average the noise. Two things keep the search away from local optima. The likelihood's share grows from
 where it just moves the start to its full weight, as if the noise fell from large to its true level. And kinks of the
 network are smoothed at first (:mod:`~attacks.reconstruction.smoothing`). Where a first Linear layer gives the images in
-closed form, the last part of the search, with the network as it is, starts there too. That part counts only where it
-gains more than noise would explain: kinks offer many narrow peaks, and the highest is not where most of the
+closed form, the last part of the search, with the network as it is, starts there too. A sharper part counts only where
+it gains more than noise would explain: kinks offer many narrow peaks, and the highest is not where most of the
 probability lies. The most probable of all starts' results is kept.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attacks.reconstruction.closed_form import run_closed_form
 from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.evaluation import Evaluator
+from attacks.reconstruction.evaluation import Evaluator, Losses
 from attacks.reconstruction.labels import OutputLayer, find_output_layer, read_labels
 from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.memory import chunks
@@ -35,10 +35,10 @@ from fedpriv.mechanisms import HeterogeneousGaussianMechanism, NoMechanism
 __all__ = ["run_map"]
 
 SPREAD = 0.1  # of starts around the prior's mean, in its standard deviations: enough to tell equal images apart
-TURN = 0.6  # of the steps, in which kinks are smoothed
-SHARPNESS = 8.0  # of kinks that are smoothed
-WARM = 0.7  # of these steps, in which the likelihood's share grows to 1
-LATE = 0.4  # the learning rate of the other steps over that of these
+SMOOTH, SHARPER = 8.0, 32.0  # of kinks: their sharpness in the first and in the second part of the search
+TURNS = (0.4, 0.65)  # shares of the steps at which these parts end; in the third part kinks are kinks
+WARM = 0.7  # of the first part, in which the likelihood's share grows to 1
+LATE = 0.4  # the learning rate of the other parts over that of the first
 CHANCE = 0.5  # what a number that is fitted to noise gains on average in log-likelihood (Akaike 1974)
 LAST_RATE = 0.01  # the learning rate of the last step over that of the first
 BETAS = (0.9, 0.99)
@@ -81,11 +81,11 @@ def run_map(
     annealed: list[_Start] = []
     starts = _starts(scene, rows, images, logits)
     for some in _parts(scene, starts):
-        annealed += _Search(scene, config, some, teller(some, len(starts), len(annealed), 0.0, TURN)).anneal()
+        annealed += _Search(scene, config, some, teller(some, len(starts), len(annealed), 0.0, TURNS[1])).anneal()
     starts = [*annealed, *_closed_form(scene, rows, images, logits)]
     ended: list[_Ended] = []
     for some in _parts(scene, starts):
-        ended += _Search(scene, config, some, teller(some, len(starts), len(ended), TURN, 1.0)).finish()
+        ended += _Search(scene, config, some, teller(some, len(starts), len(ended), TURNS[1], 1.0)).finish()
     best = _best(ended, len(rows))
     pictures = scene.box(torch.stack([one.images for one in best]))
     labels = torch.stack([one.labels for one in best])
@@ -239,44 +239,50 @@ class _Search:
         self._lowest = torch.full((len(starts),), math.inf, dtype=_wide(self._logits), device=self._logits.device)
 
     def anneal(self) -> list[_Start]:
-        """Let the likelihood's share grow, with smooth kinks; return where that leads to."""
-        steps = int(TURN * self._config.iterations)
+        """Let the likelihood's share grow, with smooth kinks, then sharpen them; return where that leads to."""
+        turn, end = (int(share * self._config.iterations) for share in TURNS)
         first = self._posterior.first_shares(self._coordinates, self._logits)
-        evaluate = Evaluator(self._posterior.smoothed, steps)
-        for step in range(steps):
-            self._step(evaluate, step / steps, first ** max(0.0, 1 - step / (WARM * steps)), 1.0)
-            self._tell((step + 1) / steps, self._lowest)
+        evaluate = Evaluator(self._posterior.smoothed(SMOOTH), turn)
+        for step in range(turn):
+            self._step(evaluate, step / turn, first ** max(0.0, 1 - step / (WARM * turn)), 1.0)
+            self._tell((step + 1) / end, self._lowest)
+        self._climb(self._posterior.smoothed(SHARPER), end - turn, turn / max(end, 1))
         return [
             replace(start, coordinates=self._coordinates[number], logits=self._logits[number])
             for number, start in enumerate(self._starts)
         ]
 
     def finish(self) -> list[_Ended]:
-        """Search with the whole likelihood and the network as it is; return the start where that gains too little."""
-        steps = self._config.iterations - int(TURN * self._config.iterations)
-        evaluate = Evaluator(self._posterior, steps + 1)
+        """Search with the network as it is."""
+        losses = self._climb(self._posterior, self._config.iterations - int(TURNS[1] * self._config.iterations), 0.0)
+        images = self._whitening.images(self._coordinates)
+        labels = self._posterior.labels(self._logits).argmax(dim=2)
+        return [
+            _Ended(start, images[number], labels[number], losses[number]) for number, start in enumerate(self._starts)
+        ]
+
+    def _climb(self, objective: Losses, steps: int, before: float) -> Tensor:
+        """Go to the best point on the way, or stay where it gains too little; return the losses (n,) there."""
+        evaluate = Evaluator(objective, steps + 1)
         whole = torch.ones_like(self._lowest)
-        chance = CHANCE * self._coordinates[0].numel()
-        best = self._coordinates.clone(), self._logits.clone()
+        best = start = self._coordinates.clone(), self._logits.clone()
+        at_start, _ = evaluate(*start, whole)
+        lowest, bar = at_start, at_start - self._posterior.chance(*start)
         for step in range(steps + 1):
             here = self._coordinates.clone(), self._logits.clone()
-            losses = self._step(evaluate, step / steps, whole, LATE)
-            if step == 0:
-                self._lowest, to_beat = losses, losses - chance
+            losses = self._step(evaluate, step / max(steps, 1), whole, LATE)
             # A comparison with NaN is false: it never is the lowest.
-            lower = (losses < self._lowest) & (losses < to_beat)
-            self._lowest = torch.where(lower, losses, self._lowest)
+            lower = (losses < lowest) & (losses < bar)
+            lowest = torch.where(lower, losses, lowest)
             best = (
                 torch.where(lower[:, None, None, None, None], here[0], best[0]),
                 torch.where(lower[:, None, None], here[1], best[1]),
             )
-            self._tell(step / steps, self._lowest)
-        images = self._whitening.images(best[0])
-        labels = self._posterior.labels(best[1]).argmax(dim=2)
-        return [
-            _Ended(start, images[number], labels[number], self._lowest[number])
-            for number, start in enumerate(self._starts)
-        ]
+            self._lowest = torch.fmin(self._lowest, lowest)
+            self._tell(before + (1 - before) * step / max(steps, 1), self._lowest)
+        self._coordinates.copy_(best[0])
+        self._logits.copy_(best[1])
+        return lowest
 
     def _step(self, evaluate: Evaluator, done: float, shares: Tensor, rate: float) -> Tensor:
         """Make one step; return the losses (n,) before it."""
@@ -309,15 +315,26 @@ class _Posterior:
             return self._given
         return torch.where(self._free[:, None, None], logits.softmax(dim=2), self._given)
 
-    def smoothed(self, coordinates: Tensor, logits: Tensor, shares: Tensor) -> Tensor:
+    def smoothed(self, sharpness: float) -> Losses:
         """The same for the network without kinks."""
-        with SmoothKinks(SHARPNESS):
-            return self(coordinates, logits, shares)
+
+        def losses(coordinates: Tensor, logits: Tensor, shares: Tensor) -> Tensor:
+            with SmoothKinks(sharpness):
+                return self(coordinates, logits, shares)
+
+        return losses
+
+    def chance(self, coordinates: Tensor, logits: Tensor) -> Tensor:
+        """What noise makes a sharper search gain (n,): nothing where the network has no kinks."""
+        whole = coordinates.new_ones(len(coordinates))
+        with torch.no_grad():
+            kinked = self(coordinates, logits, whole) != self.smoothed(SMOOTH)(coordinates, logits, whole)
+        return kinked * CHANCE * coordinates[0].numel()
 
     def first_shares(self, coordinates: Tensor, logits: Tensor) -> Tensor:
         """The shares (n,) with which the likelihood's pull at the start is as long as a draw from the prior."""
         one = coordinates.new_ones(len(coordinates), dtype=_wide(coordinates))
-        _, (pull, _, _) = Evaluator(self.smoothed, 1, "never")(coordinates, logits, one)
+        _, (pull, _, _) = Evaluator(self.smoothed(SMOOTH), 1, "never")(coordinates, logits, one)
         length = (pull - coordinates).flatten(1).norm(dim=1).to(one)
         shares = math.sqrt(coordinates[0].numel()) / length.clamp(min=1e-30)
         return torch.where(torch.isfinite(shares), shares.clamp(max=1), 1.0)
