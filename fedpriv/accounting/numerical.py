@@ -24,7 +24,7 @@ _SMALLEST_DELTA, _DELTA_PER_RELEASE = 1e-9, 1e-12
 _HELD_BACK = 1e-3
 _LARGEST_EPSILON = 1e6
 _TRUNCATED = 1e-15  # of the probability at each composition; it counts as an infinite loss
-_FINEST, _COARSEST = 1e-6, 1e3  # grids; on finer ones differences of deltas drown in rounding
+_FINEST, _COARSEST = 1e-6, 500.0  # grids; on finer ones differences of deltas drown in rounding, exp of 710 overflows
 _MOST_CELLS = 2**23  # of a grid after composition: half a second, a quarter of a GiB
 # The grid adds at most a quarter of its square to the variance of each loss.
 _SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3

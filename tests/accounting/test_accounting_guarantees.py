@@ -317,3 +317,13 @@ def test_importing_the_room_loads_neither_torch_nor_dp_accounting():
     probe = "import sys, fedpriv.accounting; print([n for n in ('torch', 'dp_accounting', 'flwr') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("participations", [1, 30])
+@pytest.mark.parametrize("dimension", [2, 15_826, 4_206_602])
+@pytest.mark.parametrize("kappa", [1e-3, 1.0, 1e3, 1e5, 1e6, 1e7])
+def test_any_concentration_has_a_figure_at_most_its_pure_one(kappa, dimension, participations):
+    """Next to no noise too, where losses are so large that their exponentials overflow."""
+    found = guarantee(vmf(participations=participations, dimensions=(dimension,), kappa=kappa))
+    assert found.pure_epsilon == pytest.approx(2 * kappa * participations)
+    assert 0 <= found.epsilon <= found.pure_epsilon
