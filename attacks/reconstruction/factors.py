@@ -133,7 +133,8 @@ class _Lengths(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
-        return vectors * (2 * gradient)[:, :, None]
+        of_vectors: Tensor = vectors * (2 * gradient)[:, :, None]
+        return of_vectors
 
 
 class _Products(torch.autograd.Function):
