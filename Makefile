@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+BENCH ?= message step accounting attack
 # One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
@@ -14,7 +15,7 @@ help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report"
 	@echo "make test [ARGS=...]   all tests (test-fast: without the slow ones)"
 	@echo "make lint              ruff, mypy, import-linter"
-	@echo "make bench             speed, as ratios in one run"
+	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedpriv needs Python 3.11 to 3.13; try make PYTHON=python3.12")'
@@ -44,8 +45,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.message $(ARGS)
-	$(BIN)/python -m benchmarks.attack $(ARGS)
+	@mkdir -p bench
+	@set -e; for name in $(BENCH); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --json bench/$$name.json $(ARGS); done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
