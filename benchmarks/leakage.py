@@ -1,0 +1,191 @@
+"""What attacks recover of single images behind each mechanism: the table of docs/attacks.md.
+
+Usage: python -m benchmarks.leakage [--json FILE] [--page FILE] [--pictures DIR] [--scale small|full]
+           [--data cifar10,lfw] [--models lenet,mlp] [--networks untrained,trained] [--mechanisms none,vmf:1e5]
+           [--attacks iga,map] [--again map] [--victims N] [--seed N] [--device cpu]
+
+Each client uploads the gradient of one image, in the first round. FILE gets one JSON line a cell as soon as it is
+measured, and a later call leaves out what is there: stop it at any time and start it again. What fails is written with
+its reason, tried again by the next call, and stops nothing else. --page writes the tables into a Markdown file, between
+its two marks; without anything to measure (--attacks "") that is all it does.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.leakage_cells import (
+    DATA,
+    MODELS,
+    NETWORKS,
+    ROW,
+    SCALES,
+    Batch,
+    Cell,
+    Row,
+    failed,
+    measure,
+    mechanism_of,
+)
+from benchmarks.leakage_page import line, write_page
+from benchmarks.leakage_pictures import compose, save_strip
+from fedpriv.errors import InputError
+from fedpriv.runs import parse_json
+
+ATTACKS = tuple(SCALES["full"].settings)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"benchmarks.leakage: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is missing, one printed line a cell, and write tables and pictures."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except (InputError, OSError) as error:
+        parser.error(str(error))
+
+
+def _run(options: argparse.Namespace) -> None:
+    rows = read_rows(options.json) if options.json else {}
+    if options.json:
+        _cut_torn_line(options.json)
+    save = partial(save_strip, options.pictures) if options.pictures else _no_picture
+    for batch in _missing(options, rows):
+        for row in _measured(batch, save):
+            rows[row.cell] = row
+            print(line(row), flush=True)
+            if options.json:
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row.to_json(), allow_nan=False) + "\n")
+    if options.pictures:
+        compose(options.pictures, list(rows.values()))
+    if options.page:
+        write_page(options.page, list(rows.values()))
+
+
+def read_rows(path: Path) -> dict[Cell, Row]:
+    """Return the last measurement of each cell in a file of JSON lines; a torn last line is left out.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1].splitlines()
+    rows = [parse_json(text, ROW, f"{path}, line {number}") for number, text in enumerate(whole, 1)]
+    return {row.cell: row for row in rows}
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Of a call that was killed while it wrote."""
+    content = path.read_bytes() if path.exists() else b""
+    if not content.endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def _missing(options: argparse.Namespace, rows: dict[Cell, Row]) -> Iterable[Batch]:
+    """The batches to attack, without the cells that are there; one network's attacks follow each other."""
+    scale = SCALES[options.scale]
+    for data, model, network in product(options.data, options.models, options.networks):
+        for attack in options.attacks:
+            if attack not in MODELS[model].attacks:
+                continue
+            batch = Batch(
+                data,
+                model,
+                network,
+                attack,
+                scale.settings[attack],
+                options.mechanisms or scale.mechanisms,
+                options.victims or scale.victims,
+                options.seed,
+                options.device,
+            )
+            wanted = tuple(name for name in batch.mechanisms if _is_missing(batch.cell(name), rows, options.again))
+            if wanted:
+                yield batch.of(wanted)
+
+
+def _is_missing(cell: Cell, rows: dict[Cell, Row], again: Sequence[str]) -> bool:
+    return cell.attack in again or cell not in rows or rows[cell].result is None
+
+
+def _measured(batch: Batch, save: Callable[..., None]) -> list[Row]:
+    """The rows of a batch; where it fails as a whole, they say why."""
+    try:
+        return measure(batch, save)
+    except (InputError, ArithmeticError, RuntimeError) as error:
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return [failed(batch.cell(name), " ".join(reason.split())) for name in batch.mechanisms]
+
+
+def _no_picture(*_: object) -> None:
+    """Pictures were not asked for."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="of lines; read, then added to")
+    parser.add_argument("--page", type=Path, help="Markdown file with the two marks")
+    parser.add_argument("--pictures", type=Path, help="folder for pictures (none of faces)")
+    parser.add_argument("--scale", choices=list(SCALES), default="small")
+    parser.add_argument("--data", type=_listed(DATA), default=("fashion-mnist", "cifar10", "lfw"))
+    parser.add_argument("--models", type=_listed(tuple(MODELS)), default=("lenet", "mlp"))
+    parser.add_argument("--networks", type=_listed(NETWORKS), default=("untrained",))
+    parser.add_argument("--mechanisms", type=_mechanisms, default=(), help="default: the scale's")
+    parser.add_argument("--attacks", type=_listed(ATTACKS), default=ATTACKS)
+    parser.add_argument("--again", type=_listed(ATTACKS), default=(), help="attacks to measure although they are there")
+    parser.add_argument("--victims", type=_count, help="default: the scale's")
+    parser.add_argument("--seed", type=_seed, default=1)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
+    return parser
+
+
+def _listed(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name!r} is not known; allowed: {', '.join(allowed)}")
+        return names
+
+    return read
+
+
+def _mechanisms(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    try:
+        for name in names:
+            mechanism_of(name)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
+
+
+def _count(text: str) -> int:
+    return _whole(text, 2)  # intervals need two
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of {least} or more is wanted")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

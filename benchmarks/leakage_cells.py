@@ -1,0 +1,414 @@
+"""The cells of the leakage table: one attack on single images' uploads of one network behind one mechanism.
+
+What is measured is what a run measures: the uploads are the clients' own, the adversary gets what the tap hears, and
+the referee scores. All mechanisms of a network go through an attack as one batch, which changes no figure.
+"""
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from attacks.baselines import guesses
+from attacks.campaign import attack_each
+from attacks.observation import Observation
+from attacks.referee import Score, Truth, score, score_guesses
+from clients.training import local_upload
+from fedpriv.config import ClosedFormConfig, DlgConfig, Experiment, IdlgConfig, IgaConfig, MapConfig, MechanismConfig
+from fedpriv.errors import InputError
+from fedpriv.lab.summary import AttackResult, attack_results, versions
+from fedpriv.lab.victims import Target, truth
+from fedpriv.randomness import torch_stream
+from fedpriv.threads import cpu_threads
+from fedpriv.world import State, World, build_world
+from server.aggregation import mean_upload
+from server.evaluation import evaluate
+from server.exchange import Upload
+from server.tap import observe
+
+__all__ = [
+    "BY_OPTIMISATION",
+    "DATA",
+    "GUESS",
+    "MODELS",
+    "NETWORKS",
+    "ROW",
+    "SCALES",
+    "Batch",
+    "Cell",
+    "Row",
+    "failed",
+    "measure",
+    "mechanism_of",
+]
+
+ROUND = 1
+GUESS = "guess-mean"
+
+DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "lfw")
+NETWORKS = ("untrained", "trained")
+BY_OPTIMISATION = ("dlg", "idlg", "iga", "map")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network, and the attacks that apply to it."""
+
+    settings: Mapping[str, Any]
+    attacks: tuple[str, ...] = BY_OPTIMISATION
+
+
+MODELS = {
+    "lenet": Model({"name": "lenet"}),
+    "mlp": Model({"name": "mlp", "hidden": (256,)}, ("closed_form", *BY_OPTIMISATION)),
+    "convnet": Model({"name": "convnet"}),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is computed: victims a cell, mechanisms, and the attacks' settings."""
+
+    victims: int
+    mechanisms: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+MECHANISMS = (
+    "none",
+    "gaussian:0.001",
+    "gaussian:0.01",
+    "gaussian:0.1",
+    "vmf:1e6",
+    "vmf:1e5",
+    "vmf:1e4",
+    "vmf:500",
+)
+SCALES = {
+    "small": Scale(
+        8,
+        MECHANISMS,
+        {
+            "closed_form": ClosedFormConfig(),
+            "dlg": DlgConfig(iterations=150, restarts=2),
+            "idlg": IdlgConfig(iterations=150, restarts=1),
+            "iga": IgaConfig(iterations=800),
+            "map": MapConfig(),
+        },
+    ),
+    "full": Scale(
+        32,
+        (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"),
+        {
+            "closed_form": ClosedFormConfig(),
+            "dlg": DlgConfig(),
+            "idlg": IdlgConfig(),
+            "iga": IgaConfig(),
+            "map": MapConfig(),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one line of figures is about; two lines about the same are measurements of the same.
+
+    Attributes:
+        data: the data set.
+        model: a key of :data:`MODELS`; empty for the guess, which sees no network.
+        network: untrained, or trained for one round; empty for the guess.
+        mechanism: as :func:`mechanism_of` reads it; empty for the guess.
+        attack: its name.
+        settings: the attack's, as ``key=value``.
+        victims: how many clients upload one image's gradient each.
+        seed: of the experiment.
+    """
+
+    data: str
+    model: str
+    network: str
+    mechanism: str
+    attack: str
+    settings: str
+    victims: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the JSON file.
+
+    Attributes:
+        cell: what it is about.
+        result: the figures; ``None`` where the attack failed on every upload.
+        failure: why; of some victims too. Empty where there is nothing to say.
+        cosine: median over the victims of the cosine between what was sent and the gradient itself.
+        epsilon: proven for one participation at delta 1e-5; ``None`` where nothing is.
+        accuracy: the network's on the test images.
+        seconds: wall time, divided by the number of cells that were attacked together.
+        commit: of the code.
+        date: of the measurement.
+        versions: of what computed it.
+    """
+
+    cell: Cell
+    result: AttackResult | None
+    failure: str
+    cosine: float | None
+    epsilon: float | None
+    accuracy: float | None
+    seconds: float
+    commit: str
+    date: str
+    versions: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object as JSON types."""
+        return asdict(self)
+
+
+ROW = TypeAdapter(Row)
+
+Pictures = Callable[[str, Tensor], None]
+"""Told the name of a strip and the victims' images (V, C, H, W) on [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cells that differ in the mechanism alone, and are attacked together."""
+
+    data: str
+    model: str
+    network: str
+    attack: str
+    config: Any
+    mechanisms: tuple[str, ...]
+    victims: int
+    seed: int
+    device: str = "auto"
+
+    def cell(self, mechanism: str) -> Cell:
+        """Return the cell of one mechanism."""
+        settings = ",".join(f"{key}={value:g}" for key, value in self.config.model_dump().items())
+        return Cell(self.data, self.model, self.network, mechanism, self.attack, settings, self.victims, self.seed)
+
+    def of(self, mechanisms: tuple[str, ...]) -> "Batch":
+        """Return the part of it that is about these mechanisms."""
+        return replace(self, mechanisms=mechanisms)
+
+    def guess(self) -> Cell:
+        """Return the cell of the guess that saw no upload."""
+        return Cell(self.data, "", "", "", GUESS, "", self.victims, self.seed)
+
+
+def mechanism_of(name: str) -> dict[str, Any]:
+    """Return a mechanism's settings from a name such as none, gaussian:0.01, vmf:1e5, vmf-layer:1e5.
+
+    Raises:
+        InputError: there is no such mechanism, or no such strength.
+    """
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        "gaussian": ("sigma", {"name": "gaussian", "clip_norm": 1.0}),
+        "laplace": ("scale", {"name": "laplace", "clip_norm": 1.0}),
+        "vmf": ("kappa", {"name": "vmf", "blocks": "whole"}),
+        "vmf-layer": ("kappa", {"name": "vmf", "blocks": "layer"}),
+    }
+    kind, _, strength = name.partition(":")
+    if name == "none":
+        return {"name": "none"}
+    if kind not in kinds:
+        raise InputError(
+            f"mechanism {name!r} is not known; allowed: none, or one of {', '.join(kinds)} with a strength"
+        )
+    key, settings = kinds[kind]
+    try:
+        return MechanismConfig.model_validate({**settings, key: float(strength)}).model_dump()
+    except ValidationError as error:
+        raise InputError(f"mechanism {name!r}: {key} = {strength}: {error.errors()[0]['msg']}") from None
+    except ValueError:
+        raise InputError(f"mechanism {name!r}: {key} = {strength!r} is no number; such as {kind}:1e4") from None
+
+
+def measure(batch: Batch, pictures: Pictures) -> list[Row]:
+    """Attack the cells of a batch and score them; the last row is the guess's.
+
+    Raises:
+        InputError: data, network or a mechanism do not fit.
+    """
+    with cpu_threads(1):
+        scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
+        heard = {name: _heard(scene, name) for name in batch.mechanisms}
+        began = time.perf_counter()
+        found, failures = _attacked(batch, scene, heard)
+        seconds = (time.perf_counter() - began) / len(batch.mechanisms)
+        pictures(f"{batch.data}-original", torch.cat([known.images for known in scene.truths]))
+        pictures(f"{batch.data}-{GUESS}", torch.stack([scene.public[0].image] * batch.victims))
+        rows = []
+        for name in batch.mechanisms:
+            cell = batch.cell(name)
+            scores = _scored(scene, found[name], "unprotected" if name == "none" else "protected")
+            nothing = torch.zeros(scene.world.dataset.shape)
+            images = [nothing if one is None else one.images[0] for one in found[name]]
+            pictures(f"{cell.data}-{cell.model}-{cell.network}-{cell.attack}-{name}", torch.stack(images))
+            row = _row(cell, scene, scores, batch.attack, failures[name], seconds)
+            rows.append(_with_noise(row, scene, heard[name], name))
+    return [*rows, _row(batch.guess(), scene, [], GUESS, "", 0.0)]
+
+
+def failed(cell: Cell, failure: str) -> Row:
+    """Return the row of a cell that could not be measured."""
+    return Row(cell, None, failure, None, None, None, 0.0, commit(), time.strftime("%Y-%m-%d"), versions())
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """A network, whose uploads are attacked, and what the referee knows."""
+
+    world: World
+    state: State
+    accuracy: float
+    truths: tuple[Truth, ...]
+    public: tuple[Any, ...]
+    guessed: tuple[Score, ...]
+    bare: tuple[Observation, ...]
+
+
+@lru_cache(maxsize=1)
+def _scene(data: str, model: str, network: str, victims: int, seed: int, device: str) -> _Scene:
+    experiment = _experiment(data, model, victims, seed, device)
+    world = build_world(experiment)
+    state = world.initial if network == "untrained" else _one_round(experiment)
+    truths = tuple(truth(world, Target(ROUND, (client,))) for client in range(victims))
+    public = guesses(world.dataset.x_test.float() / 255)
+    std = world.dataset.std
+    guessed = [line for known in truths for line in score_guesses(public, known, std, perceptual=False).scores]
+    return _Scene(world, state, evaluate(world, state)[1], truths, public, tuple(guessed), _observed(world, state))
+
+
+def _experiment(data: str, model: str, victims: int, seed: int, device: str) -> Experiment:
+    """Clients who share the training data and upload the gradient of one image each; no mechanism."""
+    return Experiment.model_validate(
+        {
+            "seed": seed,
+            "data": {"name": data, "download": False},
+            "model": dict(MODELS[model].settings),
+            "federation": {"clients": victims, "rounds": 1},
+            "training": {"batch_size": 1},
+            "adversary": {"victims": victims, "attacks": []},
+            "engine": {"device": device},
+        }
+    )
+
+
+def _one_round(experiment: Experiment) -> State:
+    """The network after one round of federated averaging, a pass of Adam over each client's data, unprotected."""
+    tree = experiment.model_dump()
+    tree["federation"] |= {"algorithm": "fedavg"}
+    tree["training"] |= {"batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
+    world = build_world(Experiment.model_validate(tree))
+    uploads = [
+        Upload(client, len(rows), local_upload(world, client, world.initial, ROUND))
+        for client, rows in enumerate(world.partitions)
+    ]
+    change = mean_upload(uploads, "examples").parameters
+    parameters = {name: value + change[name] for name, value in world.initial.parameters.items()}
+    return State(parameters, world.initial.buffers)
+
+
+def _observed(world: World, state: State) -> tuple[Observation, ...]:
+    """What the tap hears of the clients' uploads."""
+    uploads = [
+        Upload(client, len(rows), local_upload(world, client, state, ROUND))
+        for client, rows in enumerate(world.partitions)
+    ]
+    return observe(world, ROUND, state, uploads)
+
+
+def _heard(scene: _Scene, mechanism: str) -> tuple[Observation, ...]:
+    """The same images' uploads behind a mechanism."""
+    if mechanism == "none":
+        return scene.bare
+    tree = scene.world.experiment.model_dump() | {"mechanism": mechanism_of(mechanism)}
+    return _observed(build_world(Experiment.model_validate(tree)), scene.state)
+
+
+def _attacked(
+    batch: Batch, scene: _Scene, heard: Mapping[str, Sequence[Observation]]
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Reconstructions by mechanism, ``None`` where there is none, and why there are none."""
+    every = [one for observations in heard.values() for one in observations]
+    seed = torch_stream(batch.seed, "adversary").initial_seed()
+    public = scene.world.dataset.x_test.float() / 255
+    campaign = attack_each(batch.attack, every, scene.world.model, batch.config, seed, public_images=public)
+    found: dict[str, list[Any]] = {}
+    failures: dict[str, str] = {}
+    first = 0
+    for name, observations in heard.items():
+        numbers = range(first, first + len(observations))
+        first = numbers.stop
+        found[name] = [campaign.found.get(number) for number in numbers]
+        reasons = [campaign.failures[number] for number in numbers if number in campaign.failures]
+        failures[name] = "; ".join(dict.fromkeys(reasons))
+    return found, failures
+
+
+def _scored(scene: _Scene, found: Sequence[Any], kind: str) -> list[Score]:
+    std, threshold = scene.world.dataset.std, scene.world.experiment.adversary.success_ssim
+    scores: list[Score] = []
+    for reconstruction, known in zip(found, scene.truths, strict=True):
+        if reconstruction is not None:
+            scored = score(reconstruction, kind, known, scene.public, std, threshold, perceptual=False)
+            scores += scored.scores
+    return scores
+
+
+def _row(cell: Cell, scene: _Scene, scores: Sequence[Score], attack: str, failure: str, seconds: float) -> Row:
+    """Condense the scores, beside those of the guesses, as a run's summary does."""
+    threshold = scene.world.experiment.adversary.success_ssim
+    results = attack_results((*scores, *scene.guessed), threshold, None, cell.seed)
+    return Row(
+        cell=cell,
+        result=next((one for one in results if one.attack == attack), None),
+        failure=failure,
+        cosine=None,
+        epsilon=None,
+        accuracy=scene.accuracy if cell.model else None,
+        seconds=seconds,
+        commit=commit(),
+        date=time.strftime("%Y-%m-%d"),
+        versions=versions(),
+    )
+
+
+def _with_noise(row: Row, scene: _Scene, heard: Sequence[Observation], mechanism: str) -> Row:
+    """Add how much of the uploads is the gradient, and what the mechanism proves."""
+    tree = scene.world.experiment.model_dump() | {"mechanism": mechanism_of(mechanism)}
+    plan = build_world(Experiment.model_validate(tree)).plans[0]
+    cosines = [_cosine(one, other) for one, other in zip(heard, scene.bare, strict=True)]
+    return replace(row, cosine=statistics.median(cosines), epsilon=plan.guarantee([ROUND]).epsilon)
+
+
+def _cosine(one: Observation, other: Observation) -> float:
+    vectors = [torch.cat([part.upload[name].flatten().double() for name in other.upload]) for part in (one, other)]
+    return float(F.cosine_similarity(*vectors, dim=0))
+
+
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """The commit of the code, with -dirty where files differ from it; ``unknown`` outside a clone."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=9"]
+    try:
+        told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return told.stdout.strip()

@@ -1,0 +1,221 @@
+"""The leakage table as text: a line a cell, and Markdown tables between two marks of a page."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scipy.stats import binomtest
+
+from attacks.referee import CONFIDENCE
+from benchmarks.leakage_cells import GUESS, Row
+from fedpriv.errors import InputError
+from fedpriv.lab.summary import AttackResult
+from fedpriv.report.numbers import decimal, figure, percent
+
+__all__ = ["BEGIN", "END", "groups", "line", "strongest", "tables", "write_page"]
+
+BEGIN, END = "<!-- leakage: begin -->", "<!-- leakage: end -->"
+CHANCE = 0.01  # what luck does more rarely than this counts as told apart
+
+Group = tuple[str, str, str]
+"""(data, model, network)."""
+
+
+def line(row: Row) -> str:
+    """Return a row for a terminal."""
+    cell = row.cell
+    where = " ".join(name for name in (cell.data, cell.model, cell.network, cell.mechanism, cell.attack) if name)
+    if row.result is None:
+        return f"{where}: failed: {row.failure}"
+    result = row.result
+    told = f"{where}: PSNR {decimal(result.psnr, 1)} dB, MSE {result.mse:.3g}, SSIM {decimal(result.ssim, 2)}"
+    told += f", recovered {result.recovered} of {result.victims}, told {result.identified} of {result.victims}"
+    return f"{told}, {row.seconds:.0f} s" + (f"; {row.failure}" if row.failure else "")
+
+
+def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
+    """The rows of each data set, model and network, without the guesses."""
+    found: dict[Group, list[Row]] = {}
+    for row in rows:
+        if row.cell.model:
+            found.setdefault((row.cell.data, row.cell.model, row.cell.network), []).append(row)
+    return found
+
+
+def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
+    """For each mechanism the row with the lowest median MSE; ``None`` where every attack failed."""
+    best: dict[str, Row | None] = {}
+    for row in rows:
+        other = best.setdefault(row.cell.mechanism, None)
+        if row.result is not None and (other is None or other.result is None or row.result.mse < other.result.mse):
+            best[row.cell.mechanism] = row
+    return best
+
+
+def write_page(path: Path, rows: Sequence[Row]) -> None:
+    """Write the tables between the page's marks, in place of what stands there.
+
+    Raises:
+        InputError: the page is not there or lacks a mark.
+    """
+    try:
+        before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InputError(f"{path}: the marks {BEGIN} and {END} are wanted")
+    path.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}", encoding="utf-8")
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Return what stands between the marks: strongest attacks, what they mean, and every cell."""
+    guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
+    by_group = groups(rows)
+    parts = ["### The strongest attack behind each mechanism", _legend(rows), _summary(by_group, guessed)]
+    parts += ["### What stops these attacks", "\n".join(_reading(group, cells) for group, cells in by_group.items())]
+    parts += ["### Every cell"]
+    parts += [_details(group, cells, guessed) for group, cells in by_group.items()]
+    return "\n\n".join(["", *parts, ""])
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    measured = [row for row in rows if row.result is not None]
+    dates, commits = sorted({row.date for row in measured}), sorted({row.commit for row in measured})
+    programs = {"Python": "python", "torch": "torch", "NumPy": "numpy"}
+    versions = [
+        f"{name} {', '.join(sorted({row.versions[key] for row in measured}))}" for name, key in programs.items()
+    ]
+    return (
+        f"Measured {_span(dates)} with {', '.join(versions)}, commits {', '.join(commits)}. Medians over the victims, "
+        f"in brackets their {CONFIDENCE:.0%} bootstrap intervals. *Cosine*: between what was sent and the gradient "
+        "itself. *Epsilon*: proven at delta 1e-5 for this one upload. *Guess*: the PSNR of the mean of the public "
+        "images. *Recovered*: SSIM of at least 0.6 and a lower MSE than every guess. *Told*: the original is the "
+        "nearest of 100 images; chance is 1 in 100."
+    )
+
+
+def _span(dates: Sequence[str]) -> str:
+    if not dates:
+        return "never"
+    return f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
+
+
+def _summary(
+    by_group: Mapping[Group, Sequence[Row]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
+) -> str:
+    lines = _head("data", "network", "mechanism", "cosine", "epsilon", "strongest", "PSNR, dB", "guess", *_COUNTS)
+    for group, cells in by_group.items():
+        for mechanism, row in strongest(cells).items():
+            if row is None or row.result is None:
+                lines.append(_line(group[0], _network(group), mechanism, "", "", "every attack failed", *[""] * 5))
+                continue
+            guess = guessed.get((row.cell.data, row.cell.victims, row.cell.seed))
+            lines.append(
+                _line(
+                    group[0],
+                    _network(group),
+                    mechanism,
+                    "" if row.cosine is None else decimal(row.cosine, 3),
+                    "none" if row.epsilon is None else figure(row.epsilon, 3),
+                    row.cell.attack,
+                    _interval(row.result, "psnr", 1),
+                    "" if guess is None else decimal(guess.psnr, 1),
+                    *_counts(row.result),
+                )
+            )
+    return "\n".join(lines)
+
+
+def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int, int], AttackResult | None]) -> str:
+    lines = _head("mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM", *_COUNTS, "seconds")
+    offers = {(row.cell.data, row.cell.victims, row.cell.seed): None for row in cells}
+    for key in offers:
+        guess = guessed.get(key)
+        if guess is not None:
+            lines.append(_line("", "public mean", "", *_figures(guess), *_counts(guess), ""))
+    for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
+        for row in (row for row in cells if row.cell.mechanism == mechanism):
+            named = (mechanism, row.cell.attack, _steps(row))
+            if row.result is None:
+                lines.append(_line(*named, f"failed: {row.failure}", *[""] * 6))
+            else:
+                lines.append(_line(*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}"))
+    accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
+    title = f"{group[0]}, {_network(group)}" + ("" if accuracy is None else f", test accuracy {percent(accuracy)}")
+    return f"<details><summary>{title}</summary>\n\n" + "\n".join(lines) + "\n\n</details>"
+
+
+def _reading(group: Group, cells: Sequence[Row]) -> str:
+    """One sentence a network: behind which mechanisms images are recovered, or told, by any of the attacks."""
+    attacks = list(dict.fromkeys(row.cell.attack for row in cells))
+    recovered: list[str] = []
+    told: list[str] = []
+    neither: list[str] = []
+    for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
+        results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
+        if any(result.recovered for result in results):
+            recovered.append(mechanism)
+        elif any(_is_told(result, len(attacks)) for result in results):
+            told.append(mechanism)
+        elif results:
+            neither.append(mechanism)
+    return (
+        f"- {group[0]}, {_network(group)}: images are recovered with {_names(recovered)}; not recovered but told from "
+        f"others more often than chance with {_names(told)}; neither with {_names(neither)}."
+    )
+
+
+def _is_told(result: AttackResult, attacks: int) -> bool:
+    """Whether more originals are told than luck does; each of several attacks has its own chance to be lucky."""
+    if result.identified is None or result.candidates is None:
+        return False
+    chance = binomtest(result.identified, result.victims, 1 / result.candidates, alternative="greater").pvalue
+    return bool(attacks * chance < CHANCE)
+
+
+_COUNTS = ("recovered", "told", "labels")
+
+
+def _counts(result: AttackResult) -> tuple[str, str, str]:
+    identified = "" if result.identified is None else f"{result.identified} of {result.victims}"
+    labels = "" if result.label_accuracy is None else percent(result.label_accuracy)
+    missing = f" ({result.missing} failed)" if result.missing else ""
+    return f"{result.recovered} of {result.victims}{missing}", identified, labels
+
+
+def _figures(result: AttackResult) -> tuple[str, str, str]:
+    low_high = result.intervals.get("mse")
+    interval = "" if low_high is None else f" ({low_high[0]:.2g} to {low_high[1]:.2g})"
+    return f"{result.mse:.2g}{interval}", _interval(result, "psnr", 1), _interval(result, "ssim", 2)
+
+
+def _interval(result: AttackResult, name: str, places: int) -> str:
+    value = decimal(getattr(result, name), places)
+    if name not in result.intervals:
+        return value
+    low, high = (decimal(end, places) for end in result.intervals[name])
+    return f"{value} ({low} to {high})"
+
+
+def _steps(row: Row) -> str:
+    settings = dict(part.split("=") for part in row.cell.settings.split(",") if part)
+    if "iterations" not in settings:
+        return ""
+    restarts = settings.get("restarts", "1")
+    return settings["iterations"] + (f" x {restarts}" if restarts != "1" else "")
+
+
+def _network(group: Group) -> str:
+    return f"{group[1]}, {group[2]}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) if names else "none"
+
+
+def _head(*names: str) -> list[str]:
+    return [_line(*names), _line(*["---"] * len(names))]
+
+
+def _line(*values: str) -> str:
+    return f"| {' | '.join(value.replace('|', '/') for value in values)} |"
