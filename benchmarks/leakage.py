@@ -12,7 +12,6 @@ its two marks; without anything to measure (--attacks "") that is all it does.
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
@@ -188,4 +187,4 @@ def _whole(text: str, least: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -399,8 +399,10 @@ def _with_noise(row: Row, scene: _Scene, heard: Sequence[Observation], mechanism
 
 
 def _cosine(one: Observation, other: Observation) -> float:
-    vectors = [torch.cat([part.upload[name].flatten().double() for name in other.upload]) for part in (one, other)]
-    return float(F.cosine_similarity(*vectors, dim=0))
+    sent, gradient = (
+        torch.cat([part.upload[name].flatten().double() for name in other.upload]) for part in (one, other)
+    )
+    return float(F.cosine_similarity(sent, gradient, dim=0))
 
 
 @lru_cache(maxsize=1)

@@ -42,13 +42,22 @@ def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
 
 
 def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
-    """For each mechanism the row with the lowest median MSE; ``None`` where every attack failed."""
+    """For each mechanism the row that recovers most, then tells most, then has the lowest median MSE.
+
+    The MSE alone would prefer the mean of all images to a picture that shows whose it is. ``None``: all attacks failed.
+    """
     best: dict[str, Row | None] = {}
     for row in rows:
         other = best.setdefault(row.cell.mechanism, None)
-        if row.result is not None and (other is None or other.result is None or row.result.mse < other.result.mse):
+        if row.result is not None and (
+            other is None or other.result is None or _strength(row.result) > _strength(other.result)
+        ):
             best[row.cell.mechanism] = row
     return best
+
+
+def _strength(result: AttackResult) -> tuple[int, int, float]:
+    return result.recovered, result.identified or 0, -result.mse
 
 
 def write_page(path: Path, rows: Sequence[Row]) -> None:
@@ -90,7 +99,8 @@ def _legend(rows: Sequence[Row]) -> str:
         f"in brackets their {CONFIDENCE:.0%} bootstrap intervals. *Cosine*: between what was sent and the gradient "
         "itself. *Epsilon*: proven at delta 1e-5 for this one upload. *Guess*: the PSNR of the mean of the public "
         "images. *Recovered*: SSIM of at least 0.6 and a lower MSE than every guess. *Told*: the original is the "
-        "nearest of 100 images; chance is 1 in 100."
+        "nearest of 100 images; chance is 1 in 100. *Strongest*: the attack that recovers most, of equal ones the one "
+        "that tells most, of equal ones the one with the lowest MSE."
     )
 
 
