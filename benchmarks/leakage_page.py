@@ -35,10 +35,17 @@ def line(row: Row) -> str:
 def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
     """The rows of each data set, model and network, without the guesses."""
     found: dict[Group, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: _order(row.cell.mechanism)):
         if row.cell.model:
             found.setdefault((row.cell.data, row.cell.model, row.cell.network), []).append(row)
-    return found
+    return dict(sorted(found.items()))
+
+
+def _order(mechanism: str) -> tuple[bool, str, float]:
+    """No mechanism first, then each kind from little noise to much."""
+    kind, _, strength = mechanism.partition(":")
+    noise = float(strength or 0)
+    return kind != "none", kind, -noise if kind.startswith("vmf") else noise
 
 
 def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
