@@ -90,7 +90,8 @@ def test_list(here: Path) -> None:
     tree = json.loads(fedpriv("attack", "list", "--json", cwd=here).stdout)
     assert [one["name"] for one in tree] == list(ATTACKS)
     assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv"
-    assert all({"name", "title", "reference", "needs", "tunable", "parts", "settings"} == set(one) for one in tree)
+    keys = {"name", "title", "reference", "active", "needs", "tunable", "parts", "settings"}
+    assert all(keys == set(one) for one in tree)
 
 
 def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:

@@ -144,7 +144,9 @@ class _Estimate:
         rows, pixels = self._weight.shape
         # A difference of large numbers: the rounding of a projection in float32 would be seen in it.
         precise = in_double(unit)
-        rest = self._squared - float((self._precise.mT @ precise).square().sum() / precise.square().sum())
+        rest = self._squared - float(
+            (self._precise.mT @ precise).square().sum() / precise.square().sum().clamp(min=1e-30)
+        )
         return math.sqrt(max(rest, EXACT * self._squared, 1e-60) / (max(rows - 1, 1) * pixels))
 
 

@@ -189,7 +189,7 @@ def test_a_kill_between_two_files_is_mended_by_doing_it_again(run: Path, monkeyp
 def test_a_kill_during_the_attack_leaves_scores_and_summary_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(run)
 
-    def killed(*_: object) -> Campaign:
+    def killed(*_: object, **__: object) -> Campaign:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(adversary, "attack_each", killed)
