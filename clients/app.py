@@ -7,6 +7,7 @@ from flwr.clientapp import ClientApp
 
 from clients.training import local_upload
 from fedpriv.config import Experiment
+from fedpriv.seeds import with_seed
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import pack, unpack
 from fedpriv.world import State, World, build_world
@@ -36,7 +37,7 @@ def train(message: Message, context: Context) -> Message:
     arrays = message.content.array_records
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
     try:
-        world = _world(str(task["experiment"]))
+        world = _world(str(task["experiment"]), str(context.run_config.get("seed", "")))
         with cpu_threads(world.experiment.engine.threads):
             upload = local_upload(world, client, before, int(str(task["round"])))
     except SystemExit as error:
@@ -57,6 +58,6 @@ def _partition(context: Context) -> int:
 
 
 @lru_cache(maxsize=2)
-def _world(text: str) -> World:
+def _world(text: str, seed: str) -> World:
     """Build the experiment once a process; its text is a quicker key than the object."""
-    return build_world(Experiment.model_validate_json(text))
+    return build_world(with_seed(Experiment.model_validate_json(text), seed))

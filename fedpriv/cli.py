@@ -1,4 +1,4 @@
-"""The command line: ``fedpriv run | attack | report | account | config | data``."""
+"""The command line: ``fedpriv run | deploy | attack | report | account | config | data``."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedpriv.cli_account import account_app
 from fedpriv.cli_attack import attack_app
+from fedpriv.cli_deploy import deploy_app
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
@@ -38,6 +39,7 @@ config_app = typer.Typer(help="Check an experiment file, or show all its setting
 app.add_typer(config_app, name="config")
 app.add_typer(attack_app, name="attack")
 app.add_typer(account_app, name="account")
+app.add_typer(deploy_app, name="deploy")
 
 
 def _print_version(asked: bool) -> None:

@@ -1,10 +1,11 @@
 """The Flower ServerApp.
 
 In a simulation the engine hands over the built experiment and the run folder; in a deployment Flower's run
-configuration names the experiment file, which travels inside the app.
+configuration names the experiment file, which travels inside the app, and the environment variable ``FEDPRIV_RUNS``
+names the folder of runs.
 """
 
-from datetime import UTC, datetime
+import os
 from pathlib import Path
 
 from flwr.app import Context
@@ -13,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedpriv.config import load_experiment
 from fedpriv.progress import Progress, Silent
 from fedpriv.runs import RunFolder
+from fedpriv.seeds import with_seed
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 from server.rounds import run_rounds
@@ -21,16 +23,25 @@ __all__ = ["app", "server_app"]
 
 app = ServerApp()
 
+# The app's folder, wherever Flower has put it.
+_HERE = Path(__file__).parents[1]
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run configuration names: keys ``experiment`` and ``overrides`` (comma-separated)."""
-    overrides = [part for part in str(context.run_config["overrides"]).split(",") if part]
-    experiment = load_experiment(Path(str(context.run_config["experiment"])), overrides)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = RunFolder.create(Path("runs") / f"{experiment.name}-{stamp}", experiment)
+    """Run the experiment that the run configuration names, in the folder ``FEDPRIV_RUNS/run-ID``, else ``runs/run-ID``.
+
+    Keys: ``experiment``, the file; ``overrides``, comma-separated; ``seed``, the name under which the seed is kept here
+    and at the clients (:mod:`fedpriv.seeds`), empty where the file has it.
+    """
+    settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
+    overrides = [part for part in settings["overrides"].split(",") if part]
+    told = load_experiment(_HERE / settings["experiment"], overrides)
+    experiment = with_seed(told, settings["seed"])
+    path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
+    folder = RunFolder.create(path, experiment)
     with cpu_threads(experiment.engine.threads):
-        run_rounds(grid, build_world(experiment), folder, Silent())
+        run_rounds(grid, build_world(experiment), folder, Silent(), told)
 
 
 def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp:

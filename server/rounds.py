@@ -9,6 +9,7 @@ from dataclasses import replace
 from flwr.serverapp import Grid
 
 from fedpriv.budget import Budget
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.plan import participants
@@ -29,7 +30,7 @@ _CHECKPOINT_SECONDS = 1.0
 _OUTLIER = 10
 
 
-def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) -> None:
+def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress, told: Experiment | None = None) -> None:
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
 
     That is federation.rounds, or the last one for which federation.target_epsilon leaves enough clients.
@@ -39,6 +40,7 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) 
         world: the experiment, built.
         folder: where metrics, observations and checkpoints go.
         progress: told about every round.
+        told: what clients are told of the experiment; all, unless given.
 
     Raises:
         InputError: federation.target_epsilon allows not even one round, or the network is not one that the server's
@@ -47,6 +49,7 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) 
     """
     federation = world.experiment.federation
     check_crafting(world)
+    task = (told or world.experiment).model_dump_json()
     budget = Budget(world.experiment, world.plans)
     optimizer = ServerOptimizer(world.experiment, world.initial)
     done = _take_up(optimizer, world, folder)
@@ -63,7 +66,7 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress) 
         asked = participants(world.experiment, number, budget.left(number))
         budget.spend(number, asked)
         try:
-            record = _round(grid, nodes, world, optimizer, tap, folder, number, asked)
+            record = _round(grid, nodes, world, optimizer, tap, folder, number, asked, task)
         except BaseException:
             # Whatever ended this round (a failure, Ctrl-C), keep the ones before it; if the step was already taken the
             # state is in between, and the checkpoint on disk stands.
@@ -124,6 +127,7 @@ def _round(
     folder: RunFolder,
     number: int,
     asked: tuple[int, ...],
+    task: str,
 ) -> RoundRecord:
     began = time.monotonic()
     federation = world.experiment.federation
@@ -131,9 +135,8 @@ def _round(
     folder.append_asked(number, asked)
     deceived = crafted_clients(world.experiment, number, asked)
     made = crafted_state(world, before) if deceived else before
-    experiment = world.experiment.model_dump_json()
     instead = dict.fromkeys(deceived, made)
-    replies = ask_clients(grid, nodes, asked, before, experiment, number, federation.round_timeout, instead)
+    replies = ask_clients(grid, nodes, asked, before, task, number, federation.round_timeout, instead)
     _require(replies, federation.min_clients, number)
     honest = [upload for upload in replies.uploads if upload.client not in deceived]
     stolen = [upload for upload in replies.uploads if upload.client in deceived]

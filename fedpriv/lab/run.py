@@ -1,8 +1,9 @@
 """Start or resume a run and bring it to its report."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,10 +23,25 @@ from fedpriv.runs import RunFolder
 from fedpriv.world import World, build_world
 from server.app import server_app
 
-__all__ = ["resume_run", "start_run"]
+__all__ = ["Engine", "resume_run", "start_run"]
 
 
-def start_run(experiment: Experiment, path: Path, command: str, progress: Progress) -> Summary:
+@dataclass(frozen=True)
+class Engine:
+    """Who runs the rounds.
+
+    Attributes:
+        name: for the summary and the report.
+        run: runs the federation and leaves its files in the run's folder.
+    """
+
+    name: str
+    run: Callable[[World, RunFolder, Progress], None]
+
+
+def start_run(
+    experiment: Experiment, path: Path, command: str, progress: Progress, engine: Engine | None = None
+) -> Summary:
     """Run an experiment in a new folder.
 
     Args:
@@ -33,6 +49,7 @@ def start_run(experiment: Experiment, path: Path, command: str, progress: Progre
         path: the run's folder; made here, must not hold anything yet.
         command: the command that repeats the run, for the report.
         progress: told what happens.
+        engine: who runs the rounds; the one that the experiment names, unless given.
 
     Raises:
         InputError: the settings do not fit the data, the model or the machine; nothing was written.
@@ -43,7 +60,7 @@ def start_run(experiment: Experiment, path: Path, command: str, progress: Progre
     warnings = warnings_for(world)
     folder = RunFolder.create(path, experiment)
     folder.write_text("command.txt", command + "\n")
-    return _finish(world, folder, warnings, progress)
+    return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
 
 
 def resume_run(path: Path, progress: Progress) -> Summary:
@@ -56,18 +73,27 @@ def resume_run(path: Path, progress: Progress) -> Summary:
     folder = RunFolder.open(path)
     world = build_world(folder.experiment())
     progress.stage(f"resuming {path}")
-    return _finish(world, folder, warnings_for(world), progress)
+    return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
 
 
-def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress: Progress) -> Summary:
+def _simulation(experiment: Experiment) -> Engine:
+    """The engine that the experiment names."""
+
+    def run(world: World, folder: RunFolder, progress: Progress) -> None:
+        run_engine(server_app(world, folder, progress), client_app, experiment.federation.clients, experiment.engine)
+
+    return Engine(choose_engine(experiment.engine), run)
+
+
+def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress: Progress, engine: Engine) -> Summary:
     began = time.monotonic()
     folder.write_json("partition.json", _partition(world))
     progress.stage(_headline(world))
     for text in warnings:
         progress.warn(text)
-    end = partial(_close, world, folder, warnings, began)
+    end = partial(_close, world, folder, warnings, began, engine.name)
     try:
-        leakage = _federate_and_attack(world, folder, progress)
+        leakage = _federate_and_attack(world, folder, progress, engine)
     except (RunFailedError, InputError) as error:
         end("failed", str(error), Leakage())
         raise
@@ -93,11 +119,10 @@ def _headline(world: World) -> str:
     )
 
 
-def _federate_and_attack(world: World, folder: RunFolder, progress: Progress) -> Leakage:
+def _federate_and_attack(world: World, folder: RunFolder, progress: Progress, engine: Engine) -> Leakage:
     experiment = world.experiment
-    clients, engine = experiment.federation.clients, choose_engine(experiment.engine)
-    progress.stage(f"training: {clients} clients, {engine} engine on {world.device}")
-    run_engine(server_app(world, folder, progress), client_app, clients, experiment.engine)
+    progress.stage(f"training: {experiment.federation.clients} clients, {engine.name} engine on {world.device}")
+    engine.run(world, folder, progress)
     if not experiment.adversary.attacks:
         return Leakage()
     progress.stage(f"attacking: {', '.join(experiment.adversary.attacks)}")
@@ -109,6 +134,7 @@ def _close(
     folder: RunFolder,
     warnings: tuple[str, ...],
     began: float,
+    engine: str,
     status: str,
     reason: str | None,
     leakage: Leakage,
@@ -141,7 +167,7 @@ def _close(
         model={"name": experiment.model.name, "parameters": sum(v.numel() for v in world.initial.parameters.values())},
         threat_model=threat_model(experiment.adversary),
         device=str(world.device),
-        engine=choose_engine(experiment.engine),
+        engine=engine,
         command=folder.command(),
     )
     folder.write_json("summary.json", summary.to_json())

@@ -1,0 +1,144 @@
+"""The commands ``fedpriv deploy up | run | status | restart | down``."""
+
+import shlex
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from fedpriv.config import load_experiment
+from fedpriv.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
+
+if TYPE_CHECKING:  # what is heavy is imported when a command needs it
+    from fedpriv.deploy import Status
+
+__all__ = ["deploy_app"]
+
+_INSECURE = (
+    "INSECURE: nothing is encrypted and nobody authenticated; whoever listens reads every model and upload. "
+    "Only for showing what a listener hears."
+)
+
+deploy_app = typer.Typer(
+    help="Run an experiment on Flower's own processes, here, with TLS and keys.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example:\n\n  fedpriv deploy up --nodes 3\n\n"
+    "  fedpriv deploy run configs/quickstart.toml --set federation.clients=3\n\n  fedpriv deploy down",
+)
+
+Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the deployment.")]
+_DEFAULT = Path("deployment")
+
+
+@deploy_app.command(epilog="Example:\n\n  fedpriv deploy up --nodes 3")
+def up(
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=1000, help="SuperNodes; one client each.")] = 3,
+    port: Annotated[
+        int, typer.Option("--port", min=1024, max=65535, help="The SuperLink's; the nodes take those after it.")
+    ] = 8000,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, no keys: to show what a listener hears.")
+    ] = False,
+    folder: Folder = _DEFAULT,
+    quiet: Quiet = False,
+) -> None:
+    """Start SuperLink, SuperNodes and their executors on this machine, and wait until they are connected."""
+    from fedpriv.deploy import up as start
+
+    if insecure:
+        err.print(_INSECURE, style="bold red", soft_wrap=True)
+
+    def tell(text: str) -> None:
+        if not quiet:
+            err.print(text, style="dim", markup=False, soft_wrap=True)
+
+    record = start(folder, nodes, port, insecure, tell)
+    how = "INSECURE, without TLS and keys" if insecure else "TLS and SuperNode keys"
+    print_line(f"Up: {record.nodes} SuperNodes on {record.server}, {how}; stop it with: fedpriv deploy down")
+
+
+@deploy_app.command(epilog="Example:\n\n  fedpriv deploy run configs/quickstart.toml --set federation.clients=3")
+def run(
+    file: File,
+    set_: Set = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")
+    ] = None,
+    folder: Folder = _DEFAULT,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run FILE on the deployment; the run's folder and report are those of `fedpriv run`."""
+    experiment = load_experiment(file, set_ or ())
+    from fedpriv.deploy import DeploymentFolder, federate, for_deployment
+    from fedpriv.display import Display
+    from fedpriv.lab import Engine, start_run
+    from fedpriv.progress import Silent
+
+    experiment = for_deployment(experiment, folder)
+    insecure = DeploymentFolder(folder).read().insecure
+    if insecure:
+        err.print(_INSECURE, style="bold red", soft_wrap=True)
+    path = out_dir or Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    overrides = [part for text in set_ or () for part in ("--set", text)]
+    command = shlex.join(["fedpriv", "deploy", "run", str(file), *overrides])
+    engine = Engine("insecure deployment" if insecure else "deployment", partial(federate, folder))
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+        summary = start_run(experiment, path, command, progress, engine)
+    if as_json:
+        print_json({**summary.to_json(), "folder": str(path)})
+        return
+    print_sentences(summary.verdict)
+    print_line(f"Report: {path / 'report.html'}")
+
+
+@deploy_app.command()
+def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
+    """Say which processes run, how many SuperNodes are connected, and how the runs are."""
+    from fedpriv.deploy import look
+
+    found = look(folder)
+    if as_json:
+        print_json(asdict(found))
+        return
+    if found.insecure:
+        err.print(_INSECURE, style="bold red", soft_wrap=True)
+    out.print(_processes(found))
+    online = "the SuperLink does not run" if found.online is None else f"{found.online} of {found.nodes} connected"
+    print_line(f"SuperNodes: {online}; SuperLink: {found.server}")
+    for one in found.runs:
+        details = f": {' '.join(one.details.split())}" if one.details else ""
+        print_line(f"run {one.run_id}: {one.status}{details}")
+
+
+@deploy_app.command()
+def restart(folder: Folder = _DEFAULT) -> None:
+    """Start again those processes that have died."""
+    from fedpriv.deploy import restart as start_again
+
+    started = start_again(folder)
+    print_line(f"Started again: {', '.join(started)}" if started else "All processes run: nothing to start")
+
+
+@deploy_app.command()
+def down(folder: Folder = _DEFAULT) -> None:
+    """Stop what `up` started, and only that; keys are deleted, logs and runs stay."""
+    from fedpriv.deploy import take_down
+
+    stopped = take_down(folder)
+    print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process ran any more")
+
+
+def _processes(found: "Status") -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("process", "pid", "runs", "last words"):
+        table.add_column(heading, overflow="fold")
+    for one in found.processes:
+        table.add_row(one.name, str(one.pid), "yes" if one.alive else "no", one.last_words)
+    return table

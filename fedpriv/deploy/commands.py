@@ -1,0 +1,106 @@
+"""The command lines of a deployment's processes: the one place that knows them.
+
+``fedpriv deploy up`` starts them on one machine; whoever starts them elsewhere (containers) takes them from here, so
+that the two cannot drift apart.
+"""
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+__all__ = ["Command", "Keys", "executor", "superlink", "supernode"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process.
+
+    Attributes:
+        name: how people call it, such as ``supernode-0``.
+        program: a program of Flower's.
+        arguments: its arguments.
+    """
+
+    name: str
+    program: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where the files of TLS and of authentication are, as the process sees them.
+
+    Attributes:
+        authority: the certificate that all others are checked against.
+        certificate: of the server.
+        key: of the server's certificate.
+        secret: shared by a SuperLink or SuperNode and its executor.
+    """
+
+    authority: PurePath
+    certificate: PurePath
+    key: PurePath
+    secret: PurePath
+
+
+def superlink(host: str, port: int, database: PurePath, keys: Keys | None) -> Command:
+    """Return the server of a deployment.
+
+    Args:
+        host: the address that it listens on.
+        port: its one port, for everybody.
+        database: the file in which it keeps its state.
+        keys: without them everything is readable on the wire and anybody may take part.
+    """
+    arguments = ["--host", host, "--port", str(port), "--database", str(database)]
+    arguments += ["--isolation", "process", "--disable-runtime-dependency-installation"]
+    return Command("superlink", "flower-superlink", (*arguments, *_serving(keys), *_node_keys(keys)))
+
+
+def supernode(
+    partition: int,
+    partitions: int,
+    server: str,
+    host: str,
+    port: int,
+    keys: Keys | None,
+    node_key: PurePath | None,
+) -> Command:
+    """Return one client's node, which holds partition ``partition`` of ``partitions``.
+
+    Args:
+        partition: from 0.
+        partitions: how many there are.
+        server: the SuperLink, host:port.
+        host: the address that it listens on for its executor.
+        port: the port that it listens on for its executor.
+        keys: without them nothing is encrypted.
+        node_key: the private key that the SuperLink knows the public half of.
+    """
+    arguments = ["--superlink", server, "--host", host, "--port", str(port), "--isolation", "process"]
+    arguments += ["--node-config", f"partition-id={partition} num-partitions={partitions}"]
+    if keys is not None:
+        arguments += ["--root-certificates", str(keys.authority)]
+    if node_key is not None:
+        arguments += ["--auth-supernode-private-key", str(node_key)]
+    return Command(f"supernode-{partition}", "flower-supernode", (*arguments, *_serving(keys)))
+
+
+def executor(name: str, served: str, keys: Keys | None) -> Command:
+    """Return the process that runs the apps of the SuperLink or SuperNode at ``served``, host:port."""
+    arguments = ["--runtime-api-address", served]
+    if keys is None:
+        return Command(name, "flower-superexec", (*arguments, "--insecure"))
+    arguments += ["--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret)]
+    return Command(name, "flower-superexec", tuple(arguments))
+
+
+def _serving(keys: Keys | None) -> tuple[str, ...]:
+    if keys is None:
+        return ("--insecure",)
+    files = {"certfile": keys.certificate, "keyfile": keys.key, "ca-certfile": keys.authority}
+    named = [part for flag, path in files.items() for part in (f"--ssl-{flag}", str(path))]
+    return (*named, "--superexec-auth-secret-file", str(keys.secret))
+
+
+def _node_keys(keys: Keys | None) -> tuple[str, ...]:
+    return () if keys is None else ("--enable-supernode-auth",)

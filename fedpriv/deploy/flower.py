@@ -1,0 +1,172 @@
+"""Flower's command line, asked for JSON; exit codes are never trusted, answers are."""
+
+import json
+import os
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import tomli_w
+
+from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.errors import RunFailedError
+from fedpriv.seeds import SEEDS
+
+__all__ = ["RunStatus", "environment", "list_runs", "online_nodes", "program", "register", "run_status", "stop_run"]
+__all__ += ["submit", "write_connection"]
+
+_CONNECTION = "fedpriv"
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What Flower says of a run.
+
+    Attributes:
+        run_id: its number.
+        status: such as ``running`` or ``finished:completed``.
+        details: why it failed, if it did.
+    """
+
+    run_id: str
+    status: str
+    details: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.status.startswith("finished")
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the server's part ended as it should."""
+        return self.status == "finished:completed"
+
+
+def program(name: str) -> str:
+    """Return the path of one of Flower's programs: beside this Python, else on the search path.
+
+    Raises:
+        RunFailedError: it is nowhere.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = str(beside) if beside.is_file() else which(name)
+    if found is None:
+        raise RunFailedError(f"{name} is missing from {beside.parent} and from PATH; install Flower: pip install flwr")
+    return found
+
+
+def environment(folder: DeploymentFolder) -> dict[str, str]:
+    """The environment of every process of a deployment.
+
+    Flower looks for its own programs on the search path, and reports usage unless told not to. The experiment's own
+    modules are looked for where this process looks.
+    """
+    variables = dict(os.environ)
+    path = [sysconfig.get_path("scripts"), variables.get("PATH", "")]
+    modules = [str(Path.cwd()), variables.get("PYTHONPATH", "")]
+    return {
+        **variables,
+        "PATH": os.pathsep.join(filter(None, path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, modules)),
+        "FLWR_HOME": str(folder.flower),
+        "FLWR_TELEMETRY_ENABLED": variables.get("FLWR_TELEMETRY_ENABLED", "0"),
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FEDPRIV_RUNS": str(folder.runs),
+        SEEDS: str(folder.seeds),
+    }
+
+
+def write_connection(folder: DeploymentFolder, server: str, authority: Path | None) -> None:
+    """Tell Flower's command line how to reach the SuperLink: checked against ``authority``, or in the clear."""
+    trust: dict[str, Any] = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
+    connection = {"superlink": {"default": _CONNECTION, _CONNECTION: {"address": server, **trust}}}
+    (folder.flower / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
+
+
+def register(folder: DeploymentFolder, public_key: Path) -> str:
+    """Let the SuperNode with this key take part; returns its number."""
+    return str(_ask(folder, "supernode", "register", str(public_key))["node-id"])
+
+
+def online_nodes(folder: DeploymentFolder) -> tuple[str, ...]:
+    """The numbers of the SuperNodes that are connected."""
+    nodes = _ask(folder, "supernode", "list")["nodes"]
+    return tuple(str(node["node-id"]) for node in nodes if node["status"] == "online")
+
+
+def submit(folder: DeploymentFolder, app: Path, settings: Mapping[str, str]) -> str:
+    """Send an app to the SuperLink and start it; returns the run's number.
+
+    Args:
+        folder: of the deployment.
+        app: the app's folder, with its pyproject.toml.
+        settings: run configuration; values without quotes.
+    """
+    pairs = " ".join(f'{key}="{value}"' for key, value in settings.items())
+    return str(_ask(folder, "run", str(app), _CONNECTION, "--run-config", pairs)["run-id"])
+
+
+def run_status(folder: DeploymentFolder, run_id: str) -> RunStatus:
+    """What Flower says of one run."""
+    return _status(_ask(folder, "ls", _CONNECTION, "--run-id", run_id)["runs"][0])
+
+
+def list_runs(folder: DeploymentFolder) -> tuple[RunStatus, ...]:
+    """What Flower says of all runs."""
+    return tuple(_status(run) for run in _ask(folder, "ls", _CONNECTION)["runs"])
+
+
+def stop_run(folder: DeploymentFolder, run_id: str) -> None:
+    """Ask Flower to stop a run."""
+    _ask(folder, "stop", run_id, _CONNECTION)
+
+
+def _status(run: Mapping[str, Any]) -> RunStatus:
+    details = str(run.get("status-details") or "")
+    return RunStatus(str(run["run-id"]), str(run["status"]), "" if details == "N/A" else details)
+
+
+def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
+    """Run ``flwr`` and return its answer.
+
+    Raises:
+        RunFailedError: it does not answer, or says that it could not do it.
+    """
+    question = f"flwr {' '.join(arguments[:2])}"
+    command = [program("flwr"), *arguments, "--format", "json"]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(folder),
+            cwd=folder.path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailedError(f"{question}: no answer from the SuperLink within {_PATIENCE_SECONDS:g} s") from None
+    answer = _json(done.stdout)
+    if answer is None or not answer.get("success", False):
+        said = (answer or {}).get("error-message") or done.stderr or done.stdout
+        raise RunFailedError(f"{question}: {' '.join(str(said).split()) or 'no answer'}")
+    return answer
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    """The JSON object in what was printed; remarks may stand before it."""
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        answer, _ = json.JSONDecoder().raw_decode(text[start:])
+    except json.JSONDecodeError:
+        return None
+    return answer if isinstance(answer, dict) else None

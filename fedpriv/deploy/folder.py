@@ -1,0 +1,174 @@
+"""The folder of a deployment: its record, keys, logs, and what its server writes."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedpriv.deploy.processes import Started, is_alive
+from fedpriv.errors import InputError
+
+__all__ = ["HOST", "DeploymentFolder", "Record", "is_free", "write_private"]
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What ``up`` started, for the commands that come after it.
+
+    Attributes:
+        nodes: how many SuperNodes; node k holds partition k.
+        port: of the SuperLink; SuperNode k listens for its executor on the (k + 1)-th port after it.
+        insecure: nothing is encrypted and nobody authenticated.
+        processes: what was started.
+        node_ids: Flower's number for each node, by partition; empty without authentication, where nodes get new ones.
+    """
+
+    nodes: int
+    port: int
+    insecure: bool
+    processes: tuple[Started, ...]
+    node_ids: tuple[str, ...] = ()
+
+    @property
+    def server(self) -> str:
+        """The SuperLink's host and port."""
+        return f"{HOST}:{self.port}"
+
+    def process(self, name: str) -> Started:
+        """Return the process of that name."""
+        return next(one for one in self.processes if one.name == name)
+
+    def dead(self) -> tuple[Started, ...]:
+        """The processes that do not run any more."""
+        return tuple(one for one in self.processes if not is_alive(one))
+
+
+_RECORD = TypeAdapter(Record)
+
+
+class DeploymentFolder:
+    """The paths in a deployment's folder, which belongs to its owner alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def tls(self) -> Path:
+        """The certificates."""
+        return self.path / "tls"
+
+    @property
+    def keys(self) -> Path:
+        """The SuperNodes' keys and the executors' shared secret."""
+        return self.path / "keys"
+
+    @property
+    def logs(self) -> Path:
+        """What each process printed."""
+        return self.path / "logs"
+
+    @property
+    def runs(self) -> Path:
+        """Where the server writes its runs."""
+        return self.path / "runs"
+
+    @property
+    def seeds(self) -> Path:
+        """Where clients and server find the seed of a run that is under way."""
+        return self.path / "seeds"
+
+    @property
+    def flower(self) -> Path:
+        """Flower's own home: connections, and apps as they were sent."""
+        return self.path / "flower"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's state."""
+        return self.path / "superlink.db"
+
+    @property
+    def _record(self) -> Path:
+        return self.path / "deployment.json"
+
+    def create(self) -> None:
+        """Make the folder and its parts, for the owner's eyes only.
+
+        Raises:
+            InputError: it cannot be made, or holds something else.
+        """
+        parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.flower)
+        known = {part.name for part in parts} | {self.database.name, self._record.name}
+        try:
+            strangers = {entry.name for entry in self.path.iterdir()} - known if self.path.exists() else set()
+            if strangers:
+                raise InputError(
+                    f"--dir {self.path}: is not the folder of a deployment, it holds {min(strangers)}; give another"
+                )
+            for part in (self.path, *parts):
+                part.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InputError(f"--dir {self.path}: cannot be written: {error.strerror}") from None
+
+    def is_up(self) -> bool:
+        """Whether a deployment was started here and not taken down."""
+        return self._record.is_file()
+
+    def read(self) -> Record:
+        """Return what ``up`` wrote down.
+
+        Raises:
+            InputError: nothing is up here, or the record is damaged.
+        """
+        try:
+            return _RECORD.validate_json(self._record.read_bytes())
+        except FileNotFoundError:
+            raise InputError(f"no deployment is up in {self.path}; start one with: fedpriv deploy up") from None
+        except (OSError, ValidationError):
+            raise InputError(f"{self._record} is damaged") from None
+
+    def write(self, record: Record) -> None:
+        """Write down what was started."""
+        temporary = self._record.with_suffix(".part")
+        write_private(temporary, _RECORD.dump_json(record, indent=2))
+        temporary.replace(self._record)
+
+    def forget(self) -> None:
+        """Remove the record, all keys and seeds, and the SuperLink's state; logs and runs stay."""
+        secrets = [entry for part in (self.tls, self.keys, self.seeds) for entry in part.glob("*")]
+        states = self.path.glob(f"{self.database.name}*")
+        for path in (*secrets, *states, self._record):
+            path.unlink(missing_ok=True)
+
+    def last_words(self, name: str) -> str:
+        """The last line of a process's log that says something, in one line, for messages."""
+        log = self.logs / f"{name}.log"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
+        return next((line for line in reversed(lines) if line), "it printed nothing")
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on this port of the loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,108 @@
+"""Processes that outlive the command that starts them, and are found again by number and time of start.
+
+A process number alone may by now be somebody else's; together with the time of start it is not.
+"""
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["Started", "is_alive", "start", "stop"]
+
+# The time of start is computed from the machine's clock, which may be set a little in between.
+_CLOCK_SECONDS = 2.0
+_PATIENCE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """One process that was started.
+
+    Attributes:
+        name: how people call it.
+        pid: its number.
+        created: its time of start, in seconds since 1970.
+    """
+
+    name: str
+    pid: int
+    created: float
+
+
+def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Started:
+    """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it.
+
+    Args:
+        name: how people call it.
+        command: program and arguments.
+        environment: its whole environment.
+        folder: where it runs.
+        log: the file that its output is added to.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=folder,
+            start_new_session=True,
+        )
+    try:
+        created = psutil.Process(process.pid).create_time()
+    except psutil.NoSuchProcess:
+        created = 0.0  # it has ended already, which whoever looks at it next will see
+    return Started(name, process.pid, created)
+
+
+def is_alive(started: Started) -> bool:
+    """Whether the process still runs; another one with its number does not count."""
+    return _find(started) is not None
+
+
+def stop(started: Sequence[Started]) -> tuple[str, ...]:
+    """End the processes and their children: politely first, with force after ten seconds.
+
+    Returns:
+        The names of those that still ran.
+    """
+    found = [(one.name, process) for one in started if (process := _find(one)) is not None]
+    family = [member for _, process in found for member in (process, *_children(process))]
+    for member in family:
+        _send(member.terminate)
+    _, stubborn = psutil.wait_procs(family, timeout=_PATIENCE_SECONDS)
+    for member in stubborn:
+        _send(member.kill)
+    psutil.wait_procs(stubborn, timeout=_PATIENCE_SECONDS)
+    return tuple(name for name, _ in found)
+
+
+def _find(started: Started) -> psutil.Process | None:
+    try:
+        process = psutil.Process(started.pid)
+        same = abs(process.create_time() - started.created) < _CLOCK_SECONDS
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        children: list[psutil.Process] = process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return children
+
+
+def _send(signal: Callable[[], None]) -> None:
+    """Send a signal; who has ended meanwhile needs none."""
+    with suppress(psutil.NoSuchProcess):
+        signal()

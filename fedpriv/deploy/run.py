@@ -1,0 +1,153 @@
+"""Run an experiment on a deployment: send the app, follow its rounds, read its end from Flower, fetch what it wrote."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedpriv.config import Experiment
+from fedpriv.deploy import flower
+from fedpriv.deploy.app import EXPERIMENT, make_app
+from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.progress import Progress
+from fedpriv.runs import RunFolder
+from fedpriv.seeds import forget_seed, keep_seed
+from fedpriv.world import World
+
+__all__ = ["ROUND_SECONDS", "federate", "for_deployment"]
+
+ROUND_SECONDS = 600.0
+"""How long a round waits for uploads where the experiment does not say: a machine that vanishes never answers."""
+
+_LOOK_SECONDS, _STATUS_SECONDS, _STOP_SECONDS = 0.25, 3.0, 60.0
+_FILES = ("asked.jsonl", "metrics.jsonl", "observations/*", "checkpoint/*.safetensors")
+
+
+def for_deployment(experiment: Experiment, path: Path) -> Experiment:
+    """Return the experiment as the deployment in ``path`` can run it: rounds that wait for a limited time.
+
+    Raises:
+        InputError: none is up there, or it has fewer SuperNodes than the experiment has clients.
+        RunFailedError: its server's processes have died.
+    """
+    folder = DeploymentFolder(path)
+    record, clients = folder.read(), experiment.federation.clients
+    if clients > record.nodes:
+        raise InputError(
+            f"federation.clients = {clients}: the deployment in {folder.path} has {record.nodes} SuperNodes; "
+            f"--set federation.clients={record.nodes}, or fedpriv deploy up --nodes {clients}"
+        )
+    _check_server(folder)
+    if experiment.federation.round_timeout is not None:
+        return experiment
+    federation = experiment.federation.model_copy(update={"round_timeout": ROUND_SECONDS})
+    return experiment.model_copy(update={"federation": federation})
+
+
+def federate(path: Path, world: World, folder: RunFolder, progress: Progress) -> None:
+    """Run the federation on the deployment in ``path``.
+
+    Whatever way it ends, what the server has written until then is in ``folder`` afterwards.
+
+    Args:
+        path: the deployment's folder.
+        world: the experiment, built.
+        folder: of the run.
+        progress: told about rounds and about processes that end.
+
+    Raises:
+        RunFailedError: the server's part failed, or its processes have died.
+        KeyboardInterrupt: Ctrl-C; the run was stopped.
+    """
+    deployment = DeploymentFolder(path)
+    with _kept_seed(deployment, world.experiment) as seed, tempfile.TemporaryDirectory() as scratch:
+        app = Path(scratch) / "app"
+        make_app(app, world.experiment)
+        run_id = flower.submit(deployment, app, {"experiment": EXPERIMENT, "overrides": "", "seed": seed})
+        served = RunFolder(deployment.runs / f"run-{run_id}")
+        try:
+            status = _follow(deployment, run_id, served, world.experiment, folder, progress)
+        except KeyboardInterrupt:
+            _stop(deployment, run_id)
+            raise
+        finally:
+            _fetch(served.path, folder)
+    if not status.is_completed:
+        raise RunFailedError(_reason(status))
+
+
+def _follow(
+    deployment: DeploymentFolder,
+    run_id: str,
+    served: RunFolder,
+    experiment: Experiment,
+    folder: RunFolder,
+    progress: Progress,
+) -> flower.RunStatus:
+    """Tell every round and every process that ends, until Flower says that the run is over."""
+    told, missed, asked = -1, frozenset[str](), 0.0
+    while True:
+        is_due = time.monotonic() - asked > _STATUS_SECONDS
+        status = flower.run_status(deployment, run_id) if is_due else None
+        asked = time.monotonic() if is_due else asked
+        for record in served.rounds():
+            if record.round > max(told, 0):
+                progress.round_finished(record, experiment.federation.rounds)
+                # At once: the ledger must know who was asked, even where nothing else can be fetched any more.
+                _fetch(served.path, folder, _FILES[:2])
+            told = max(told, record.round)
+        if status is not None and status.is_over:
+            return status
+        missed = _tell_missed(deployment, missed, progress)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _tell_missed(deployment: DeploymentFolder, known: frozenset[str], progress: Progress) -> frozenset[str]:
+    """Name processes that have ended since the last look; without the server's the run cannot go on."""
+    _check_server(deployment)
+    dead = frozenset(one.name for one in deployment.read().dead())
+    for name in sorted(dead - known):
+        progress.warn(f"{name} has ended; start it again with: fedpriv deploy restart")
+    return dead
+
+
+def _check_server(deployment: DeploymentFolder) -> None:
+    dead = [one.name for one in deployment.read().dead() if one.name in ("superlink", "serverapp")]
+    for name in dead:
+        raise RunFailedError(
+            f"{name} of the deployment in {deployment.path} has died: {deployment.last_words(name)}; "
+            "start it again with: fedpriv deploy restart"
+        )
+
+
+def _reason(status: flower.RunStatus) -> str:
+    """Why the server's part failed, in its own words."""
+    details = " ".join(status.details.split()).removeprefix("ServerApp failed with exception: ")
+    return details or f"Flower says that run {status.run_id} is {status.status}"
+
+
+def _stop(deployment: DeploymentFolder, run_id: str) -> None:
+    """Stop a run and wait until its server writes no more."""
+    flower.stop_run(deployment, run_id)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while not flower.run_status(deployment, run_id).is_over and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+
+
+def _fetch(served: Path, folder: RunFolder, patterns: tuple[str, ...] = _FILES) -> None:
+    """Copy what the server has written so far; the checkpoint last, since a resumed run relies on all before it."""
+    for pattern in patterns:
+        for path in sorted(served.glob(pattern)):
+            if not path.name.startswith("."):
+                folder.write_bytes(str(path.relative_to(served)), path.read_bytes())
+
+
+@contextmanager
+def _kept_seed(deployment: DeploymentFolder, experiment: Experiment) -> Iterator[str]:
+    name = keep_seed(deployment.seeds, experiment)
+    try:
+        yield name
+    finally:
+        forget_seed(deployment.seeds, name)

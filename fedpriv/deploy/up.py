@@ -1,0 +1,258 @@
+"""Start a deployment on this machine, look at it, and take it down."""
+
+import secrets
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedpriv.deploy import flower
+from fedpriv.deploy.certificates import make_certificates, make_node_key
+from fedpriv.deploy.commands import Command, Keys, executor, superlink, supernode
+from fedpriv.deploy.folder import HOST, DeploymentFolder, Record, is_free, write_private
+from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.errors import InputError, RunFailedError
+
+__all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
+
+_HEALTH_SECONDS = 120.0
+_LAST_PORT = 65535
+_Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """One process of a deployment: its name, number, whether it runs, and if not, its last words."""
+
+    name: str
+    pid: int
+    alive: bool
+    last_words: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """A deployment, looked at.
+
+    Attributes:
+        server: the SuperLink's host and port.
+        insecure: nothing is encrypted.
+        processes: what was started.
+        nodes: how many SuperNodes were started.
+        online: how many are connected, by what Flower says; ``None`` where the SuperLink does not answer.
+        runs: all runs since ``up``, by what Flower says.
+    """
+
+    server: str
+    insecure: bool
+    processes: tuple[ProcessStatus, ...]
+    nodes: int
+    online: int | None
+    runs: tuple[flower.RunStatus, ...]
+
+
+def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell) -> Record:
+    """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected.
+
+    Args:
+        path: the deployment's folder.
+        nodes: how many SuperNodes; node k holds partition k of ``nodes``.
+        port: of the SuperLink; the SuperNodes take the ``nodes`` ports after it, for their executors.
+        insecure: no TLS and no keys: for showing what a listener hears, and for nothing else.
+        tell: told what happens.
+
+    Raises:
+        InputError: a deployment is up in this folder, or a port is not free.
+        RunFailedError: Flower is missing, or a process ended or did not answer in time; all were stopped again.
+    """
+    folder = DeploymentFolder(path)
+    if folder.is_up():
+        _refuse_second(folder)
+    _check_ports(port, nodes)
+    for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
+        flower.program(name)
+    folder.create()
+    folder.forget()
+    for log in folder.logs.glob("*.log"):
+        log.unlink()
+    record = Record(nodes, port, insecure, ())
+    _make_keys(folder, record)
+    flower.write_connection(folder, record.server, None if insecure else folder.tls / "ca.pem")
+    try:
+        return _start_all(folder, record, tell)
+    except BaseException:
+        stop(folder.read().processes if folder.is_up() else ())
+        folder.forget()
+        raise
+
+
+def look(path: Path) -> Status:
+    """Say how a deployment is.
+
+    Raises:
+        InputError: none is up in this folder.
+    """
+    folder = DeploymentFolder(path)
+    record = folder.read()
+    processes = tuple(_process_status(folder, one) for one in record.processes)
+    answers = is_alive(record.process("superlink"))
+    online = len(flower.online_nodes(folder)) if answers else None
+    runs = flower.list_runs(folder) if answers else ()
+    return Status(record.server, record.insecure, processes, record.nodes, online, runs)
+
+
+def restart(path: Path) -> tuple[str, ...]:
+    """Start again what has died; a SuperNode keeps its key, and so its number and its partition.
+
+    Returns:
+        The names of the processes that were started.
+
+    Raises:
+        InputError: none is up in this folder.
+    """
+    folder = DeploymentFolder(path)
+    record = folder.read()
+    commands = {command.name: command for command in commands_of(folder, record)}
+    dead = record.dead()
+    for one in dead:
+        fresh = start_process(folder, commands[one.name])
+        record = replace(record, processes=tuple(fresh if each == one else each for each in record.processes))
+        folder.write(record)
+    return tuple(one.name for one in dead)
+
+
+def take_down(path: Path) -> tuple[str, ...]:
+    """Stop what ``up`` started, and forget keys and state; logs and runs stay.
+
+    Returns:
+        The names of the processes that still ran.
+
+    Raises:
+        InputError: none is up in this folder.
+    """
+    folder = DeploymentFolder(path)
+    stopped = stop(folder.read().processes)
+    folder.forget()
+    return stopped
+
+
+def keys_of(folder: DeploymentFolder, record: Record) -> Keys | None:
+    """Where the files of TLS and authentication are; ``None`` for an insecure deployment."""
+    if record.insecure:
+        return None
+    tls = folder.tls
+    return Keys(tls / "ca.pem", tls / "server.pem", tls / "server.key", folder.keys / "executors.secret")
+
+
+def start_process(folder: DeploymentFolder, command: Command) -> Started:
+    """Start one process of a deployment; its log carries its name."""
+    return start(
+        command.name,
+        [flower.program(command.program), *command.arguments],
+        flower.environment(folder),
+        Path.cwd(),
+        folder.logs / f"{command.name}.log",
+    )
+
+
+def _refuse_second(folder: DeploymentFolder) -> None:
+    record = folder.read()
+    state = "is up" if len(record.dead()) < len(record.processes) else "has died"
+    raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
+
+
+def _check_ports(port: int, nodes: int) -> None:
+    if port + nodes > _LAST_PORT:
+        raise InputError(f"--port {port}: {nodes} SuperNodes need the ports up to {port + nodes}, above {_LAST_PORT}")
+    for number in range(port, port + nodes + 1):
+        if not is_free(number):
+            raise InputError(f"--port {port}: port {number} is in use; {nodes + 1} free ports in a row are needed")
+
+
+def _make_keys(folder: DeploymentFolder, record: Record) -> None:
+    if record.insecure:
+        return
+    make_certificates(folder.tls, ("localhost", HOST))
+    write_private(folder.keys / "executors.secret", secrets.token_bytes(32))
+    for partition in range(record.nodes):
+        make_node_key(_node_key(folder, partition))
+
+
+def _node_key(folder: DeploymentFolder, partition: int) -> Path:
+    return folder.keys / f"supernode-{partition}"
+
+
+def commands_of(folder: DeploymentFolder, record: Record) -> tuple[Command, ...]:
+    """The processes of a deployment, in the order in which they start."""
+    keys = keys_of(folder, record)
+    server = (superlink(HOST, record.port, folder.database, keys), executor("serverapp", record.server, keys))
+    nodes = tuple(
+        command for partition in range(record.nodes) for command in _client_commands(folder, record, partition, keys)
+    )
+    return (*server, *nodes)
+
+
+def _client_commands(
+    folder: DeploymentFolder, record: Record, partition: int, keys: Keys | None
+) -> tuple[Command, Command]:
+    port = record.port + 1 + partition
+    node_key = None if record.insecure else _node_key(folder, partition)
+    node = supernode(partition, record.nodes, record.server, HOST, port, keys, node_key)
+    return node, executor(f"clientapp-{partition}", f"{HOST}:{port}", keys)
+
+
+def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
+    first, *others = commands_of(folder, record)
+    tell(f"starting the SuperLink on {record.server}")
+    record = _add(folder, record, first)
+    _wait_for_health(folder, record, record.port)
+    if not record.insecure:
+        keys = [_node_key(folder, partition).with_suffix(".pub") for partition in range(record.nodes)]
+        record = replace(record, node_ids=tuple(flower.register(folder, key) for key in keys))
+    tell(f"starting {record.nodes} SuperNodes and the executors")
+    for command in others:
+        record = _add(folder, record, command)
+    _wait(folder, record, "not all SuperNodes are connected", lambda: len(flower.online_nodes(folder)) >= record.nodes)
+    return record
+
+
+def _add(folder: DeploymentFolder, record: Record, command: Command) -> Record:
+    """Start one process and write it down at once, so that it can be stopped whatever happens next."""
+    record = replace(record, processes=(*record.processes, start_process(folder, command)))
+    folder.write(record)
+    return record
+
+
+def _wait_for_health(folder: DeploymentFolder, record: Record, port: int) -> None:
+    scheme = "http" if record.insecure else "https"
+    context = None if record.insecure else ssl.create_default_context(cafile=str(folder.tls / "ca.pem"))
+    url = f"{scheme}://{HOST}:{port}/health"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+
+    def answers() -> bool:
+        try:
+            with opener.open(url, timeout=5) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    _wait(folder, record, f"{url} does not answer", answers)
+
+
+def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _HEALTH_SECONDS
+    while not is_done():
+        for one in record.dead():
+            raise RunFailedError(
+                f"{one.name} ended: {folder.last_words(one.name)} (more in {folder.logs / one.name}.log)"
+            )
+        if time.monotonic() > deadline:
+            raise RunFailedError(f"{failure} within {_HEALTH_SECONDS:g} s (logs in {folder.logs})")
+        time.sleep(0.5)
+
+
+def _process_status(folder: DeploymentFolder, started: Started) -> ProcessStatus:
+    alive = is_alive(started)
+    return ProcessStatus(started.name, started.pid, alive, "" if alive else folder.last_words(started.name))
