@@ -7,6 +7,7 @@ nothing about it is sent. Steps are counted from 0 over the whole run, not withi
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -64,8 +65,8 @@ class Sampling:
         """
         if self.kind == "shuffled":
             epoch, position = divmod(step, self.steps_per_epoch)
-            order = numpy_stream(seed, "batches", partition, epoch).permutation(self.examples)
-            return order[position * self.batch_size : (position + 1) * self.batch_size]
+            order = _order(seed, partition, epoch, self.examples)
+            return order[position * self.batch_size : (position + 1) * self.batch_size].copy()
         stream = numpy_stream(seed, "batches", partition, step)
         if self.kind == "fixed":
             return stream.choice(self.examples, self.batch_size, replace=False)
@@ -88,3 +89,9 @@ class Sampling:
             epoch = step // self.steps_per_epoch
             most[epoch] = max(most.get(epoch, 0), times)
         return sum(most.values())
+
+
+@lru_cache(maxsize=128)
+def _order(seed: int, partition: int, epoch: int, examples: int) -> np.ndarray:
+    """The shuffled pass; drawing it anew for each of its batches would take longer than a small network's gradient."""
+    return numpy_stream(seed, "batches", partition, epoch).permutation(examples)

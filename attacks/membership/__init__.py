@@ -1,0 +1,1 @@
+"""Membership inference: signals, attacks on them, scores, and lower bounds on epsilon."""

@@ -1,0 +1,240 @@
+"""Reference models: the target's training repeated on other data, many models at once.
+
+Each reference is a whole federation of its own: the same clients, rounds, batch sizes, optimisers and the same
+mechanism, which is asked for each model with a noise stream of its own. Only the data and the seed differ. What one
+model would compute alone is what it computes here, up to rounding.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.membership.stacked import StackedNetwork
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.gradients import Vector
+from fedpriv.plan import Plan, participants
+from fedpriv.world import World
+
+__all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
+
+_MIB = 1 << 20
+
+# Parameters, gradients, a client's copy and the optimiser's state: what a model takes while it is trained, in copies.
+COPIES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The examples that references are trained on.
+
+    Attributes:
+        images: (N, C, H, W), normalised, in the network's numbers and on its device.
+        labels: (N,), int64, on the same.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What one reference model is trained with.
+
+    Attributes:
+        seed: of its batches and its noise.
+        shares: for each client the rows of the pool that it holds, as many as the target's client holds examples.
+    """
+
+    seed: int
+    shares: tuple[np.ndarray, ...]
+
+
+def usual_schedule(experiment: Experiment) -> dict[int, tuple[int, ...]]:
+    """Return round -> the clients whose uploads are averaged, where nobody fails or stops."""
+    return {number: participants(experiment, number) for number in range(1, experiment.federation.rounds + 1)}
+
+
+def train_references(
+    world: World,
+    pool: Pool,
+    references: Sequence[Reference],
+    schedule: Mapping[int, Sequence[int]],
+    keep: Collection[int],
+    at_once: int | None = None,
+) -> dict[int, Vector]:
+    """Train reference models from the target's initial numbers.
+
+    Args:
+        world: the target's experiment.
+        pool: the examples.
+        references: R of them, at least one.
+        schedule: round -> the clients used in it, ascending; rounds that nobody took part in are left out.
+        keep: after which of these rounds the models are wanted.
+        at_once: how many models are trained together; ``None``: as many as ``engine.gradient_memory`` holds. It changes
+            the result by rounding only.
+
+    Returns:
+        Round -> the models, name -> (R, *shape).
+
+    Raises:
+        InputError: the network has BatchNorm or dropout, a share has another size than the target's, or a round is not
+            in the schedule.
+        RunFailedError: a model diverged.
+    """
+    _check(world, references, schedule, keep)
+    memory = world.experiment.engine.gradient_memory * _MIB
+    network = StackedNetwork(world.model, pool.images.shape[1:], memory)
+    together = at_once or _fitting(world, memory)
+    parts = [
+        _Federation(world, pool, references[start : start + together], network).run(schedule, keep)
+        for start in range(0, len(references), together)
+    ]
+    return {
+        number: {name: torch.cat([part[number][name] for part in parts]) for name in parts[0][number]}
+        for number in sorted(keep)
+    }
+
+
+class _Federation:
+    """A stack of M federations in the same round."""
+
+    def __init__(self, world: World, pool: Pool, references: Sequence[Reference], network: StackedNetwork) -> None:
+        self._experiment = world.experiment
+        self._pool = pool
+        self._references = references
+        self._network = network
+        self._plans = [[replace(plan, seed=one.seed) for one in references] for plan in world.plans]
+        count, like = len(references), pool.images
+        self._globals = {
+            name: value.to(like.device).expand(count, *value.shape).clone()
+            for name, value in world.initial.parameters.items()
+        }
+        self._server = _server_optimizer(self._experiment, self._globals)
+
+    def run(self, schedule: Mapping[int, Sequence[int]], keep: Collection[int]) -> dict[int, Vector]:
+        """Run all rounds; return the models after those that are wanted."""
+        kept = {}
+        for number in sorted(schedule):
+            self._round(number, schedule[number])
+            if number in keep:
+                kept[number] = {name: value.clone() for name, value in self._globals.items()}
+        return kept
+
+    def _round(self, number: int, clients: Sequence[int]) -> None:
+        examples = [float(self._plans[client][0].sampling.examples) for client in clients]
+        raw = examples if self._experiment.federation.weighting == "examples" else [1.0] * len(clients)
+        sign = 1.0 if self._experiment.federation.algorithm == "fedsgd" else -1.0
+        mean = {name: torch.zeros_like(value) for name, value in self._globals.items()}
+        for client, weight in zip(clients, raw, strict=True):
+            for name, value in self._upload(client, number).items():
+                mean[name].add_(value, alpha=sign * weight / sum(raw))
+        for name, value in self._globals.items():
+            value.grad = mean[name]
+        self._server.step()
+        for value in self._globals.values():
+            value.grad = None
+            if not torch.isfinite(value).all():
+                raise RunFailedError(f"reference models: one diverged in round {number}")
+
+    def _upload(self, client: int, number: int) -> Vector:
+        """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""
+        plans = self._plans[client]
+        if self._experiment.federation.algorithm == "fedsgd":
+            upload = self._gradient(client, plans[0].steps(number)[0], self._globals)
+        else:
+            local = {name: value.clone() for name, value in self._globals.items()}
+            self._train(client, plans[0].steps(number), local)
+            upload = {name: value.sub_(self._globals[name]) for name, value in local.items()}
+        if plans[0].config.unit == "example" or plans[0].config.name == "none":
+            return upload
+        released = [
+            plan.release_update({name: value[index] for name, value in upload.items()}, number)
+            for index, plan in enumerate(plans)
+        ]
+        return {name: torch.stack([one[name] for one in released]) for name in upload}
+
+    def _train(self, client: int, steps: range, local: Vector) -> None:
+        """Local training in place."""
+        training = self._experiment.training
+        if training.optimizer == "sgd" and not training.momentum and not _noisy(self._plans[client][0]):
+            for step in steps:
+                x, y, weights, _ = self._batches(client, step)
+                self._network.descend(local, x, y, weights, training.learning_rate)
+            return
+        optimizer: torch.optim.Optimizer
+        if training.optimizer == "adam":
+            optimizer = torch.optim.Adam(local.values(), lr=training.learning_rate)
+        else:
+            optimizer = torch.optim.SGD(local.values(), lr=training.learning_rate, momentum=training.momentum)
+        for step in steps:
+            for name, value in self._gradient(client, step, local).items():
+                local[name].grad = value
+            optimizer.step()
+        for value in local.values():
+            value.grad = None
+
+    def _gradient(self, client: int, step: int, parameters: Vector) -> Vector:
+        """Each model's mean gradient of its own batch, after the mechanism where its unit is the example."""
+        x, y, weights, sizes = self._batches(client, step)
+        plans = self._plans[client]
+        if not _noisy(plans[0]):
+            return self._network.gradients(parameters, x, y, weights)
+        released: Vector = {name: torch.empty_like(value) for name, value in parameters.items()}
+        operators = self._network.operators(parameters, x, y, sizes)
+        for index, (plan, operator) in enumerate(zip(plans, operators, strict=True)):
+            for name, value in plan.release_gradient(operator, step).items():
+                released[name][index] = value
+        return released
+
+    def _batches(self, client: int, step: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+        """Images (M, B, ...), labels (M, B), weights (M, B), sizes (M,); short batches are filled up with weight 0."""
+        plans = self._plans[client]
+        drawn = [plan.batch(step) for plan in plans]
+        sizes = [len(batch) for batch in drawn]
+        rows = np.zeros((len(plans), max(1, *sizes)), dtype=np.int64)
+        for index, (reference, batch) in enumerate(zip(self._references, drawn, strict=True)):
+            rows[index, : len(batch)] = reference.shares[client][batch]
+        flat = torch.from_numpy(rows.reshape(-1)).to(self._pool.images.device)
+        x = self._pool.images.index_select(0, flat).view(*rows.shape, *self._pool.images.shape[1:])
+        y = self._pool.labels.index_select(0, flat).view(rows.shape)
+        counted = np.arange(rows.shape[1]) < np.array(sizes)[:, None]
+        weights = torch.from_numpy(counted / plans[0].sampling.batch_size).to(x)
+        return x, y, weights, sizes
+
+
+def _noisy(plan: Plan) -> bool:
+    """Whether each step's gradient goes through the mechanism."""
+    return plan.config.name != "none" and plan.config.unit == "example"
+
+
+def _server_optimizer(experiment: Experiment, parameters: Vector) -> torch.optim.Optimizer:
+    federation, rate = experiment.federation, experiment.server_learning_rate
+    if federation.server_optimizer == "adam":
+        return torch.optim.Adam(parameters.values(), lr=rate)
+    return torch.optim.SGD(parameters.values(), lr=rate, momentum=federation.server_momentum)
+
+
+def _fitting(world: World, memory: int) -> int:
+    """How many models fit, at least one; networks with other layers than Linear write out per-example gradients."""
+    numbers = sum(value.numel() for value in world.initial.parameters.values())
+    size = next(iter(world.initial.parameters.values())).element_size()
+    rows = world.experiment.training.batch_size if _noisy(world.plans[0]) else 0
+    return max(1, memory // ((COPIES + rows) * numbers * size))
+
+
+def _check(
+    world: World, references: Sequence[Reference], schedule: Mapping[int, Sequence[int]], keep: Collection[int]
+) -> None:
+    if not references:
+        raise InputError("at least one reference model is wanted")
+    sizes = tuple(len(rows) for rows in world.partitions)
+    for number, reference in enumerate(references):
+        found = tuple(len(rows) for rows in reference.shares)
+        if found != sizes:
+            raise InputError(f"reference {number}: clients hold {found} examples; the target's hold {sizes}")
+    if missing := sorted(set(keep) - set(schedule)):
+        raise InputError(f"models after round {missing[0]} are wanted, and nobody took part in it")
