@@ -168,6 +168,7 @@ def _reading(group: Group, cells: Sequence[Row]) -> str:
     recovered: list[str] = []
     told: list[str] = []
     neither: list[str] = []
+    labels: list[str] = []
     for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
         results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
         if any(result.recovered for result in results):
@@ -176,10 +177,16 @@ def _reading(group: Group, cells: Sequence[Row]) -> str:
             told.append(mechanism)
         elif results:
             neither.append(mechanism)
-    return (
-        f"- {group[0]}, {_network(group)}: images are recovered with {_names(recovered)}; not recovered but told from "
-        f"others more often than chance with {_names(told)}; neither with {_names(neither)}."
-    )
+        if any(result.label_accuracy == 1 for result in results):
+            labels.append(mechanism)
+    clauses = {
+        "images are recovered with": recovered,
+        "not recovered but told from others more often than chance with": told,
+        "neither with": neither,
+        "every label is named with": labels,
+    }
+    stated = "; ".join(f"{words} {_names(names)}" for words, names in clauses.items() if names)
+    return f"- {group[0]}, {_network(group)}: {stated or 'no attack could be made'}."
 
 
 def _is_told(result: AttackResult, attacks: int) -> bool:
@@ -227,7 +234,7 @@ def _network(group: Group) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) if names else "none"
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _head(*names: str) -> list[str]:
