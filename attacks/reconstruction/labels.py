@@ -4,7 +4,6 @@ The gradient of the cross entropy with respect to the logits is ``softmax - labe
 itself, and for a last layer without bias, the gradient of its weight is that vector times the layer's input.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.memory import chunks
+from attacks.reconstruction.bookkeeping import Bookkeeping
 from attacks.reconstruction.network import Network
+from attacks.reconstruction.rehearsal import Rehearsal
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.uploads import Victim
 from fedpriv.gradients import Vector
@@ -21,7 +21,7 @@ from fedpriv.gradients import Vector
 __all__ = ["OutputLayer", "find_output_layer", "infer_labels", "read_labels"]
 
 REHEARSED = 4  # batches of random images on which local training is rehearsed
-NEIGHBOURS = 512  # candidates for a batch's labels that are rehearsed at once
+CANDIDATES = 16  # for the labels of local training, out of bookkeeping, that are rehearsed first
 SAMPLES = 8  # random images for each class, from which a batch's labels are told
 PROBE = 20240229  # the seed of the images that tell which tensor is the last; it decides nothing else
 
@@ -108,7 +108,8 @@ def infer_labels(
     One example (iDLG, Zhao et al. 2020): the most negative entry of ``softmax - label`` is the label's, the only one
     below zero without noise. Several examples: the labels whose gradients, at random images and through the mechanism,
     add up best to what was heard (see :func:`_match_labels`). Several local steps, or Adam: the labels with which
-    training on random images comes closest to what was heard.
+    training on random images comes closest to what was heard, searched for on the logits alone first (see
+    :mod:`~attacks.reconstruction.bookkeeping` and :mod:`~attacks.reconstruction.rehearsal`).
 
     Args:
         network: the network.
@@ -137,7 +138,10 @@ def _infer(
     labels = _match_labels(heard.flatten(), signatures, victim.model.examples)
     if victim.model.training is None:
         return labels
-    return _Rehearsal(network, victim, layer, shape, classes).improve(labels)
+    generator = torch.Generator().manual_seed(PROBE)
+    images = torch.randn(REHEARSED, victim.model.examples, *shape, generator=generator).to(heard)
+    kept = Bookkeeping(network, victim, layer.name, images, classes).search(labels)[:CANDIDATES]
+    return Rehearsal(network, victim, layer.name, images, classes).improve(torch.cat([labels[None], kept]))
 
 
 def _output_gradient(heard: Tensor, layer: OutputLayer) -> Tensor:
@@ -168,81 +172,6 @@ def _signatures(
         gradients = network.gradients(victim.parameters, images, labels, shared=True, each=True)
         total.append(victim.model.expected_of_examples(gradients)[layer.name].mean(dim=0).flatten())
     return torch.stack(total)
-
-
-class _Rehearsal:
-    """Local training on random images with candidate labels, against what was heard of the last layer.
-
-    After several steps an update is no sum over examples: what a label adds depends on the labels of the steps before,
-    with momentum also on its step, and Adam divides by the gradients' size. So candidates are tried out.
-
-    Args:
-        network: the network.
-        victim: an upload that was trained for.
-        layer: the last layer.
-        shape: (C, H, W).
-        classes: number of classes.
-    """
-
-    def __init__(
-        self, network: Network, victim: Victim, layer: OutputLayer, shape: tuple[int, int, int], classes: int
-    ) -> None:
-        self._network = network
-        self._victim = victim
-        self._layer = layer
-        self._classes = classes
-        self._shape = shape
-        generator = torch.Generator().manual_seed(PROBE)
-        heard = victim.gradient[layer.name]
-        self._images = torch.randn(REHEARSED, victim.model.examples, *shape, generator=generator).to(heard)
-
-    def improve(self, labels: Tensor) -> Tensor:
-        """Exchange single labels, or the places of two, while that brings the update closer; labels (B,).
-
-        Returns:
-            The labels (B,), in the order in which the local steps take them.
-        """
-        best = float(self._distances(labels[None]))
-        for _ in range(2 * len(labels)):
-            candidates = self._neighbours(labels)
-            distances = self._distances(candidates)
-            nearest = int(distances.argmin())
-            if not float(distances[nearest]) < best * (1 - 1e-6):
-                break
-            best, labels = float(distances[nearest]), candidates[nearest]
-        return labels
-
-    def _neighbours(self, labels: Tensor) -> Tensor:
-        """Labels (M, B) that differ in one place or have two places exchanged; M at most :data:`NEIGHBOURS`."""
-        places = range(len(labels))
-        found = []
-        for place in places:
-            for label in set(range(self._classes)) - {int(labels[place])}:
-                found.append(labels.clone())
-                found[-1][place] = label
-        for one, other in itertools.combinations(places, 2):
-            if labels[one] != labels[other]:
-                found.append(labels.clone())
-                found[-1][[one, other]] = labels[[other, one]]
-        # Of very many, evenly spread ones: the search then takes its steps among these.
-        return torch.stack(found[:: -(-len(found) // NEIGHBOURS)])
-
-    def _distances(self, candidates: Tensor) -> Tensor:
-        """Squared distance (M,) of what was heard and the mean update of candidates (M, B) over the random images."""
-        heard = self._victim.gradient[self._layer.name]
-        rows = candidates.repeat_interleave(REHEARSED, dim=0)
-        images = self._images.repeat(len(candidates), 1, 1, 1, 1)
-        found = []
-        with torch.no_grad():
-            for part in chunks(self._network, [self._victim] * len(rows), self._shape, self._classes):
-                labels = F.one_hot(rows[part.start : part.stop], self._classes).to(images)
-                sent = self._victim.model.trained(
-                    self._network, self._victim.parameters, images[part.start : part.stop], labels
-                )
-                found.append(sent[self._layer.name])
-        updates = torch.cat(found).unflatten(0, (len(candidates), REHEARSED)).mean(dim=1)
-        distances: Tensor = (updates - heard).flatten(1).square().sum(dim=1)
-        return distances
 
 
 def _match_labels(heard: Tensor, signatures: Tensor, examples: int) -> Tensor:

@@ -23,7 +23,7 @@ from fedpriv.gradients import Vector
 if TYPE_CHECKING:
     from attacks.reconstruction.network import Network
 
-__all__ = ["LocalTraining", "unrolled_update"]
+__all__ = ["LocalTraining", "local_optimizer", "unrolled_update"]
 
 BETAS = (0.9, 0.999)  # torch.optim.Adam's, as the clients use it
 EPSILON = 1e-8
@@ -114,7 +114,7 @@ def unrolled_update(
     rows = len(images)
     images, labels = (values.unflatten(1, (training.clients, -1)).flatten(0, 1) for values in (images, labels))
     start = {name: parameters[name].detach() for name in network.names}
-    optimizer = _optimizer(training)
+    optimizer = local_optimizer(training)
     change: Vector = {}
     for batch in training.batches(images.shape[1]):
         now = {name: start[name] + value for name, value in change.items()} or start
@@ -175,7 +175,8 @@ def _average(old: Vector, new: Vector, beta: float) -> Vector:
     return {name: beta * old[name] + (1 - beta) * value for name, value in new.items()}
 
 
-def _optimizer(training: LocalTraining) -> _Optimizer:
+def local_optimizer(training: LocalTraining) -> _Optimizer:
+    """Return the optimiser of a client, afresh, as a function of tensors of any shape."""
     if training.optimizer == "adam":
         return _Adam(training.learning_rate)
     return _Sgd(training.learning_rate, training.momentum)

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction import reconstruct
+from attacks.reconstruction.labels import find_output_layer, infer_labels
+from attacks.reconstruction.network import Network
+from attacks.reconstruction.uploads import prepare_victims
 from fedpriv import metrics
 from fedpriv.config import DataConfig, DlgConfig, IdlgConfig, IgaConfig, ModelConfig
 from fedpriv.data import Dataset, load_dataset
@@ -56,6 +59,13 @@ def single(model: nn.Module, data: Dataset, count: int) -> tuple[list[Observatio
 def trained(model: nn.Module, data: Dataset, client: int, batch: int, rate: float) -> tuple[Observation, Tensor]:
     """A client that takes four local steps on its four images: the update, and the images."""
     rows = list(range(IMAGES * client, IMAGES * (client + 1)))
+    return trained_on(model, data, client, rows, batch, rate)
+
+
+def trained_on(
+    model: nn.Module, data: Dataset, client: int, rows: list[int], batch: int, rate: float
+) -> tuple[Observation, Tensor]:
+    """The same with test images of these numbers."""
     x, y = data.normalise(data.x_test[rows]), data.y_test[rows]
     before = parameters_of(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -109,3 +119,27 @@ def test_federated_averaging_with_four_images_and_four_steps(cifar: Dataset, bat
         for one, (_, truth) in zip(found, pairs, strict=True)
     ]
     assert float(torch.cat(scores).median()) >= 20.0
+
+
+@pytest.mark.parametrize(("batch", "rate"), [(1, 0.01), (4, 0.1)])
+def test_labels_of_local_training_on_other_draws(cifar: Dataset, batch: int, rate: float) -> None:
+    """Three networks, four draws of four images each: the multiset of labels; of steps on single images, in order.
+
+    A step moves the logits by more than 1, so that a label of an early step hardly shows in the sum.
+    """
+    for seed in range(3):
+        model = build_model(ModelConfig(name="lenet", init="default"), cifar.shape, cifar.classes, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.randint(len(cifar.x_test), (4, IMAGES), generator=generator).tolist()
+        heard = [trained_on(model, cifar, client, rows, batch, rate)[0] for client, rows in enumerate(draws)]
+        network = Network(model)
+        victims = prepare_victims(heard, network.names, network.device)
+        layer = find_output_layer(network, victims[0].parameters, cifar.shape, cifar.classes)
+        assert layer is not None
+        found = infer_labels(network, victims, layer, cifar.shape, cifar.classes)
+        for rows, labels in zip(draws, found, strict=True):
+            assert labels is not None
+            truth = cifar.y_test[rows].tolist()
+            assert sorted(labels.tolist()) == sorted(truth)
+            if batch == 1:
+                assert labels.tolist() == truth
