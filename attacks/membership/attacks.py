@@ -1,0 +1,248 @@
+"""Attacks on membership, as functions of signals: for each candidate a score, higher where it looks like a member.
+
+None of them is told who is a member. ``ATTACKS`` lists them with the same arguments: a :class:`Signals` in, scores out.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_expit, logsumexp
+from scipy.stats import norm
+
+from attacks.membership.signals import Signals, losses
+from fedpriv.errors import InputError
+
+__all__ = ["ATTACKS", "attack_p", "attack_r", "lira_offline", "lira_online", "rmia_offline", "rmia_online"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# Carlini et al. 2022, Section VI.B: with fewer references than this, one variance for all examples is the better guess.
+ENOUGH_FOR_OWN_VARIANCE = 64
+
+# Zarifzadeh et al. 2024, Section 3 and Appendix B.2: what they use where nothing is tuned.
+GAMMA, OFFLINE_SLOPE = 2.0, 0.3
+
+# Relative to the mean variance; keeps the covariance of rounds that hardly differ invertible.
+RIDGE = 1e-6
+
+# A width and a variance above zero where all references agree.
+SMALLEST = 1e-12
+
+
+def attack_p(target: Floats, population: Floats) -> Floats:
+    """Attack-P (Ye et al. 2022, Section 4.2): the loss against those of the population under the same model.
+
+    Args:
+        target: (N,), the target's losses.
+        population: (Z,), its losses on population data.
+
+    Returns:
+        (N,), the smoothed share of population losses above the candidate's, ties counted half: one minus the p-value.
+    """
+    others = population[:, None]
+    above = (others > target).sum(axis=0) + 0.5 * (others == target).sum(axis=0)
+    shares: Floats = (above + 0.5) / (len(population) + 1)
+    return shares
+
+
+def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float | None = None) -> Floats:
+    """Attack-R, MIA-R (Ye et al. 2022, Section 4.3): the loss against those under models trained without the example.
+
+    The share of reference losses above the target's is smoothed, since a few references would make most candidates tie:
+    each reference counts as a normal distribution around its logit, of which losses are a decreasing function.
+
+    Args:
+        target: (N,), the target's logits.
+        references: (R, N), the references'.
+        inside: (R, N), which references were trained with which candidate; those are left out.
+        bandwidth: standard deviation of these normal distributions, above 0; ``None``: by Silverman's rule (1986,
+            Equation 3.28) from the mean variance of a candidate's logits.
+
+    Returns:
+        (N,), log(share / (1 - share)), which also tells shares near 1 apart.
+
+    Raises:
+        InputError: a candidate has fewer than two references that were trained without it.
+    """
+    _need(~inside, 2, "trained without it")
+    if bandwidth is None:
+        _, residuals = _centred(references, ~inside)
+        freedom = (~inside).sum() - inside.shape[1]
+        deviation = np.sqrt((residuals**2).sum() / freedom)
+        bandwidth = max(1.06 * float(deviation) * float((~inside).sum(axis=0).mean()) ** -0.2, SMALLEST)
+    steps = (target - references) / bandwidth
+    below, above = (_log_mean(norm.logcdf(sign * steps), ~inside) for sign in (1, -1))
+    scores: Floats = below - above
+    return scores
+
+
+def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
+    """LiRA with references trained with and without each example (Carlini et al. 2022, Algorithm 1).
+
+    Two normal distributions are fitted to each candidate's logits, with and without it. With several rounds they are
+    multivariate, with one covariance of the rounds for all candidates with and one for those without it.
+
+    Args:
+        target: (T, N), the target's logits at T rounds.
+        references: (R, T, N), the references'.
+        inside: (R, N).
+
+    Returns:
+        (N,), log-likelihood ratios.
+
+    Raises:
+        InputError: a candidate has fewer than two references of one kind.
+    """
+    _need(inside, 2, "trained with it")
+    _need(~inside, 2, "trained without it")
+    return _log_density(target, references, inside) - _log_density(target, references, ~inside)
+
+
+def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
+    """LiRA with references trained without each example (Carlini et al. 2022, Section IV.C).
+
+    Args:
+        target: (N,), the target's logits.
+        references: (R, N), the references'.
+        inside: (R, N), which are left out.
+
+    Returns:
+        (N,), the log of the probability that a model trained without it is less confident than the target.
+
+    Raises:
+        InputError: a candidate has fewer than two references trained without it.
+    """
+    _need(~inside, 2, "trained without it")
+    mean, residuals = _centred(references, ~inside)
+    scores: Floats = norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
+    return scores
+
+
+def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:
+    """RMIA with references trained with and without each example (Zarifzadeh et al. 2024, Section 3).
+
+    Args:
+        signals: the final round is used.
+        gamma: by how much the candidate's ratio must exceed a population example's, at least 1.
+
+    Returns:
+        (N,), the share of the population that the candidate beats.
+
+    Raises:
+        InputError: a candidate lacks references of one kind.
+    """
+    inside = signals.inside
+    _need(inside, 1, "trained with it")
+    _need(~inside, 1, "trained without it")
+    logs = log_expit(signals.references[:, -1])
+    average = np.logaddexp(_log_mean(logs, inside), _log_mean(logs, ~inside)) - np.log(2)
+    return _beaten(signals, average, _population_average(signals), gamma)
+
+
+def rmia_offline(signals: Signals, gamma: float = GAMMA, slope: float = OFFLINE_SLOPE) -> Floats:
+    """RMIA with references trained without each example (Zarifzadeh et al. 2024, Appendix B.2).
+
+    The average probability over all models is guessed from that over models trained without the example as
+    ((1 + slope) p + (1 - slope)) / 2, for candidates and population alike.
+
+    Args:
+        signals: the final round is used.
+        gamma: as in :func:`rmia_online`.
+        slope: from 0 to 1.
+
+    Raises:
+        InputError: a candidate has no reference trained without it.
+    """
+    _need(~signals.inside, 1, "trained without it")
+    average = _log_mean(log_expit(signals.references[:, -1]), ~signals.inside)
+    others = _population_average(signals)
+    return _beaten(signals, _stretched(average, slope), _stretched(others, slope), gamma)
+
+
+ATTACKS: Mapping[str, Callable[[Signals], Floats]] = {
+    "attack-p": lambda signals: attack_p(losses(signals.target[-1]), losses(signals.population[-1])),
+    "attack-r": lambda signals: attack_r(signals.target[-1], signals.references[:, -1], signals.inside),
+    "lira-online": lambda signals: lira_online(signals.target[-1:], signals.references[:, -1:], signals.inside),
+    "lira-offline": lambda signals: lira_offline(signals.target[-1], signals.references[:, -1], signals.inside),
+    "rmia-online": rmia_online,
+    "rmia-offline": rmia_offline,
+    "lira-rounds": lambda signals: lira_online(signals.target, signals.references, signals.inside),
+}
+"""Name -> attack. All but ``lira-rounds`` look at the final model alone; that one at every round's."""
+
+
+def _need(wanted: Bools, least: int, kind: str) -> None:
+    counts = wanted.sum(axis=0)
+    if len(counts) and counts.min() < least:
+        first = int(counts.argmin())
+        raise InputError(
+            f"candidate {first} has {counts[first]} reference models {kind}, and at least {least} are needed; "
+            "train more of them"
+        )
+
+
+def _centred(logits: Floats, kept: Bools) -> tuple[Floats, Floats]:
+    """The mean over the kept references, (N,), and what the kept ones differ from it, (R, N), the others 0."""
+    weights = kept / kept.sum(axis=0)
+    mean = (weights * logits).sum(axis=0)
+    return mean, np.where(kept, logits - mean, 0.0)
+
+
+def _variance(residuals: Floats, kept: Bools) -> Floats:
+    """Unbiased variances: each candidate's own, or one for all where references are few."""
+    freedom = kept.sum(axis=0) - 1
+    own = (residuals**2).sum(axis=0)
+    shared = own.sum() / freedom.sum()
+    if kept.sum(axis=0).min() < ENOUGH_FOR_OWN_VARIANCE / 2:
+        own = np.full(own.shape, own.sum())
+        freedom = np.full(own.shape, freedom.sum())
+    variances: Floats = own / freedom + RIDGE * shared + SMALLEST
+    return variances
+
+
+def _log_density(target: Floats, references: Floats, kept: Bools) -> Floats:
+    """The log density of the target's logits (T, N) under normal distributions fitted to the kept references."""
+    parts = [_centred(references[:, number], kept) for number in range(len(target))]
+    differences = target - np.array([mean for mean, _ in parts])
+    if len(target) == 1:
+        variance = _variance(parts[0][1], kept)
+        return _normal(differences[0] ** 2 / variance, np.log(variance))
+    residuals = np.array([residual for _, residual in parts]).reshape(len(target), -1)
+    covariance = residuals @ residuals.T / (kept.sum(axis=0) - 1).sum()
+    covariance += (RIDGE * np.trace(covariance) / len(target) + SMALLEST) * np.eye(len(target))
+    squared = (differences * np.linalg.solve(covariance, differences)).sum(axis=0)
+    return _normal(squared, np.full(len(squared), np.linalg.slogdet(covariance)[1]))
+
+
+def _normal(squared: Floats, log_variance: Floats) -> Floats:
+    """Log densities up to the constant that both hypotheses share."""
+    densities: Floats = -(squared + log_variance) / 2
+    return densities
+
+
+def _log_mean(logs: Floats, kept: Bools) -> Floats:
+    """The log of the mean over the kept references of exp(logs), (N,)."""
+    means: Floats = logsumexp(np.where(kept, logs, -np.inf), axis=0) - np.log(kept.sum(axis=0))
+    return means
+
+
+def _population_average(signals: Signals) -> Floats:
+    logs = log_expit(signals.reference_population[:, -1])
+    return _log_mean(logs, np.ones(logs.shape, dtype=np.bool_))
+
+
+def _stretched(log_average: Floats, slope: float) -> Floats:
+    stretched: Floats = np.log(((1 + slope) * np.exp(log_average) + (1 - slope)) / 2)
+    return stretched
+
+
+def _beaten(signals: Signals, average: Floats, others: Floats, gamma: float) -> Floats:
+    """The share of the population whose ratio p(z | target) / p(z) is at most a gamma-th of the candidate's."""
+    if gamma < 1:
+        raise InputError(f"gamma = {gamma:g} is not allowed: at least 1")
+    ratios = log_expit(signals.target[-1]) - average
+    sorted_others = np.sort(log_expit(signals.population[-1]) - others)
+    shares: Floats = np.searchsorted(sorted_others, ratios - np.log(gamma), side="right") / len(sorted_others)
+    return shares

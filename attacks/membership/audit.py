@@ -1,0 +1,258 @@
+"""The game of membership on a trained model: candidates, references, signals, scores.
+
+Candidates come in pairs: an example that the target was trained with, and one from the test data that it was not. A
+reference holds, by a coin of its own for each pair, the one or the other in that place of the same client's data; all
+other examples are the target's own. The adversary thus knows everything but the candidates, the worst case that privacy
+is defined for. References come in twos with opposite coins, so that each candidate is in half of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attacks.membership.attacks import ATTACKS
+from attacks.membership.epsilon import EpsilonBound, canary_epsilon
+from attacks.membership.references import Pool, Reference, train_references
+from attacks.membership.scores import Curve, MembershipScore, curve, score_membership
+from attacks.membership.signals import Signals, label_logits
+from attacks.membership.stacked import StackedNetwork
+from fedpriv.errors import InputError
+from fedpriv.gradients import Vector
+from fedpriv.randomness import numpy_stream
+from fedpriv.world import World
+
+__all__ = [
+    "Candidates",
+    "Membership",
+    "build_pool",
+    "canaries_in_references",
+    "draw_candidates",
+    "draw_references",
+    "make_attacks",
+    "membership_signals",
+]
+
+_MIB = 1 << 20
+
+# Enough for RMIA's shares of the population to be told apart to a thousandth.
+MOST_POPULATION = 2000
+
+# Fixed before any score is seen: about so many of the canaries, those that look surest, a guess is made.
+GUESSED_SHARE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Pairs of a member and a non-member, and examples that are nobody's.
+
+    Attributes:
+        members: (C,), rows of the pool that the target was trained with.
+        non_members: (C,), rows that it was not.
+        clients: (C,), whose data the member of a pair is part of.
+        positions: (C,), where in that client's data it stands.
+        population: (Z,), rows that neither target nor references are trained with.
+    """
+
+    members: NDArray[np.int64]
+    non_members: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    population: NDArray[np.int64]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(2 C,), all candidates: the members, then the non-members."""
+        return np.concatenate([self.members, self.non_members])
+
+    @property
+    def truth(self) -> NDArray[np.bool_]:
+        """(2 C,), which of :attr:`rows` are members; for the referee."""
+        return np.arange(2 * len(self.members)) < len(self.members)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What one attack found.
+
+    Attributes:
+        attack: its name in the table.
+        score: its figures.
+        points: of its curve, for logarithmic axes.
+    """
+
+    attack: str
+    score: MembershipScore
+    points: Curve
+
+
+def build_pool(world: World) -> Pool:
+    """Return the training data, then the test data, as the network is fed."""
+    images = torch.cat([world.dataset.x_train, world.dataset.x_test])
+    labels = torch.cat([world.dataset.y_train, world.dataset.y_test])
+    return Pool(world.network_input(images), labels.to(world.device))
+
+
+def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:
+    """Draw pairs at random from all clients' data and the test data; half of the test data at most is used up.
+
+    Args:
+        world: the target's experiment.
+        pairs: C at most; fewer where there are not so many examples.
+        seed: of the draw.
+
+    Raises:
+        InputError: fewer than two pairs can be made.
+    """
+    rng = numpy_stream(seed, "membership-candidates")
+    train, test = len(world.dataset.x_train), len(world.dataset.x_test)
+    places = [(client, position) for client, rows in enumerate(world.partitions) for position in range(len(rows))]
+    count = min(pairs, len(places), test // 2)
+    if count < 2:
+        raise InputError(
+            f"membership: {len(places)} training and {test} test examples make {max(0, count)} pairs of candidates; "
+            "at least 2 are needed"
+        )
+    chosen = rng.choice(len(places), count, replace=False)
+    clients, positions = np.array(places, dtype=np.int64)[chosen].T
+    members = np.array([world.partitions[c][p] for c, p in zip(clients, positions, strict=True)], dtype=np.int64)
+    outside = train + rng.permutation(test)
+    return Candidates(members, outside[:count], clients, positions, outside[count:][:MOST_POPULATION])
+
+
+def draw_references(
+    world: World, candidates: Candidates, count: int, seed: int
+) -> tuple[list[Reference], NDArray[np.bool_]]:
+    """Draw what references are trained with.
+
+    Args:
+        world: the target's experiment.
+        candidates: the pairs.
+        count: R, even, at least 2.
+        seed: of coins, batches and noise.
+
+    Returns:
+        The references, and (R, 2 C), which was trained with which candidate. References 2 i and 2 i + 1 have opposite
+        coins.
+
+    Raises:
+        InputError: the number is odd or below 2.
+    """
+    if count < 2 or count % 2:
+        raise InputError(f"references = {count} is not allowed: an even number from 2")
+    rng = numpy_stream(seed, "membership-coins")
+    coins = rng.random((count // 2, len(candidates.members))) < 0.5
+    both = np.stack([coins, ~coins], axis=1).reshape(count, -1)
+    seeds = rng.integers(2**31, size=count).tolist()
+    references = [Reference(one, _shares(world, candidates, coin)) for one, coin in zip(seeds, both, strict=True)]
+    return references, np.concatenate([both, ~both], axis=1)
+
+
+def membership_signals(
+    world: World,
+    pool: Pool,
+    target: Mapping[int, Vector],
+    candidates: Candidates,
+    references: Sequence[Reference],
+    inside: NDArray[np.bool_],
+    schedule: Mapping[int, Sequence[int]],
+) -> Signals:
+    """Train the references and compute every signal once.
+
+    Args:
+        world: the target's experiment.
+        pool: of :func:`build_pool`.
+        target: round -> the global model after it, name -> tensor; the last one is the final model.
+        candidates: the pairs.
+        references: of :func:`draw_references`.
+        inside: the same's.
+        schedule: round -> the clients used in it.
+
+    Raises:
+        InputError: see :func:`train_references`.
+        RunFailedError: a reference diverged.
+    """
+    rounds = sorted(target)
+    trained = train_references(world, pool, references, schedule, rounds)
+    network = StackedNetwork(world.model, pool.images.shape[1:], world.experiment.engine.gradient_memory * _MIB)
+    own = {
+        number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}
+        for number in rounds
+    }
+
+    def logits(stacks: Mapping[int, Vector], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(models, T, len(rows))."""
+        chosen = torch.from_numpy(rows).to(pool.images.device)
+        x, y = pool.images[chosen], pool.labels[chosen]
+        found = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
+        return np.stack(found, axis=1)
+
+    return Signals(
+        target=logits(own, candidates.rows)[0],
+        references=logits(trained, candidates.rows),
+        inside=inside,
+        population=logits(own, candidates.population)[0],
+        reference_population=logits(trained, candidates.population),
+        rounds=np.array(rounds, dtype=np.int64),
+    )
+
+
+def make_attacks(signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95) -> list[Membership]:
+    """Make every attack and score it.
+
+    Args:
+        signals: of the target.
+        truth: (N,), which candidates are members; used for scoring only.
+        seed: of the bootstrap.
+        confidence: of the intervals.
+    """
+    results = []
+    for number, (name, attack) in enumerate(ATTACKS.items()):
+        scores = attack(signals)
+        rng = numpy_stream(seed, "membership-bootstrap", number)
+        score = score_membership(scores, truth, rng, confidence)
+        results.append(Membership(name, score, curve(scores, truth).log_points()))
+    return results
+
+
+def canaries_in_references(signals: Signals, attack: str, delta: float, confidence: float = 0.95) -> EpsilonBound:
+    """Bound epsilon of the training that target and references share, from one run with canaries.
+
+    The first reference plays the target: its pairs were filled by independent coins, so that Steinke, Nasr and
+    Jagielski (2023) applies to the guesses which of a pair is in, under replace-one adjacency. Its opposite, which
+    knows its coins, is left out of the references.
+
+    Args:
+        signals: of at least 6 references, drawn by :func:`draw_references`.
+        attack: name in the table, chosen before its scores are seen.
+        delta: from 0 to below 1.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: the references are too few.
+    """
+    if len(signals.references) < 6:
+        raise InputError(f"canaries need at least 6 reference models; there are {len(signals.references)}")
+    posed = Signals(
+        target=signals.references[0],
+        references=signals.references[2:],
+        inside=signals.inside[2:],
+        population=signals.reference_population[0],
+        reference_population=signals.reference_population[2:],
+        rounds=signals.rounds,
+    )
+    scores = ATTACKS[attack](posed)
+    pairs = len(scores) // 2
+    differences = scores[:pairs] - scores[pairs:]
+    guesses = max(2, 2 * int(pairs * GUESSED_SHARE / 2))
+    return canary_epsilon(differences, signals.inside[0, :pairs], guesses, delta, confidence)
+
+
+def _shares(world: World, candidates: Candidates, coins: NDArray[np.bool_]) -> tuple[np.ndarray, ...]:
+    """The clients' rows of the pool, with the non-member in each pair's place where its coin is not up."""
+    shares = [rows.copy() for rows in world.partitions]
+    for index in np.flatnonzero(~coins):
+        shares[candidates.clients[index]][candidates.positions[index]] = candidates.non_members[index]
+    return tuple(shares)

@@ -1,0 +1,277 @@
+"""Lower bounds on epsilon from what attacks achieve.
+
+Two kinds, each with what it needs to hold:
+
+- Many independent runs: a hypothesis test between two neighbouring inputs, repeated with fresh randomness. Limits of
+  Clopper and Pearson (1934) on its error rates bound epsilon from below (Jagielski et al. 2020; Nasr et al. 2021).
+- One run: each of m canaries is put in or left out by a coin of its own, and one model is trained (Steinke, Nasr and
+  Jagielski 2023).
+
+Candidates of one run whose membership was not drawn by coins satisfy neither: what is then computed is an estimate, not
+a bound, and is to be called that.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import beta, binom, norm
+
+from fedpriv.errors import InputError, RunFailedError
+
+__all__ = [
+    "EpsilonBound",
+    "canary_epsilon",
+    "canary_p_value",
+    "clopper_pearson",
+    "gaussian_epsilon",
+    "refuse_contradiction",
+    "trials_epsilon",
+]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# exp(50) is beyond what any number of trials can show.
+MOST_EPSILON = 50.0
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """A lower bound on epsilon from an experiment.
+
+    Attributes:
+        epsilon: at least 0; 0: the experiment shows nothing.
+        delta: at which it is a bound.
+        confidence: the probability with which such an experiment's bound is below the true figure, at least.
+        trials: outcomes or canaries that it rests on.
+        method: the theorem.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    trials: int
+    method: str
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
+    """Return one-sided limits of a probability, each of which holds with ``confidence`` (Clopper and Pearson 1934).
+
+    Args:
+        successes: from 0 to ``trials``.
+        trials: at least 1.
+        confidence: of each limit on its own, between 0 and 1.
+    """
+    if not (0 <= successes <= trials and trials > 0):
+        raise InputError(f"{successes} successes in {trials} trials")
+    low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0
+    high = float(beta.ppf(confidence, successes + 1, trials - successes)) if successes < trials else 1.0
+    return low, high
+
+
+def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: float = 0.95) -> EpsilonBound:
+    """Bound epsilon from the scores of independent trials of one hypothesis test.
+
+    The threshold and the side on which the test is surest are chosen on every second trial of each kind, the error
+    rates are counted on the others. A private mechanism has P(S) <= exp(epsilon) Q(S) + delta, so that with limits on
+    both that fail with probability (1 - confidence) / 2 each, epsilon is at least log((P(S) - delta) / Q(S)).
+
+    Args:
+        scores: (N,), higher where the example looks included; finite or infinite, not NaN.
+        inside: (N,), whether it was. Trials of one kind are independent and come in no order that depends on scores.
+        delta: from 0 to below 1.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: fewer than two trials of a kind, or a number out of range.
+    """
+    chosen, counted = _halves(scores, inside, delta, confidence)
+    threshold, sign = _surest(*chosen, delta, confidence)
+    epsilon = _at(threshold, sign, *counted, delta, confidence)
+    return EpsilonBound(epsilon, delta, confidence, len(scores), "Clopper-Pearson limits of a hypothesis test")
+
+
+def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: float = 0.95) -> EpsilonBound:
+    """Bound epsilon of a mechanism that is known to be mu-Gaussian differentially private for some mu.
+
+    Such a mechanism's errors satisfy mu >= Phi^-1(1 - FPR) - Phi^-1(FNR) (Dong, Roth and Su 2022, Definition 4); the
+    limits of the rates give mu, mu gives epsilon at delta by their Corollary 1 (Nasr et al. 2023, Section 4). Tight
+    for the Gaussian mechanism, and no bound at all for a mechanism of another kind.
+
+    Args:
+        scores: (N,), as for :func:`trials_epsilon`.
+        inside: (N,).
+        delta: above 0 and below 1.
+        confidence: between 0 and 1.
+    """
+    if not delta > 0:
+        raise InputError(f"delta = {delta:g}: a Gaussian mechanism has a finite epsilon only for delta above 0")
+    chosen, counted = _halves(scores, inside, delta, confidence)
+
+    def separation(threshold: float, with_it: Floats, without: Floats) -> float:
+        hit, false_hit = _limits(threshold, 1, with_it, without, confidence)
+        return float(norm.ppf(hit) - norm.ppf(false_hit)) if hit > 0 and false_hit < 1 else 0.0
+
+    threshold = max(_thresholds(*chosen), key=lambda one: separation(one, *chosen))
+    mu = max(0.0, separation(threshold, *counted))
+    method = "Clopper-Pearson limits of a hypothesis test, Gaussian trade-off assumed"
+    return EpsilonBound(_gaussian_epsilon(mu, delta), delta, confidence, len(scores), method)
+
+
+def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Bound the probability of at least so many right guesses about canaries under (epsilon, delta).
+
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2: P[W >= v] <= f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, with
+    f(v) = P[Binomial(r, exp(epsilon) / (1 + exp(epsilon))) >= v]; with delta = 0 the tail f alone.
+
+    Args:
+        canaries: m, put in or left out by fair and independent coins.
+        guesses: r, about how many of them a guess is made, at most m.
+        right: v, how many of the guesses are right.
+        epsilon: at least 0.
+        delta: from 0 to below 1.
+    """
+    if not 0 <= right <= guesses <= canaries:
+        raise InputError(f"{right} right of {guesses} guesses about {canaries} canaries")
+    tail = float(binom.sf(right - 1, guesses, 1 / (1 + math.exp(-epsilon))))
+    if not (delta and right):
+        return min(1.0, tail)
+    steps = np.arange(1, right + 1)
+    between = binom.pmf(right - steps, guesses, 1 / (1 + math.exp(-epsilon))).cumsum()
+    return min(1.0, tail + 2 * canaries * delta * float((between / steps).max()))
+
+
+def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, confidence: float = 0.95) -> EpsilonBound:
+    """Bound epsilon from one training run with canaries.
+
+    The half of the guesses with the highest scores says in, the half with the lowest says out; about the others nothing
+    is said. How many guesses are made has to be fixed before the scores are seen.
+
+    Args:
+        scores: (m,), higher where the canary looks included.
+        inside: (m,), whether it was, by a fair coin for each canary.
+        guesses: r, even, from 2 to m.
+        delta: from 0 to below 1; under the adjacency that adds or removes one canary.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: a number is out of range, or the shapes differ.
+    """
+    _check(scores, inside, delta, confidence)
+    if not (2 <= guesses <= len(scores) and guesses % 2 == 0):
+        raise InputError(f"guesses = {guesses} is not allowed: an even number from 2 to the {len(scores)} canaries")
+    order = np.argsort(scores, kind="stable")
+    half = guesses // 2
+    right = int(inside[order[-half:]].sum() + (~inside[order[:half]]).sum())
+
+    def excess(epsilon: float) -> float:
+        return canary_p_value(len(scores), guesses, right, epsilon, delta) - (1 - confidence)
+
+    epsilon = 0.0
+    if excess(0.0) < 0:
+        epsilon = MOST_EPSILON if excess(MOST_EPSILON) < 0 else _last_refuted(excess)
+    return EpsilonBound(epsilon, delta, confidence, len(scores), "one run, Steinke et al. 2023, Theorem 5.2")
+
+
+def refuse_contradiction(bound: EpsilonBound, proven: float, delta: float) -> None:
+    """Raise where an experiment refutes what is claimed to be proven.
+
+    Args:
+        bound: from the experiment.
+        proven: the claimed epsilon.
+        delta: at which it is claimed; a bound at a smaller delta says nothing about it.
+
+    Raises:
+        RunFailedError: the bound is above the claim.
+        InputError: the bound is about a smaller delta.
+    """
+    if bound.delta < delta:
+        raise InputError(f"a bound at delta = {bound.delta:g} does not speak about a claim at delta = {delta:g}")
+    if bound.epsilon > proven:
+        raise RunFailedError(
+            f"epsilon is at least {bound.epsilon:.4g} at delta = {bound.delta:g} with confidence "
+            f"{bound.confidence:g} ({bound.method}, {bound.trials} trials), but {proven:.4g} is claimed to be proven: "
+            "the implementation or the proof is wrong"
+        )
+
+
+def _check(scores: Floats, inside: Bools, delta: float, confidence: float) -> None:
+    if scores.ndim != 1 or scores.shape != inside.shape:
+        raise InputError(f"scores of shape {scores.shape} for truths of shape {inside.shape}; wanted: (N,) for both")
+    if np.isnan(scores).any():
+        raise InputError("a score is NaN")
+    if not 0 <= delta < 1:
+        raise InputError(f"delta = {delta:g} is not allowed: from 0 to below 1")
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence = {confidence:g} is not allowed: between 0 and 1")
+
+
+Trials = tuple[Floats, Floats]
+
+
+def _halves(scores: Floats, inside: Bools, delta: float, confidence: float) -> tuple[Trials, Trials]:
+    """The scores with and without, once for choosing the test and once for counting its errors."""
+    _check(scores, inside, delta, confidence)
+    with_it, without = scores[inside], scores[~inside]
+    if min(len(with_it), len(without)) < 2:
+        raise InputError("at least two trials with and two without the example are needed")
+    return (with_it[::2], without[::2]), (with_it[1::2], without[1::2])
+
+
+def _thresholds(with_it: Floats, without: Floats) -> Floats:
+    """Every distinct score would do; a few hundred quantiles lose next to nothing."""
+    shares = np.linspace(0, 1, 401)
+    found: Floats = np.unique(np.quantile(np.concatenate([with_it, without]), shares, method="nearest"))
+    return found
+
+
+def _limits(threshold: float, sign: int, with_it: Floats, without: Floats, confidence: float) -> tuple[float, float]:
+    """What the rate of hits is at least, and that of false hits at most.
+
+    Sign 1 guesses "with it" above the threshold; sign -1 guesses "without" at or below it.
+    """
+    each = (1 + confidence) / 2
+    hits, false_hits = int((with_it > threshold).sum()), int((without > threshold).sum())
+    trials = len(with_it), len(without)
+    if sign < 0:
+        hits, false_hits = len(without) - false_hits, len(with_it) - hits
+        trials = trials[::-1]
+    return clopper_pearson(hits, trials[0], each)[0], clopper_pearson(false_hits, trials[1], each)[1]
+
+
+def _at(threshold: float, sign: int, with_it: Floats, without: Floats, delta: float, confidence: float) -> float:
+    hit, false_hit = _limits(threshold, sign, with_it, without, confidence)
+    return max(0.0, math.log((hit - delta) / false_hit)) if hit > delta else 0.0
+
+
+def _surest(with_it: Floats, without: Floats, delta: float, confidence: float) -> tuple[float, int]:
+    tests = [(float(threshold), sign) for threshold in _thresholds(with_it, without) for sign in (1, -1)]
+    return max(tests, key=lambda one: _at(one[0], one[1], with_it, without, delta, confidence))
+
+
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    """The epsilon at which a mu-GDP mechanism has this delta; 0 where it has less at epsilon 0."""
+
+    def excess(epsilon: float) -> float:
+        second = norm.logcdf(-epsilon / mu - mu / 2) + epsilon
+        return float(norm.cdf(-epsilon / mu + mu / 2) - math.exp(second)) - delta
+
+    if mu <= 0 or excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    return float(brentq(excess, 0.0, high, xtol=1e-9))
+
+
+def _last_refuted(excess: Callable[[float], float]) -> float:
+    """The largest epsilon that is refuted, to 1e-6, from below; the bound is monotone up to there."""
+    low, high = 0.0, MOST_EPSILON
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return low

@@ -1,0 +1,200 @@
+"""How well scores tell members from non-members: the curve, its summaries, and intervals around them.
+
+A higher score says member. Curves are step functions of the distinct scores: nothing is interpolated, so a true
+positive rate at a false positive rate below one over the number of non-members is the one at no false positive at all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm, rankdata
+
+from fedpriv.errors import InputError
+
+__all__ = ["Curve", "Floats", "MembershipScore", "auc_interval", "bootstrap_intervals", "curve", "score_membership"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+RATES = (0.01, 0.001)
+
+
+class Curve(NamedTuple):
+    """The points of a receiver operating characteristic, from (0, 0) to (1, 1), both ascending.
+
+    Attributes:
+        false_positive_rate: (P,), from 0 to 1.
+        true_positive_rate: (P,), from 0 to 1.
+    """
+
+    false_positive_rate: Floats
+    true_positive_rate: Floats
+
+    @property
+    def auc(self) -> float:
+        """The area under the curve, ties counted half."""
+        return float(np.trapezoid(self.true_positive_rate, self.false_positive_rate))
+
+    @property
+    def advantage(self) -> float:
+        """The largest true minus false positive rate, from 0 to 1 (Yeom et al. 2018, Definition 4)."""
+        return float((self.true_positive_rate - self.false_positive_rate).max())
+
+    def tpr_at(self, rate: float) -> float:
+        """The largest true positive rate at a false positive rate of ``rate`` at most."""
+        return float(self.true_positive_rate[self.false_positive_rate <= rate].max())
+
+    def log_points(self, count: int = 100) -> "Curve":
+        """Return at most ``count`` points for logarithmic axes: false positive rates spread evenly in their logarithm.
+
+        Only points whose two rates are above zero; each rate is paired with the true positive rate reached there.
+        """
+        shown = (self.false_positive_rate > 0) & (self.true_positive_rate > 0)
+        if not shown.any():
+            return Curve(np.empty(0), np.empty(0))
+        rates = np.geomspace(self.false_positive_rate[shown].min(), 1.0, count)
+        last = np.searchsorted(self.false_positive_rate, rates * (1 + 1e-12), side="right") - 1
+        kept = np.unique(last)
+        kept = kept[shown[kept]]
+        return Curve(self.false_positive_rate[kept], self.true_positive_rate[kept])
+
+
+@dataclass(frozen=True)
+class MembershipScore:
+    """What an attack on membership achieves on a set of members and non-members.
+
+    Attributes:
+        members: how many of the candidates are members.
+        non_members: how many are not.
+        auc: area under the curve, from 0 to 1; 0.5: a guess.
+        tpr_at_1_percent: true positive rate at a false positive rate of 1 % at most.
+        tpr_at_01_percent: the same at 0.1 %.
+        advantage: the largest true minus false positive rate; of the same scores that it is chosen on, so that it is
+            above 0 for guesses, too.
+        intervals: figure -> low and high end: ``auc`` after DeLong, the others by bootstrap.
+        confidence: nominal coverage of the intervals.
+    """
+
+    members: int
+    non_members: int
+    auc: float
+    tpr_at_1_percent: float
+    tpr_at_01_percent: float
+    advantage: float
+    intervals: Mapping[str, tuple[float, float]]
+    confidence: float
+
+
+def curve(scores: Floats, members: Bools) -> Curve:
+    """Return the receiver operating characteristic of scores.
+
+    Args:
+        scores: (N,), higher for members; infinite ones are allowed, NaN is not.
+        members: (N,), the truth; at least one of each kind.
+
+    Raises:
+        InputError: a score is NaN, the shapes differ, or members or non-members are missing.
+    """
+    _check(scores, members)
+    order = np.argsort(-scores, kind="stable")
+    ranked, truth = scores[order], members[order]
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    hits, false_hits = np.cumsum(truth)[ends], np.cumsum(~truth)[ends]
+    return Curve(np.append(0.0, false_hits / (~members).sum()), np.append(0.0, hits / members.sum()))
+
+
+def auc_interval(scores: Floats, members: Bools, confidence: float = 0.95) -> tuple[float, float]:
+    """Return an interval for the area under the curve after DeLong, DeLong and Clarke-Pearson (1988).
+
+    The variance is that of the two samples' structural components, computed from midranks (Sun and Xu 2014); the
+    normal quantile is applied to the area itself and the ends are cut off at 0 and 1. Where all members are above all
+    non-members the estimated variance is 0 and so is the interval's length: read it as "not told apart from 1".
+
+    Args:
+        scores: (N,), higher for members.
+        members: (N,), the truth; at least two of each kind.
+        confidence: nominal coverage, between 0 and 1.
+    """
+    _check(scores, members)
+    inside, outside = scores[members], scores[~members]
+    if min(len(inside), len(outside)) < 2:
+        raise InputError("an interval of the AUC needs two members and two non-members")
+    ranks = rankdata(np.concatenate([inside, outside]))
+    above = (ranks[: len(inside)] - rankdata(inside)) / len(outside)
+    below = 1 - (ranks[len(inside) :] - rankdata(outside)) / len(inside)
+    deviation = np.sqrt(above.var(ddof=1) / len(inside) + below.var(ddof=1) / len(outside))
+    reach = float(norm.ppf((1 + confidence) / 2) * deviation)
+    area = float(above.mean())
+    return max(0.0, area - reach), min(1.0, area + reach)
+
+
+def bootstrap_intervals(
+    scores: Floats,
+    members: Bools,
+    figures: Mapping[str, Callable[[Curve], float]],
+    rng: np.random.Generator,
+    confidence: float = 0.95,
+    repeats: int = 1000,
+) -> dict[str, tuple[float, float]]:
+    """Return percentile intervals; members and non-members are drawn again with replacement, each among themselves.
+
+    Args:
+        scores: (N,), higher for members.
+        members: (N,), the truth.
+        figures: name -> what is computed of a curve.
+        rng: draws the resamples.
+        confidence: nominal coverage, between 0 and 1.
+        repeats: resamples.
+    """
+    _check(scores, members)
+    inside, outside = np.flatnonzero(members), np.flatnonzero(~members)
+    drawn = []
+    for _ in range(repeats):
+        rows = np.concatenate([rng.choice(inside, len(inside)), rng.choice(outside, len(outside))])
+        again = curve(scores[rows], members[rows])
+        drawn.append([figure(again) for figure in figures.values()])
+    ends = np.quantile(np.array(drawn), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    return {name: (float(low), float(high)) for name, low, high in zip(figures, *ends, strict=True)}
+
+
+def score_membership(
+    scores: Floats, members: Bools, rng: np.random.Generator, confidence: float = 0.95, repeats: int = 1000
+) -> MembershipScore:
+    """Return all figures of an attack with their intervals.
+
+    Args:
+        scores: (N,), higher for members.
+        members: (N,), the truth; at least two of each kind.
+        rng: draws the resamples of the bootstrap.
+        confidence: nominal coverage, between 0 and 1.
+        repeats: resamples.
+    """
+    found = curve(scores, members)
+    figures: dict[str, Callable[[Curve], float]] = {
+        "tpr_at_1_percent": lambda one: one.tpr_at(RATES[0]),
+        "tpr_at_01_percent": lambda one: one.tpr_at(RATES[1]),
+        "advantage": lambda one: one.advantage,
+    }
+    intervals = bootstrap_intervals(scores, members, figures, rng, confidence, repeats)
+    return MembershipScore(
+        members=int(members.sum()),
+        non_members=int((~members).sum()),
+        auc=found.auc,
+        tpr_at_1_percent=found.tpr_at(RATES[0]),
+        tpr_at_01_percent=found.tpr_at(RATES[1]),
+        advantage=found.advantage,
+        intervals={"auc": auc_interval(scores, members, confidence), **intervals},
+        confidence=confidence,
+    )
+
+
+def _check(scores: Floats, members: Bools) -> None:
+    if scores.ndim != 1 or scores.shape != members.shape:
+        raise InputError(f"scores of shape {scores.shape} for members of shape {members.shape}; wanted: (N,) for both")
+    if np.isnan(scores).any():
+        raise InputError(f"{int(np.isnan(scores).sum())} of {len(scores)} membership scores are NaN")
+    if members.all() or not members.any():
+        raise InputError(f"{int(members.sum())} of {len(members)} candidates are members; both kinds are needed")

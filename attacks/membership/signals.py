@@ -1,0 +1,110 @@
+"""What an attack on membership sees of an example: how confident models are of its label. Computed once and stored.
+
+One number says it all: the logit of the probability of the right label, phi = log(p / (1 - p)) (Carlini et al. 2022,
+Section V.A). The loss is log(1 + exp(-phi)) and the probability 1 / (1 + exp(-phi)), so that neither loses digits where
+p is near 1.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import log_expit
+from torch import Tensor
+
+from fedpriv.errors import InputError
+
+__all__ = ["Signals", "label_logits", "losses", "read_signals", "write_signals"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """The logits of the right labels' probabilities, in float64: of N candidates, Z population examples, R references.
+
+    Nothing in here says which candidates are members of the target's data.
+
+    Attributes:
+        target: (T, N), of the target at T rounds, the last of them the final model.
+        references: (R, T, N), of the reference models at the same rounds.
+        inside: (R, N), whether a reference was trained with a candidate.
+        population: (T, Z), of the target on examples that are known to be nobody's training data.
+        reference_population: (R, T, Z), of the references on the same.
+        rounds: (T,), which rounds, ascending.
+
+    Raises:
+        ValueError: the shapes do not fit, or a number is NaN.
+    """
+
+    target: Floats
+    references: Floats
+    inside: NDArray[np.bool_]
+    population: Floats
+    reference_population: Floats
+    rounds: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        (rounds, candidates), models, others = self.target.shape, len(self.references), self.population.shape[-1]
+        wanted = {
+            "references": (models, rounds, candidates),
+            "inside": (models, candidates),
+            "population": (rounds, others),
+            "reference_population": (models, rounds, others),
+            "rounds": (rounds,),
+        }
+        for name, shape in wanted.items():
+            found = getattr(self, name).shape
+            if found != shape:
+                raise ValueError(f"{name} has the shape {found}; {shape} fits the rest")
+        for name in ("target", "references", "population", "reference_population"):
+            if np.isnan(getattr(self, name)).any():
+                raise ValueError(f"{name} holds NaN")
+
+
+def label_logits(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return log(p / (1 - p)) of the right label's softmax probability p, in float64.
+
+    Args:
+        outputs: (..., B, classes), logits of a network with at least two classes.
+        labels: (B,), from 0 to classes - 1.
+
+    Returns:
+        (..., B): the right label's logit minus the log of the sum of the others' exponentials.
+    """
+    precise = outputs.double()
+    right = labels.expand(precise.shape[:-1]).unsqueeze(-1)
+    others = precise.scatter(-1, right, -torch.inf)
+    return precise.gather(-1, right).squeeze(-1) - others.logsumexp(-1)
+
+
+def losses(logits: Floats) -> Floats:
+    """Return the cross entropies that belong to :func:`label_logits`."""
+    found: Floats = -log_expit(logits)
+    return found
+
+
+def write_signals(path: Path, signals: Signals) -> None:
+    """Write signals as .npz without pickled objects; the file appears whole."""
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as file:
+        np.savez(file, **{field.name: getattr(signals, field.name) for field in fields(signals)})
+    temporary.replace(path)
+
+
+def read_signals(path: Path) -> Signals:
+    """Read what :func:`write_signals` wrote.
+
+    Raises:
+        InputError: the file is missing, damaged, or not of this kind.
+    """
+    names = [field.name for field in fields(Signals)]
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return Signals(**{name: archive[name] for name in names})
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except Exception as error:  # noqa: BLE001 (numpy and zipfile raise many kinds for a damaged archive)
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
