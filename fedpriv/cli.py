@@ -1,4 +1,4 @@
-"""The command line: ``fedpriv run | deploy | attack | report | account | config | data``."""
+"""The command line: ``fedpriv run | deploy | attack | audit | report | account | config | data``."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedpriv.cli_account import account_app
 from fedpriv.cli_attack import attack_app
+from fedpriv.cli_audit import audit
 from fedpriv.cli_deploy import deploy_app
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
@@ -40,6 +41,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(attack_app, name="attack")
 app.add_typer(account_app, name="account")
 app.add_typer(deploy_app, name="deploy")
+app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,151 @@
+"""Membership inference on the folder of an earlier run: who was in the training data, told from its models.
+
+The final model comes from the checkpoint, those of earlier rounds from what the adversary heard. Reference models
+repeat the run's training, mechanism included, on other data (see :mod:`attacks.membership.audit` for the game). Signals
+and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from attacks.membership.audit import (
+    Membership,
+    build_pool,
+    canaries_in_references,
+    draw_candidates,
+    draw_references,
+    make_attacks,
+    membership_signals,
+)
+from attacks.membership.epsilon import EpsilonBound, refuse_contradiction
+from attacks.membership.signals import write_signals
+from attacks.observation import list_observations, read_observation
+from fedpriv.accounting import Guarantee
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.gradients import Vector
+from fedpriv.runs import RoundRecord, RunFolder
+from fedpriv.threads import cpu_threads
+from fedpriv.world import World, build_world
+
+__all__ = ["audit_run"]
+
+_SUMMARY = TypeAdapter(dict[str, Any])
+_GUARANTEE = TypeAdapter(Guarantee | None)
+
+_GAME = (
+    "Candidates: as many members, drawn from all clients' data, as test images. References: the same training on the "
+    "same data, but for each pair of candidates a coin decides which of the two is in. The adversary knows all other "
+    "examples. The bound on epsilon is of the first reference, whose coins are independent; attacks are on the run."
+)
+
+
+def audit_run(folder: RunFolder, references: int, pairs: int) -> dict[str, Any]:
+    """Attack the membership in a run's training data.
+
+    Args:
+        folder: the run's.
+        references: how many reference models are trained, even, from 6.
+        pairs: of a member and a non-member, at most.
+
+    Returns:
+        What is written to membership.json.
+
+    Raises:
+        InputError: the folder has no finished round or no summary, the network cannot be trained in stacks, or a number
+            is out of range.
+        RunFailedError: a reference diverged, the results cannot be written, or they refute the ledger (they are written
+            before that is told).
+    """
+    if references < 6 or references % 2:
+        raise InputError(f"--references {references}: an even number from 6 is wanted")
+    summary = _summary(folder)
+    experiment = folder.experiment()
+    world = build_world(experiment)
+    records = [record for record in folder.rounds() if record.used]
+    target = _models(folder, world, records)
+    candidates = draw_candidates(world, pairs, experiment.seed)
+    drawn, inside = draw_references(world, candidates, references, experiment.seed)
+    schedule = {record.round: record.used for record in records if record.round <= max(target)}
+    with cpu_threads(experiment.engine.threads):
+        signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule)
+    results = make_attacks(signals, candidates.truth, experiment.seed)
+    # Which attack the canaries are guessed by is settled before any score of theirs is seen.
+    attack = "lira-rounds" if len(target) > 1 else "lira-online"
+    bound = canaries_in_references(signals, attack, experiment.mechanism.delta)
+    proven = _GUARANTEE.validate_python(summary.get("ledger"))
+    found = _plain(results, bound, proven, references, sorted(target))
+    try:
+        (folder.path / "membership").mkdir(exist_ok=True)
+        write_signals(folder.path / "membership" / "signals.npz", signals)
+        folder.write_json("membership.json", found)
+        folder.write_json("summary.json", {**summary, "membership": found})
+    except OSError as error:
+        raise RunFailedError(f"{folder.path} cannot be written: {error}") from None
+    if found["proven_epsilon"] is not None:
+        refuse_contradiction(bound, found["proven_epsilon"], bound.delta)
+    return found
+
+
+def _summary(folder: RunFolder) -> dict[str, Any]:
+    path = folder.path / "summary.json"
+    if not path.is_file():
+        raise InputError(f"{folder.path} has no summary.json: finish the run with fedpriv run --resume {folder.path}")
+    try:
+        return _SUMMARY.validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict[int, Vector]:
+    """Round -> the global model after it: the final one, and those that were heard before later rounds."""
+    checkpoint = folder.load_checkpoint()
+    done = [record.round for record in records if checkpoint is not None and record.round <= checkpoint.round]
+    if checkpoint is None or not done:
+        raise InputError(f"{folder.path} holds no model after a round: there is nothing to audit")
+    final = {
+        name: checkpoint.tensors[f"parameters/{name}"]
+        for name in world.initial.parameters
+        if f"parameters/{name}" in checkpoint.tensors
+    }
+    if len(final) < len(world.initial.parameters):
+        raise InputError(f"{folder.path}: the checkpoint is not of this model")
+    return {**_heard(folder, records, done), done[-1]: final}
+
+
+def _heard(folder: RunFolder, records: list[RoundRecord], done: list[int]) -> dict[int, Vector]:
+    """The models that the adversary saw clients start from; parameters of an active server's making are no model."""
+    crafted = {(record.round, client) for record in records for client in record.crafted}
+    found: dict[int, Vector] = {}
+    for path in list_observations(folder.observations):
+        observation = read_observation(path)
+        before = [number for number in done if number < observation.round]
+        if before and (observation.round, observation.client) not in crafted:
+            found[before[-1]] = dict(observation.parameters)
+    return found
+
+
+def _plain(
+    results: list[Membership], bound: EpsilonBound, proven: Guarantee | None, references: int, rounds: list[int]
+) -> dict[str, Any]:
+    """The results as JSON types."""
+    comparable = proven is not None and proven.adjacency.startswith("replace")
+    return {
+        "game": _GAME,
+        "references": references,
+        "rounds": rounds,
+        "attacks": [_row(one) for one in results],
+        "epsilon_bound": asdict(bound),
+        "proven_epsilon": proven.epsilon if proven is not None and comparable else None,
+        "proven_adjacency": None if proven is None else proven.adjacency,
+    }
+
+
+def _row(result: Membership) -> dict[str, Any]:
+    return {
+        "attack": result.attack,
+        **asdict(result.score),
+        "intervals": {name: list(ends) for name, ends in result.score.intervals.items()},
+        "curve": {name: values.tolist() for name, values in result.points._asdict().items()},
+    }

@@ -1,0 +1,101 @@
+"""``fedpriv audit`` on the folder of a run: what is written, what is refused, and when it cries out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.membership.signals import label_logits, read_signals
+from fedpriv.accounting import Guarantee
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.lab import start_run
+from fedpriv.lab.audit import audit_run
+from fedpriv.progress import Silent
+from fedpriv.report import write_report
+from fedpriv.runs import RunFolder
+from fedpriv.world import build_world
+from tests.integration.small import experiment
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "data": {"train_examples": 120},
+    "federation": {"clients": 2, "rounds": 4},
+    "training": {"batch_size": 20},
+    "adversary": {"attacks": ["iga"], "rounds": [1, 3], "victims": 1, "iga": {"iterations": 2}},
+}
+
+
+def finished(folder: Path, **sections: dict[str, object]) -> RunFolder:
+    start_run(experiment(**{**SETTINGS, **sections}), folder, "fedpriv run small.toml", Silent())
+    return RunFolder.open(folder)
+
+
+def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    before = json.loads((folder.path / "summary.json").read_text())
+    found = audit_run(folder, 8, 40)
+    after = json.loads((folder.path / "summary.json").read_text())
+    assert after.pop("membership") == found == json.loads((folder.path / "membership.json").read_text())
+    assert after == before
+    assert found["rounds"] == [2, 4]
+    assert found["proven_epsilon"] is None
+    assert {row["members"] for row in found["attacks"]} == {40}
+    for row in found["attacks"]:
+        assert 0 <= row["intervals"]["auc"][0] <= row["auc"] <= row["intervals"]["auc"][1] <= 1
+    write_report(folder.path)
+
+
+def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    audit_run(folder, 6, 30)
+    signals = read_signals(folder.path / "membership" / "signals.npz")
+    checkpoint = folder.load_checkpoint()
+    assert checkpoint is not None
+    world = build_world(folder.experiment())
+    with torch.no_grad():
+        for name, value in world.model.named_parameters():
+            value.copy_(checkpoint.tensors[f"parameters/{name}"])
+        every = torch.cat([world.dataset.x_train, world.dataset.x_test])
+        labels = torch.cat([world.dataset.y_train, world.dataset.y_test])
+        wanted = label_logits(world.model(world.network_input(every)), labels).numpy()
+    assert np.isin(signals.target[-1].round(4), wanted.round(4)).mean() > 0.95
+    assert signals.target.shape == (2, 60)
+
+
+def test_a_private_run_is_compared_with_its_ledger(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", mechanism={"name": "gaussian", "sigma": 8.0, "clip_norm": 1.0})
+    found = audit_run(folder, 8, 40)
+    assert found["proven_epsilon"] > found["epsilon_bound"]["epsilon"]
+
+
+def test_a_ledger_that_claims_too_much_is_refuted(tmp_path: Path) -> None:
+    """A run without noise under a ledger that says epsilon = 1e-9: the results are written, then it is an error."""
+    memory = {
+        "model": {"hidden": [128], "activation": "relu"},
+        "federation": {"clients": 1, "rounds": 60, "algorithm": "fedavg"},
+        "data": {"train_examples": 40},
+        "training": {"batch_size": 10, "learning_rate": 0.5, "local_epochs": 3},
+        "adversary": {"attacks": []},
+    }
+    folder = finished(tmp_path / "run", **memory)
+    summary = json.loads((folder.path / "summary.json").read_text())
+    claim = {**summary["ledger"], "epsilon": 1e-9}
+    Guarantee(**{key: claim[key] for key in Guarantee.__dataclass_fields__})
+    folder.write_json("summary.json", {**summary, "ledger": claim})
+    with pytest.raises(RunFailedError, match="is claimed to be proven"):
+        audit_run(folder, 16, 40)
+    assert (folder.path / "membership.json").is_file()
+
+
+def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    for count in (4, 7):
+        with pytest.raises(InputError, match="even number"):
+            audit_run(folder, count, 40)
+    (folder.path / "checkpoint" / "server.safetensors").unlink()
+    with pytest.raises(InputError, match="nothing to audit"):
+        audit_run(folder, 6, 40)
+    (folder.path / "summary.json").unlink()
+    with pytest.raises(InputError, match="has no summary"):
+        audit_run(folder, 6, 40)

@@ -1,0 +1,184 @@
+"""Lower bounds on epsilon: against brute force, and never above what is true of mechanisms whose epsilon is known.
+
+A bound at confidence c may be too large with probability 1 - c. Where 20 seeds must all hold, c is 0.999, so that with
+random seeds a sound implementation would fail such a test in one of fifty times at most; the seeds are fixed.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy.stats import binom, binomtest
+
+from attacks.membership.epsilon import (
+    EpsilonBound,
+    canary_epsilon,
+    canary_p_value,
+    clopper_pearson,
+    gaussian_epsilon,
+    refuse_contradiction,
+    trials_epsilon,
+)
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.gradients import DenseGradients
+from fedpriv.mechanisms import GaussianMechanism
+
+SURE = 0.999
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (57, 1000)])
+def test_limits_are_clopper_and_pearsons(successes: int, trials: int) -> None:
+    wanted = binomtest(successes, trials).proportion_ci(0.9, "exact")
+    assert clopper_pearson(successes, trials, 0.95) == pytest.approx((wanted.low, wanted.high))
+
+
+def gaussian_epsilon_of(sigma: float, delta: float) -> float:
+    accountant = PLDAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(sigma))
+    return float(accountant.get_epsilon(delta))
+
+
+def one_step_trials(sigma: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the Gaussian mechanism itself releases of a batch with one example, and of the empty batch.
+
+    Every coordinate is a parameter tensor that is clipped and noised by itself; with the noise of one coordinate
+    sigma times its bound, the trials are independent releases of one number.
+    """
+    scores = []
+    mechanism = GaussianMechanism(sigma / math.sqrt(trials), 1.0, "layer")
+    for index, rows in enumerate((1, 0)):
+        gradients = DenseGradients({str(name): torch.full((rows, 1), 9.0) for name in range(trials)})
+        generator = torch.Generator().manual_seed(2 * seed + index)
+        released = mechanism.release(gradients, 1, generator)
+        scores.append(torch.cat(list(released.values())).numpy() * math.sqrt(trials))
+    return np.concatenate(scores).astype(float), np.arange(2 * trials) < trials
+
+
+def test_the_trials_are_those_of_one_gaussian_step() -> None:
+    scores, inside = one_step_trials(2.0, 4000, 0)
+    assert scores[inside].mean() == pytest.approx(1.0, abs=0.13)
+    assert scores[~inside].mean() == pytest.approx(0.0, abs=0.13)
+    assert scores[inside].std() == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [0.7, 1.0, 2.0])
+def test_one_gaussian_step_is_bounded_below_its_epsilon_and_within_a_factor_of_three(sigma: float) -> None:
+    delta = 1e-2
+    true = gaussian_epsilon_of(sigma, delta)
+    found = [trials_epsilon(*one_step_trials(sigma, 5000, seed), delta, SURE).epsilon for seed in SEEDS]
+    assert max(found) <= true
+    assert np.median(found) >= true / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sigma", "delta"), [(0.7, 1e-5), (1.0, 1e-5), (2.0, 1e-3)])
+def test_with_the_gaussian_trade_off_the_bound_is_nearly_tight(sigma: float, delta: float) -> None:
+    true = gaussian_epsilon_of(sigma, delta)
+    found = [gaussian_epsilon(*one_step_trials(sigma, 5000, seed), delta, SURE).epsilon for seed in SEEDS]
+    assert max(found) <= true
+    assert np.median(found) >= true / 1.5
+
+
+def test_half_the_noise_is_found_out() -> None:
+    """A claim for twice the noise that there is, as from a forgotten factor, is refuted."""
+    claimed = gaussian_epsilon_of(2.0, 1e-5)
+    scores, inside = one_step_trials(1.0, 3000, 1)
+    with pytest.raises(RunFailedError, match="is claimed to be proven"):
+        refuse_contradiction(gaussian_epsilon(scores, inside, 1e-5), claimed, 1e-5)
+
+
+def response_trials(epsilon: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Randomised response, which is exactly epsilon-private and at its worst everywhere."""
+    rng = np.random.default_rng(seed)
+    inside = rng.random(trials) < 0.5
+    truthful = rng.random(trials) < 1 / (1 + math.exp(-epsilon))
+    return np.where(truthful, inside, ~inside).astype(float), inside
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+def test_randomised_response_is_bounded_below_its_epsilon(epsilon: float) -> None:
+    found = [trials_epsilon(*response_trials(epsilon, 4000, seed), 0.0, SURE).epsilon for seed in SEEDS]
+    assert max(found) <= epsilon
+    assert np.median(found) >= epsilon - 0.35
+
+
+def brute_p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+    tail = lambda least: sum(binom.pmf(k, r, q) for k in range(max(0, least), r + 1))  # noqa: E731
+    gains = [(tail(v - i) - tail(v)) / i for i in range(1, m + 1)]
+    return min(1.0, tail(v) + 2 * m * delta * max(0.0, *gains))
+
+
+@pytest.mark.parametrize(
+    ("guesses", "epsilon", "delta"), itertools.product([10, 30], [0.0, 0.7, 3.0], [0.0, 1e-5, 1e-2])
+)
+def test_the_p_value_is_the_theorems_formula(guesses: int, epsilon: float, delta: float) -> None:
+    for right in range(guesses + 1):
+        wanted = brute_p_value(40, guesses, right, epsilon, delta)
+        assert canary_p_value(40, guesses, right, epsilon, delta) == pytest.approx(wanted, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+def test_canaries_in_randomised_response_are_bounded_below_its_epsilon(epsilon: float) -> None:
+    """All canaries are guessed; randomised response is where the theorem is tight."""
+    found = [canary_epsilon(*response_trials(epsilon, 2000, seed), 2000, 0.0, SURE).epsilon for seed in SEEDS]
+    assert max(found) <= epsilon
+    assert np.median(found) >= epsilon - 0.6
+
+
+def test_the_canary_bound_is_where_the_p_value_crosses() -> None:
+    scores, inside = response_trials(2.0, 1000, 3)
+    bound = canary_epsilon(scores, inside, 600, 1e-6, 0.95)
+    order = np.argsort(scores, kind="stable")
+    right = int(inside[order[-300:]].sum() + (~inside[order[:300]]).sum())
+    assert canary_p_value(1000, 600, right, bound.epsilon, 1e-6) <= 0.05
+    assert canary_p_value(1000, 600, right, bound.epsilon + 1e-5, 1e-6) > 0.05
+
+
+def test_canaries_in_one_gaussian_sum_stay_below_its_epsilon() -> None:
+    """One release of a sum of orthogonal canaries, each in by its coin, with noise 1: each is its own Gaussian step."""
+    delta = 1e-6
+    true = gaussian_epsilon_of(1.0, delta)
+    found = []
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        inside = rng.random(2000) < 0.5
+        found.append(canary_epsilon(inside + rng.normal(size=2000), inside, 100, delta, SURE).epsilon)
+    assert max(found) <= true
+    assert np.median(found) >= true / 6
+
+
+def test_perfect_guesses_are_bounded_by_their_number() -> None:
+    inside = np.arange(20) % 2 == 0
+    bound = canary_epsilon(inside.astype(float), inside, 20, 0.0, 0.95)
+    q = 0.05 ** (1 / 20)
+    assert bound.epsilon == pytest.approx(math.log(q / (1 - q)), abs=1e-5)
+
+
+def test_a_bound_below_the_claim_is_no_contradiction() -> None:
+    bound = EpsilonBound(1.0, 1e-5, 0.95, 100, "test")
+    refuse_contradiction(bound, 1.0, 1e-5)
+    with pytest.raises(RunFailedError, match="at least 1 at delta"):
+        refuse_contradiction(bound, 0.99, 1e-5)
+    with pytest.raises(InputError, match="does not speak"):
+        refuse_contradiction(bound, 0.5, 1e-3)
+
+
+def test_what_is_out_of_range_is_refused() -> None:
+    scores, inside = response_trials(1.0, 20, 0)
+    for arguments in ({"delta": 1.0}, {"delta": -1e-9}, {"delta": 0.1, "confidence": 1.0}):
+        with pytest.raises(InputError, match="is not allowed"):
+            trials_epsilon(scores, inside, **arguments)
+    for guesses in (0, 3, 22):
+        with pytest.raises(InputError, match="guesses"):
+            canary_epsilon(scores, inside, guesses, 0.0)
+    with pytest.raises(InputError, match="above 0"):
+        gaussian_epsilon(scores, inside, 0.0)
+    with pytest.raises(InputError, match="successes"):
+        clopper_pearson(3, 2, 0.95)
