@@ -146,11 +146,16 @@ class DeploymentFolder:
             path.unlink(missing_ok=True)
 
     def last_words(self, name: str) -> str:
-        """The last line of a process's log that says something, in one line, for messages."""
+        """What a process said last in its log, in one line, for messages: why it ended, where it says so."""
         log = self.logs / f"{name}.log"
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
-        return next((line for line in reversed(lines) if line), "it printed nothing")
+        lines = [line for raw in text.splitlines() if (line := _COLOUR.sub("", raw).strip())]
+        ends = [number for number, line in enumerate(lines) if "Exit Code:" in line]
+        if ends:
+            # Flower's way to give up: the code, and below it what happened.
+            return " ".join(lines[ends[-1] + 1 : ends[-1] + 3])
+        complaints = [line for line in lines if line.startswith("ERROR")]
+        return (complaints or lines or ["it printed nothing"])[-1]
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
