@@ -104,10 +104,11 @@ def _legend(rows: Sequence[Row]) -> str:
     return (
         f"Measured {_span(dates)} with {', '.join(versions)}, commits {', '.join(commits)}. Medians over the victims, "
         f"in brackets their {CONFIDENCE:.0%} bootstrap intervals. *Cosine*: between what was sent and the gradient "
-        "itself. *Epsilon*: proven at delta 1e-5 for this one upload. *Guess*: the PSNR of the mean of the public "
-        "images. *Recovered*: SSIM of at least 0.6 and a lower MSE than every guess. *Told*: the original is the "
-        "nearest of 100 images; chance is 1 in 100. *Strongest*: the attack that recovers most, of equal ones the one "
-        "that tells most, of equal ones the one with the lowest MSE."
+        "itself. *Epsilon*: proven at delta 1e-5 for this upload (replace-one, one participation, no amplification; "
+        "[theorems](privacy.md)). *Guess*: the PSNR of the mean of the public images. *Recovered*: SSIM of 0.6 or more "
+        "and a lower MSE than every guess. *Told*: the original is the nearest of 100 images; chance is 1 in 100. "
+        "*Strongest*: the attack that recovers most, of equal ones the one that tells most, of equal ones the one with "
+        "the lowest MSE."
     )
 
 
