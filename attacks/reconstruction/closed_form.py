@@ -30,7 +30,7 @@ from fedpriv.config import ClosedFormConfig
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import GaussianMechanism, HeterogeneousGaussianMechanism, VmfMechanism
 
-__all__ = ["read_images", "run_closed_form"]
+__all__ = ["read_images", "run_closed_form", "same_scale"]
 
 DRAWS = 20240513  # the seed of the rows that a batch is separated with; it decides nothing but the time
 SCALES = 25  # factors of an image that are tried at once
@@ -101,7 +101,7 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     if victim.model.examples > 1:
         return _read_batch(scene, victim, layer)
     weight, bias = _stacked(victim, layer)
-    usable = bias if _same_scale(victim) else None
+    usable = bias if same_scale(victim) else None
     clean = exact(weight, usable)
     if clean is not None:
         return _Read(scene.box(clean.image.view(1, *scene.shape)), None)
@@ -135,7 +135,7 @@ def _stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
     return weight, torch.cat(biases) if biases else None
 
 
-def _same_scale(victim: Victim) -> bool:
+def same_scale(victim: Victim) -> bool:
     """Whether the mechanism leaves weight and bias on one scale."""
     match victim.model.mechanism:
         case VmfMechanism(blocks=blocks):
@@ -203,7 +203,7 @@ def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> _Read:
     weight, bias = _stacked(victim, layer)
     generator = torch.Generator().manual_seed(DRAWS)
     found = None if bias is None else separate(weight, bias, victim.model.examples, generator)
-    if found is None or layer.bias is None or not _same_scale(victim):
+    if found is None or layer.bias is None or not same_scale(victim):
         raise AttackRefused(MIXED.format(victim.model.examples))
     images = scene.box(found.images.unflatten(1, scene.shape))
     return _Read(images, _labels_of(scene, victim, layer.bias, images, found))

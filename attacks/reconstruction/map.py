@@ -8,6 +8,14 @@ network are smoothed at first (:mod:`~attacks.reconstruction.smoothing`). Where 
 closed form, the last part of the search, with the network as it is, starts there too. A sharper part counts only where
 it gains more than noise would explain: kinks offer many narrow peaks, and the highest is not where most of the
 probability lies. The most probable of all starts' results is kept.
+
+Where an upload pins down no direction of an image, the posterior's mean is taken in place of its mode, which is worse
+than the prior's mean there (:mod:`~attacks.reconstruction.averaging`); without kinks only, since it needs derivatives.
+
+Behind kinks the closed form is the answer itself, wherever it explains the upload at all. An image that is slightly off
+has some units wrong, and the likelihood takes each for strong evidence against it: images far off with lucky units
+are more probable. The closed form leaves the errors behind the first layer free and averages over contrasts and images:
+it is near the posterior's mean, and a search for the mode from there makes it worse (``docs/results.md`` has figures).
 """
 
 import math
@@ -18,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.closed_form import run_closed_form
+from attacks.reconstruction.averaging import fit_cloud
+from attacks.reconstruction.closed_form import run_closed_form, same_scale
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.evaluation import Evaluator, Losses
 from attacks.reconstruction.labels import OutputLayer, find_output_layer, read_labels
@@ -43,6 +52,10 @@ CHANCE = 0.5  # what a number that is fitted to noise gains on average in log-li
 LAST_RATE = 0.01  # the learning rate of the last step over that of the first
 BETAS = (0.9, 0.99)
 MARGIN = 5.0  # standard deviations from the smallest entry of the last bias's gradient within which labels are tried
+AVERAGED = 0.3  # of the steps: as many are made for the posterior's mean, where there are no kinks
+VAGUE = 0.5  # the posterior's least deviation, in the prior's, above which its mean is taken rather than its mode
+PROBED = 4  # random images that tell whether the network has kinks
+PROBE = 20240521  # their seed; it decides nothing else
 JOINT = "labels could not be read off the last layer and were optimised with the images"
 
 Tell = Callable[[float, Tensor], None]
@@ -78,18 +91,26 @@ def run_map(
 
         return tell
 
-    annealed: list[_Start] = []
     starts = _starts(scene, rows, images, logits)
+    read = _closed_form(scene, rows, images, logits)
+    known = [_from_there(start, *read[id(start.victim)]) for start in starts if id(start.victim) in read]
+    settled: list[_Ended] = []
+    for some in _parts(scene, [start for start in known if _speaks_for_itself(scene, start.victim)]):
+        settled += _Search(scene, config, some, _silent).stay()
+    done = {one.start.row for one in settled}
+    starts = [start for start in starts if start.row not in done]
+    annealed: list[_Start] = []
     for some in _parts(scene, starts):
         annealed += _Search(scene, config, some, teller(some, len(starts), len(annealed), 0.0, TURNS[1])).anneal()
-    starts = [*annealed, *_closed_form(scene, rows, images, logits)]
+    starts = [*annealed, *(start for start in known if start.row not in done)]
     ended: list[_Ended] = []
     for some in _parts(scene, starts):
         ended += _Search(scene, config, some, teller(some, len(starts), len(ended), TURNS[1], 1.0)).finish()
-    best = _best(ended, len(rows))
+    best = _best([*settled, *ended], len(rows))
     pictures = scene.box(torch.stack([one.images for one in best]))
     labels = torch.stack([one.labels for one in best])
     losses = torch.stack([one.loss for one in best])
+    report(config.iterations, losses)
     notes = tuple(JOINT if one.start.labels is None else "" for one in best)
     return Outcome(pictures, labels, losses, torch.full((len(rows),), config.iterations), notes)
 
@@ -141,6 +162,8 @@ def _best(ended: Sequence[_Ended], rows: int) -> list[_Ended]:
 
 def _parts(scene: Scene, starts: Sequence[_Start]) -> Iterator[Sequence[_Start]]:
     """Cut searches into pieces that fit into memory."""
+    if not starts:
+        return
     victims = [start.victim for start in starts]
     written = any(_noise(victim).needs_writing(victim.model) for victim in _distinct(victims))
     for part in chunks(scene.network, victims, scene.shape, scene.classes, written=written):
@@ -190,27 +213,48 @@ def _choices(scene: Scene, victim: Victim, layer: OutputLayer | None, read: Tens
     return [labels for labels, kept in zip(every, near, strict=True) if kept] or [read]
 
 
-def _closed_form(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor) -> list[_Start]:
-    """For each row whose first layer can be read a start from there."""
+def _closed_form(
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Coordinates (B, C, H, W) and labels (B,) of the victims, by their ids, whose first layer can be read."""
     whitening = Whitening(scene.prior, scene.shape)
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for model in {victim.model: None for victim in rows}:
         numbers = list({id(victim): row for row, victim in enumerate(rows) if victim.model == model}.values())
         victims = [rows[row] for row in numbers]
         try:
-            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormConfig(), _silent)
+            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormConfig(), _nobody)
         except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
             continue
-        for number, victim in enumerate(victims):
-            found[id(victim)] = whitening.coordinates(read.images[number]), read.labels[number]
-    return [
-        _Start(row, victim, found[id(victim)][1], found[id(victim)][0], logits[row])
-        for row, victim in enumerate(rows)
-        if id(victim) in found
-    ]
+        coordinates = whitening.coordinates(read.images)
+        found |= {id(one): (coordinates[number], read.labels[number]) for number, one in enumerate(victims)}
+    return found
 
 
-def _silent(iterations: int, losses: Tensor) -> None:
+def _from_there(start: _Start, coordinates: Tensor, labels: Tensor) -> _Start:
+    """The start with images in closed form; a batch's labels are in their order, a single one is tried as it was."""
+    single = start.labels is not None and len(start.labels) == 1
+    return replace(start, coordinates=coordinates, labels=start.labels if single else labels)
+
+
+def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
+    """Whether the first layer's matrix and bias lie on one scale, so that contrast can be read, behind kinks."""
+    if victim.model.examples > 1 or not same_scale(victim):
+        return False
+    generator = torch.Generator().manual_seed(PROBE)
+    images = torch.randn(PROBED, *scene.shape, generator=generator).to(scene.mean)
+    with torch.no_grad():
+        plain = scene.network.logits(victim.parameters, images)
+        with SmoothKinks(SMOOTH):
+            smooth = scene.network.logits(victim.parameters, images)
+    return not torch.equal(plain, smooth)
+
+
+def _nobody(iterations: int, losses: Tensor) -> None:
+    """Tell nobody."""
+
+
+def _silent(share: float, losses: Tensor) -> None:
     """Tell nobody."""
 
 
@@ -252,9 +296,34 @@ class _Search:
             for number, start in enumerate(self._starts)
         ]
 
+    def stay(self) -> list[_Ended]:
+        """Stay at the starts; those that explain the uploads no better than nothing at all are left out."""
+        whole = torch.ones_like(self._lowest)
+        with torch.no_grad():
+            losses = self._posterior(self._coordinates, self._logits, whole)
+        misfits = losses - self._coordinates.square().flatten(1).sum(dim=1) / 2
+        return [one for one, value in zip(self._ended(losses), misfits.tolist(), strict=True) if value < 0]
+
     def finish(self) -> list[_Ended]:
         """Search with the network as it is."""
         losses = self._climb(self._posterior, self._config.iterations - int(TURNS[1] * self._config.iterations), 0.0)
+        return self._ended(self._average(losses))
+
+    def _average(self, losses: Tensor) -> Tensor:
+        """Go on to the posterior's mean where the upload pins down no direction; return the losses (n,) there."""
+        smooth = self._posterior.chance(self._coordinates, self._logits) == 0
+        if not bool(smooth.any()):
+            return losses
+        steps = int(AVERAGED * self._config.iterations)
+        basis, rate = self._whitening.prior.basis, self._config.learning_rate
+        cloud = fit_cloud(self._posterior, self._coordinates, self._logits, basis, steps, rate)
+        vague = smooth & (cloud.least > VAGUE)
+        self._coordinates.copy_(torch.where(vague[:, None, None, None, None], cloud.middle, self._coordinates))
+        with torch.no_grad():
+            there = self._posterior(self._coordinates, self._logits, torch.ones_like(losses))
+        return torch.where(vague, there, losses)
+
+    def _ended(self, losses: Tensor) -> list[_Ended]:
         images = self._whitening.images(self._coordinates)
         labels = self._posterior.labels(self._logits).argmax(dim=2)
         return [

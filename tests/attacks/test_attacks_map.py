@@ -122,6 +122,17 @@ def test_noise_behind_adam_is_refused() -> None:
         reconstruct("map", heard, model, SHORT, 0)
 
 
+def test_behind_kinks_the_closed_form_is_kept() -> None:
+    """The search for the mode makes it worse; labels still come from the whole upload."""
+    model = mlp("relu", hidden=(128, 128))
+    heard, _, labels = observe_digits(model, 6, first=20, mechanism=NOISY["gaussian"])
+    found = reconstruct("map", heard, model, SHORT, 0, public_images=public())
+    read = reconstruct("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public())
+    assert [result.labels.tolist() for result in found] == labels.tolist()
+    for one, other in zip(found, read, strict=True):
+        torch.testing.assert_close(one.images, other.images, atol=1e-4, rtol=0)
+
+
 def paired_margin(one: torch.Tensor, other: torch.Tensor) -> float:
     """How much larger the mean of one sample of errors is than that of another, less three standard errors."""
     difference = one - other
