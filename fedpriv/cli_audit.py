@@ -1,5 +1,6 @@
 """The command ``fedpriv audit DIR``."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +24,14 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Tell members of the training data in DIR from non-members; trains reference models like the run's."""
+    from fedpriv.display import Display
     from fedpriv.lab.audit import audit_run
+    from fedpriv.progress import Silent
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    if not (quiet or as_json):
-        err.print(f"training {references} reference models", style="dim")
-    found = audit_run(run, references, pairs)
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+        found = audit_run(run, references, pairs, progress)
     if as_json:
         print_json({**found, "folder": str(folder)})
         return

@@ -19,7 +19,6 @@ def test_a_table_in_80_columns_and_a_sentence_about_epsilon(here: Path) -> None:
     assert [line.split()[0] for line in lines[1 : 1 + len(ATTACKS)]] == list(ATTACKS)
     assert max(len(line) for line in lines[: 1 + len(ATTACKS)]) <= 80
     assert lines[-1].startswith("Epsilon is at least 0 at delta = 1e-05")
-    assert "training 8 reference models" in done.stderr
 
 
 @pytest.mark.slow

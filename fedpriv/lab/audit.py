@@ -25,6 +25,7 @@ from attacks.observation import list_observations, read_observation
 from fedpriv.accounting import Guarantee
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
+from fedpriv.progress import Progress
 from fedpriv.runs import RoundRecord, RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
@@ -41,13 +42,14 @@ _GAME = (
 )
 
 
-def audit_run(folder: RunFolder, references: int, pairs: int) -> dict[str, Any]:
+def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress) -> dict[str, Any]:
     """Attack the membership in a run's training data.
 
     Args:
         folder: the run's.
         references: how many reference models are trained, even, from 6.
         pairs: of a member and a non-member, at most.
+        progress: told what happens.
 
     Returns:
         What is written to membership.json.
@@ -68,6 +70,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int) -> dict[str, Any]:
     candidates = draw_candidates(world, pairs, experiment.seed)
     drawn, inside = draw_references(world, candidates, references, experiment.seed)
     schedule = {record.round: record.used for record in records if record.round <= max(target)}
+    progress.stage(f"training {references} reference models")
     with cpu_threads(experiment.engine.threads):
         signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule)
     results = make_attacks(signals, candidates.truth, experiment.seed)

@@ -34,7 +34,7 @@ def finished(folder: Path, **sections: dict[str, object]) -> RunFolder:
 def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     before = json.loads((folder.path / "summary.json").read_text())
-    found = audit_run(folder, 8, 40)
+    found = audit_run(folder, 8, 40, Silent())
     after = json.loads((folder.path / "summary.json").read_text())
     assert after.pop("membership") == found == json.loads((folder.path / "membership.json").read_text())
     assert after == before
@@ -48,7 +48,7 @@ def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
 
 def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
-    audit_run(folder, 6, 30)
+    audit_run(folder, 6, 30, Silent())
     signals = read_signals(folder.path / "membership" / "signals.npz")
     checkpoint = folder.load_checkpoint()
     assert checkpoint is not None
@@ -65,7 +65,7 @@ def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> Non
 
 def test_a_private_run_is_compared_with_its_ledger(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", mechanism={"name": "gaussian", "sigma": 8.0, "clip_norm": 1.0})
-    found = audit_run(folder, 8, 40)
+    found = audit_run(folder, 8, 40, Silent())
     assert found["proven_epsilon"] > found["epsilon_bound"]["epsilon"]
 
 
@@ -84,7 +84,7 @@ def test_a_ledger_that_claims_too_much_is_refuted(tmp_path: Path) -> None:
     Guarantee(**{key: claim[key] for key in Guarantee.__dataclass_fields__})
     folder.write_json("summary.json", {**summary, "ledger": claim})
     with pytest.raises(RunFailedError, match="is claimed to be proven"):
-        audit_run(folder, 16, 40)
+        audit_run(folder, 16, 40, Silent())
     assert (folder.path / "membership.json").is_file()
 
 
@@ -92,10 +92,10 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", adversary={"attacks": []})
     for count in (4, 7):
         with pytest.raises(InputError, match="even number"):
-            audit_run(folder, count, 40)
+            audit_run(folder, count, 40, Silent())
     (folder.path / "checkpoint" / "server.safetensors").unlink()
     with pytest.raises(InputError, match="nothing to audit"):
-        audit_run(folder, 6, 40)
+        audit_run(folder, 6, 40, Silent())
     (folder.path / "summary.json").unlink()
     with pytest.raises(InputError, match="has no summary"):
-        audit_run(folder, 6, 40)
+        audit_run(folder, 6, 40, Silent())
