@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
-BENCH ?= message step accounting attack
+BENCH ?= message step accounting attack shadow
 # One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 

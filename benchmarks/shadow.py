@@ -1,0 +1,231 @@
+"""What training reference models together saves over training them one after another.
+
+Usage: python -m benchmarks.shadow [--json FILE] [--models M] [--batches B ...] [--mechanisms NAME ...]
+
+MLP(128) on Fashion-MNIST (FEDPRIV_DATA names its folder), plain SGD. All ways
+train the same models on the same batches, take turns, and are compared by the median:
+``stacked`` (attacks.membership), ``loop`` (the shortest plain loop of PyTorch, with prepared images; for Gaussian noise
+with fedpriv's operator) and ``client`` (one after another as a client of a run trains). The ratio compares the fastest
+of each way's numbers of threads. The floor is the time of nothing but the two large matrix products of each step, with
+all threads; ``draw`` that of nothing but the noise.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional
+
+from attacks.membership.references import Pool, Reference, train_references, usual_schedule
+from clients.training import local_upload
+from fedpriv.config import Experiment
+from fedpriv.gradients import Vector, per_example_gradients
+from fedpriv.gradients.normal import standard_normal
+from fedpriv.models import build_model
+from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.world import State, World, build_world
+
+STEPS = 24
+RATE = 0.1
+MECHANISMS: dict[str, dict[str, object]] = {
+    "none": {"name": "none"},
+    "gaussian": {"name": "gaussian", "sigma": 1.0, "clip_norm": 1.0},
+}
+
+
+def main() -> None:
+    """Measure, print a table, and write the rows."""
+    arguments = _arguments()
+    rows = [_row(batch, mechanism, arguments) for mechanism in arguments.mechanisms for batch in arguments.batches]
+    _show(rows, arguments.models)
+    if arguments.json:
+        about = {
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "torch": torch.__version__,
+            "cores": os.cpu_count(),
+            "models": arguments.models,
+            "threads": arguments.threads,
+        }
+        arguments.json.write_text(json.dumps({"rows": rows, **about}, indent=2) + "\n")
+
+
+def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    world = _world(batch, mechanism)
+    pool, references = _pool(world), _references(world, arguments.models)
+    ways: dict[str, Callable[[], list[Vector]]] = {
+        "stacked": partial(_stacked, world, pool, references),
+        "loop": partial(_loop if mechanism == "none" else _private_loop, world, pool, references),
+        "client": partial(_as_clients, world, references),
+    }
+    found = {name: way() for name, way in ways.items()}
+    times: dict[tuple[str, int], list[float]] = {}
+    for _ in range(arguments.repeats):
+        for threads in arguments.threads:
+            torch.set_num_threads(threads)
+            for name, way in ways.items():
+                times.setdefault((name, threads), []).append(_timed(way))
+    steps = arguments.models * world.plans[0].steps_per_round
+    us = {key: 1e6 * statistics.median(taken) / steps for key, taken in times.items()}
+    best = {name: min(us[name, threads] for threads in arguments.threads) for name in ways}
+    torch.set_num_threads(max(arguments.threads))
+    return {
+        "mechanism": mechanism,
+        "batch": batch,
+        **{f"{name}_us": value for name, value in best.items()},
+        "us_by_threads": {f"{name}, {threads}": value for (name, threads), value in us.items()},
+        "floor_us": _products_us(batch, arguments.models),
+        "draw_us": 0.0 if mechanism == "none" else _draw_us(world),
+        "ratio_to_loop": best["loop"] / best["stacked"],
+        "ratio_to_client": best["client"] / best["stacked"],
+        "largest_difference": max(_difference(found["stacked"], found[name]) for name in ("loop", "client")),
+    }
+
+
+def _world(batch: int, mechanism: str) -> World:
+    settings = {
+        "model": {"name": "mlp", "hidden": [128]},
+        "federation": {"clients": 1, "rounds": 1, "algorithm": "fedavg"},
+        "training": {"batch_size": batch, "learning_rate": RATE},
+        "mechanism": MECHANISMS[mechanism],
+        "adversary": {"attacks": []},
+        "engine": {"device": "cpu"},
+    }
+    data = {"name": "fashion-mnist", "train_examples": STEPS * batch}
+    return build_world(Experiment.model_validate({**settings, "data": data}))
+
+
+def _pool(world: World) -> Pool:
+    return Pool(world.network_input(world.dataset.x_train), world.dataset.y_train)
+
+
+def _references(world: World, count: int) -> list[Reference]:
+    """Each on a draw of its own, as large as the target's data and with repetitions."""
+    examples = len(world.partitions[0])
+    return [
+        Reference(seed, (numpy_stream(seed, "benchmark shares").choice(examples, examples),)) for seed in range(count)
+    ]
+
+
+def _stacked(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
+    stack = train_references(world, pool, references, usual_schedule(world.experiment), [1])[1]
+    return [{name: value[index] for name, value in stack.items()} for index in range(len(references))]
+
+
+def _network(world: World) -> nn.Module:
+    experiment = world.experiment
+    model = build_model(experiment.model, world.dataset.shape, world.dataset.classes, experiment.seed)
+    world.initial.load_into(model)
+    return model
+
+
+def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
+    """One after another, nothing but what PyTorch needs."""
+    plan = world.plans[0]
+    found = []
+    for reference in references:
+        model = _network(world)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        for step in plan.steps(1):
+            rows = torch.from_numpy(reference.shares[0][plan.sampling.batch(reference.seed, 0, step)])
+            optimizer.zero_grad()
+            functional.cross_entropy(model(pool.images[rows]), pool.labels[rows]).backward()
+            optimizer.step()
+        found.append({name: value.detach() for name, value in model.named_parameters()})
+    return found
+
+
+def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
+    loss = partial(functional.cross_entropy, reduction="none")
+    found = []
+    for reference in references:
+        plan, model = replace(world.plans[0], seed=reference.seed), _network(world)
+        parameters = dict(model.named_parameters())
+        for step in plan.steps(1):
+            rows = torch.from_numpy(reference.shares[0][plan.batch(step)])
+            gradients = per_example_gradients(model, loss, pool.images[rows], pool.labels[rows])
+            with torch.no_grad():
+                for name, value in plan.release_gradient(gradients, step).items():
+                    parameters[name].sub_(value, alpha=RATE)
+        found.append({name: value.detach() for name, value in parameters.items()})
+    return found
+
+
+def _as_clients(world: World, references: Sequence[Reference]) -> list[Vector]:
+    found = []
+    for reference in references:
+        plans = (replace(world.plans[0], seed=reference.seed),)
+        own = replace(world, partitions=reference.shares, plans=plans)
+        upload: State = local_upload(own, 0, world.initial, 1)
+        found.append({name: world.initial.parameters[name] + value for name, value in upload.parameters.items()})
+    return found
+
+
+def _products_us(batch: int, models: int) -> float:
+    x, errors = torch.randn(models, batch, 784), torch.randn(models, batch, 128)
+    weights = torch.randn(models, 128, 784)
+    taken = []
+    for _ in range(30):
+        began = time.perf_counter()
+        torch.bmm(x, weights.mT)
+        weights.baddbmm_(errors.mT, x, alpha=-1e-9)
+        taken.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(taken) / models
+
+
+def _draw_us(world: World) -> float:
+    numbers = sum(value.numel() for value in world.initial.parameters.values())
+    taken = [_timed(lambda: standard_normal(numbers, torch_stream(0, "benchmark"), torch.float32)) for _ in range(30)]
+    return 1e6 * statistics.median(taken)
+
+
+def _difference(left: list[Vector], right: list[Vector]) -> float:
+    return max(
+        float((one[name] - other[name]).abs().max()) for one, other in zip(left, right, strict=True) for name in one
+    )
+
+
+def _timed(way: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    way()
+    return time.perf_counter() - began
+
+
+def _show(rows: Sequence[dict[str, Any]], models: int) -> None:
+    console = Console()
+    console.print(f"MLP(128), {models} models, microseconds a step of one model:")
+    table = Table(box=None, pad_edge=False)
+    columns = ("loop", "client", "stacked", "floor", "draw")
+    for heading in ("mechanism", "batch", *columns, "x loop", "x client", "difference"):
+        table.add_column(heading, justify="left" if heading == "mechanism" else "right")
+    for row in rows:
+        figures = [f"{row[f'{name}_us']:.0f}" for name in columns]
+        ratios = [f"{row['ratio_to_loop']:.1f}", f"{row['ratio_to_client']:.1f}", f"{row['largest_difference']:.1g}"]
+        table.add_row(row["mechanism"], str(row["batch"]), *figures, *ratios)
+    console.print(table)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--models", type=int, default=32)
+    parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, os.cpu_count() or 1}))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
