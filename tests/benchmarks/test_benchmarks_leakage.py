@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("leakage")
-    (folder / "page.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    (folder / "page.md").write_text(f"before\n{BEGIN}\nstale words\n{END}\nafter\n")
     main([*TWO_CELLS, *outputs(folder)])
     return folder
 
@@ -121,7 +121,7 @@ def test_a_failing_cell_is_told_and_the_rest_goes_on(
 def test_the_page_has_every_cell_and_keeps_what_is_around(measured: Path) -> None:
     text = (measured / "page.md").read_text()
     assert text.startswith(f"before\n{BEGIN}\n") and text.endswith(f"\n{END}\nafter\n")
-    assert "old" not in text
+    assert "stale words" not in text
     cells = [line for line in text.splitlines() if "| closed_form |" in line]
     assert len(cells) == 4  # each in the summary and among the details
     assert "images are recovered with `none`" in text
