@@ -15,7 +15,7 @@ than the prior's mean there (:mod:`~attacks.reconstruction.averaging`); without 
 Behind kinks the closed form is the answer itself, wherever it explains the upload at all. An image that is slightly off
 has some units wrong, and the likelihood takes each for strong evidence against it: images far off with lucky units
 are more probable. The closed form leaves the errors behind the first layer free and averages over contrasts and images:
-it is near the posterior's mean, and a search for the mode from there makes it worse (``docs/results.md`` has figures).
+it is near the posterior's mean, and searches for the mode mostly make it worse (``docs/results.md`` has figures).
 """
 
 import math
