@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
 from attacks.membership import attacks
@@ -63,7 +64,7 @@ def test_attack_r_compares_with_models_trained_without() -> None:
     """Without smoothing it is the share of reference losses above the target's; with it, a sum of normal tails."""
     signals, _ = made_up(2)
     target, references = signals.target[-1], signals.references[:, -1]
-    counted = 1 / (1 + np.exp(-attacks.attack_r(target, references, signals.inside, bandwidth=1e-6)))
+    counted = expit(attacks.attack_r(target, references, signals.inside, bandwidth=1e-6))
     smooth = attacks.attack_r(target, references, signals.inside, bandwidth=0.7)
     for column, one in enumerate(target):
         out = references[~signals.inside[:, column], column]
