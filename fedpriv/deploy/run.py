@@ -3,13 +3,14 @@
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedpriv.config import Experiment
 from fedpriv.deploy import flower
 from fedpriv.deploy.app import EXPERIMENT, make_app
 from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.deploy.processes import is_alive
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.progress import Progress
 from fedpriv.runs import RunFolder
@@ -69,7 +70,8 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         served = RunFolder(deployment.runs / f"run-{run_id}")
         try:
             status = _follow(deployment, run_id, served, world.experiment, folder, progress)
-        except KeyboardInterrupt:
+        except BaseException:
+            # Whatever ended the watch (Ctrl-C, a dead process): a run that nobody follows must not go on.
             _stop(deployment, run_id)
             raise
         finally:
@@ -89,6 +91,7 @@ def _follow(
     """Tell every round and every process that ends, until Flower says that the run is over."""
     told, missed, asked = -1, frozenset[str](), 0.0
     while True:
+        missed = _tell_missed(deployment, missed, progress)
         is_due = time.monotonic() - asked > _STATUS_SECONDS
         status = flower.run_status(deployment, run_id) if is_due else None
         asked = time.monotonic() if is_due else asked
@@ -100,7 +103,6 @@ def _follow(
             told = max(told, record.round)
         if status is not None and status.is_over:
             return status
-        missed = _tell_missed(deployment, missed, progress)
         time.sleep(_LOOK_SECONDS)
 
 
@@ -129,11 +131,15 @@ def _reason(status: flower.RunStatus) -> str:
 
 
 def _stop(deployment: DeploymentFolder, run_id: str) -> None:
-    """Stop a run and wait until its server writes no more."""
-    flower.stop_run(deployment, run_id)
+    """Stop a run, if there is still a SuperLink to ask, and wait until its server writes no more."""
+    if not is_alive(deployment.read().process("superlink")):
+        return
     deadline = time.monotonic() + _STOP_SECONDS
-    while not flower.run_status(deployment, run_id).is_over and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+    # A refusal is no news: it says that the run is over, or that the SuperLink is going, too.
+    with suppress(RunFailedError):
+        flower.stop_run(deployment, run_id)
+        while not flower.run_status(deployment, run_id).is_over and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
 
 def _fetch(served: Path, folder: RunFolder, patterns: tuple[str, ...] = _FILES) -> None:

@@ -18,6 +18,7 @@ from fedpriv.errors import InputError, RunFailedError
 __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
 
 _HEALTH_SECONDS = 120.0
+_LOOK_SECONDS = 3.0
 _LAST_PORT = 65535
 _Tell = Callable[[str], None]
 
@@ -111,12 +112,14 @@ def restart(path: Path) -> tuple[str, ...]:
 
     Raises:
         InputError: none is up in this folder.
+        RunFailedError: the SuperLink does not notice that a SuperNode has ended.
     """
     folder = DeploymentFolder(path)
     record = folder.read()
     commands = {command.name: command for command in commands_of(folder, record)}
     dead = record.dead()
     for one in dead:
+        _wait_until_missed(folder, record, one.name)
         fresh = start_process(folder, commands[one.name])
         record = replace(record, processes=tuple(fresh if each == one else each for each in record.processes))
         folder.write(record)
@@ -201,6 +204,18 @@ def _client_commands(
     node_key = None if record.insecure else _node_key(folder, partition)
     node = supernode(partition, record.nodes, record.server, HOST, port, keys, node_key)
     return node, executor(f"clientapp-{partition}", f"{HOST}:{port}", keys)
+
+
+def _wait_until_missed(folder: DeploymentFolder, record: Record, name: str) -> None:
+    """Wait until Flower has missed a SuperNode, about a minute: until then it refuses a second one with that key."""
+    kind, _, partition = name.partition("-")
+    if kind != "supernode" or not record.node_ids or not is_alive(record.process("superlink")):
+        return
+    number, deadline = record.node_ids[int(partition)], time.monotonic() + _HEALTH_SECONDS
+    while number in flower.online_nodes(folder):
+        if time.monotonic() > deadline:
+            raise RunFailedError(f"{name} has ended, and the SuperLink still holds it for connected; try again later")
+        time.sleep(_LOOK_SECONDS)
 
 
 def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
