@@ -65,7 +65,7 @@ def find_clients(grid: Grid, count: int, timeout: float) -> dict[int, int]:
         raise RunFailedError(f"no client connected within {timeout:g} s")
     questions = [Message(RecordDict(), node, "query") for node in nodes]
     found = {}
-    for reply in _send_and_receive(grid, questions, timeout):
+    for reply in _send_and_receive(grid, questions, timeout).values():
         if reply.has_content():
             found[_number(reply, "partition")] = reply.metadata.src_node_id
     return found
@@ -100,7 +100,9 @@ def ask_clients(
     messages = [
         Message(contents[id(sent[client])], node, "train", group_id=str(round_number)) for node, client in asked.items()
     ]
-    replies = {asked[r.metadata.src_node_id]: r for r in _send_and_receive(grid, messages, timeout)}
+    # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
+    received = _send_and_receive(grid, messages, timeout)
+    replies = {client: received[number] for number, client in enumerate(asked.values()) if number in received}
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
     outcomes = [_outcome(client, nodes, replies, state, silent) for client in clients]
     uploads = tuple(outcome for outcome in outcomes if isinstance(outcome, Upload))
@@ -129,16 +131,21 @@ def _question(state: State, experiment: str, round_number: int) -> RecordDict:
     )
 
 
-def _send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-    """Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner."""
-    waiting = set(grid.push_messages(messages))
+def _send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> dict[int, Message]:
+    """Send messages and return the replies by the number of the message, from 0.
+
+    Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner.
+    """
+    # A grid leaves out or names None what it could not send; what it sends, it gives the id that replies name.
+    waiting = {key for key in grid.push_messages(messages) if key}
+    numbers = {message.metadata.message_id: number for number, message in enumerate(messages)}
     deadline = None if timeout is None else time.monotonic() + timeout
-    replies: list[Message] = []
+    replies: dict[int, Message] = {}
     pause = _FIRST_PAUSE
     while waiting:
-        fresh = list(grid.pull_messages(waiting))
-        waiting -= {reply.metadata.reply_to_message_id for reply in fresh}
-        replies += fresh
+        fresh = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(waiting)}
+        waiting -= fresh.keys()
+        replies |= {numbers[key]: reply for key, reply in fresh.items()}
         if not waiting or (deadline is not None and time.monotonic() > deadline):
             break
         pause = _FIRST_PAUSE if fresh else min(2 * pause, _LONGEST_PAUSE)
