@@ -1,5 +1,6 @@
 """The normal distribution closest to a posterior: exact where the posterior is normal, and not where its mode is."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ def basis(columns: int) -> Tensor:
     return columns_of
 
 
+@pytest.mark.slow
 def test_of_a_normal_posterior_it_has_mean_and_deviations() -> None:
     """One number is heard along each principal direction, with noise of another size: textbook formulas."""
     directions = basis(4)
@@ -34,6 +36,7 @@ def test_of_a_normal_posterior_it_has_mean_and_deviations() -> None:
     torch.testing.assert_close(cloud.least, deviations.min().expand(2), atol=0.05, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_narrow_peak_far_from_the_mass_is_left() -> None:
     """A peak 0.05 wide at 2 deviations is higher than all the rest, and has an eighth of its probability."""
 
