@@ -1,0 +1,213 @@
+"""The parts of a deployment without Flower's processes: records, processes, seeds, the app as sent, error texts."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from deployments import SMALL, fedpriv, free_ports, one_line
+
+from fedpriv.config import Experiment, load_experiment
+from fedpriv.deploy.app import make_app
+from fedpriv.deploy.flower import environment, program
+from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.errors import InputError
+from fedpriv.seeds import SEEDS, forget_seed, keep_seed, with_seed, without_seed
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path
+
+
+def sleeper(folder: Path, code: str = "import time; time.sleep(600)") -> Started:
+    return start("sleeper", [sys.executable, "-c", code], {}, folder, folder / "log")
+
+
+def recorded(folder: Path, *processes: Started) -> DeploymentFolder:
+    deployment = DeploymentFolder(folder)
+    deployment.create()
+    deployment.write(Record(1, 20_000, False, processes))
+    return deployment
+
+
+def test_a_process_is_known_by_number_and_time_of_start(tmp_path: Path) -> None:
+    started = sleeper(tmp_path)
+    assert is_alive(started)
+    stranger = replace(started, created=started.created - 60)
+    assert not is_alive(stranger)
+    assert stop([stranger]) == ()
+    assert is_alive(started), "another's process of the same number was stopped"
+    assert stop([started]) == ("sleeper",)
+    assert not is_alive(started)
+
+
+def test_children_end_with_their_parent_and_who_ignores_a_request_is_made_to_end(tmp_path: Path) -> None:
+    stubborn = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    started = sleeper(tmp_path, stubborn)
+    while not (tmp_path / "log").read_text().endswith("\n"):
+        time.sleep(0.05)
+    child = int((tmp_path / "log").read_text())
+    stop([started])
+    assert not is_alive(started)
+    assert not psutil.pid_exists(child)
+
+
+def test_the_record_comes_back_as_it_was_and_is_the_owners_alone(tmp_path: Path) -> None:
+    record = Record(2, 8000, True, (Started("superlink", 7, 1.5),), ("12", "13"))
+    deployment = DeploymentFolder(tmp_path / "d")
+    deployment.create()
+    deployment.write(record)
+    assert deployment.read() == record
+    assert deployment.path.stat().st_mode & 0o077 == 0
+    assert (deployment.path / "deployment.json").stat().st_mode & 0o077 == 0
+
+
+def test_down_forgets_secrets_and_keeps_logs_and_runs(tmp_path: Path) -> None:
+    deployment = recorded(tmp_path / "d")
+    secret = [deployment.keys / "k", deployment.tls / "t", deployment.seeds / "s", deployment.database]
+    kept = [deployment.logs / "l.log", deployment.runs / "r"]
+    for path in (*secret, *kept):
+        path.write_text("x")
+    deployment.forget()
+    assert not any(path.exists() for path in secret)
+    assert all(path.exists() for path in kept)
+    assert not deployment.is_up()
+
+
+def test_the_seed_stays_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(seed=987654321)
+    name = keep_seed(tmp_path, experiment)
+    assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    told = without_seed(experiment)
+    assert "987654321" not in told.model_dump_json()
+    monkeypatch.setenv(SEEDS, str(tmp_path))
+    assert with_seed(told, name) == experiment
+    assert with_seed(experiment, "") == experiment
+    forget_seed(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "0123456789abcdef", "0123456789ABCDEF", "0" * 17, "a/b"])
+def test_the_name_of_a_seed_comes_over_the_wire_and_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(SEEDS, str(tmp_path))
+    with pytest.raises(InputError, match="seed"):
+        with_seed(Experiment(), name)
+    monkeypatch.delenv(SEEDS)
+    with pytest.raises(InputError, match=SEEDS):
+        with_seed(Experiment(), name)
+
+
+def test_the_app_that_is_sent_is_the_projects_without_the_seed(tmp_path: Path) -> None:
+    experiment = Experiment(seed=987654321)
+    make_app(tmp_path / "app", experiment)
+    sent = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    own = tomllib.loads(PROJECT.read_text())["tool"]["flwr"]["app"]
+    assert sent["components"] == own["components"]
+    assert sent["config"].keys() == own["config"].keys()
+    assert load_experiment(tmp_path / "app" / "experiment.toml") == without_seed(experiment)
+    files = [path for path in (tmp_path / "app").rglob("*") if path.is_file()]
+    assert not any("987654321" in path.read_text() for path in files)
+    for room in ("fedpriv", "clients", "server", "attacks"):
+        mine = {path.relative_to(PROJECT.parent) for path in (PROJECT.parent / room).rglob("*.py")}
+        assert mine == {path.relative_to(tmp_path / "app") for path in (tmp_path / "app" / room).rglob("*.py")}
+
+
+def test_flower_accepts_the_app(tmp_path: Path) -> None:
+    deployment = DeploymentFolder(tmp_path / "d")
+    deployment.create()
+    make_app(tmp_path / "app", Experiment())
+    command = [program("flwr"), "build", "--app", str(tmp_path / "app")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(deployment), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.glob("*.fab")), done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("down",), ("restart",), ("run", "small.toml")], ids=lambda command: command[0]
+)
+def test_without_up_every_command_says_so(here: Path, command: tuple[str, ...]) -> None:
+    one_line(fedpriv("deploy", *command, cwd=here), 2, "no deployment is up in", "fedpriv deploy up")
+
+
+def test_up_in_a_folder_of_something_else(here: Path) -> None:
+    (here / "photos").mkdir()
+    (here / "photos" / "cat.jpg").touch()
+    done = fedpriv("deploy", "up", "--dir", "photos", "--port", str(free_ports(4)), cwd=here)
+    one_line(done, 2, "--dir", "cat.jpg")
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_up_on_a_port_that_is_in_use(here: Path, offset: int) -> None:
+    port = free_ports(4)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + offset))
+        taken.listen()
+        done = fedpriv("deploy", "up", "--nodes", "3", "--port", str(port), cwd=here)
+    one_line(done, 2, f"--port {port}", f"port {port + offset} is in use")
+    assert not (here / "deployment").exists()
+
+
+def test_up_beyond_the_last_port(here: Path) -> None:
+    one_line(fedpriv("deploy", "up", "--port", "65535", cwd=here), 2, "65535")
+
+
+def test_up_where_one_is_up(here: Path) -> None:
+    started = sleeper(here)
+    recorded(here / "deployment", started)
+    one_line(fedpriv("deploy", "up", cwd=here), 2, "is up in", "fedpriv deploy down")
+    stop([started])
+    one_line(fedpriv("deploy", "up", cwd=here), 2, "has died in", "fedpriv deploy down")
+    done = fedpriv("deploy", "down", cwd=here)
+    assert (done.returncode, done.stdout) == (0, "Down: no process ran any more\n")
+
+
+def test_up_without_flower(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedpriv.deploy import flower, up
+    from fedpriv.errors import RunFailedError
+
+    monkeypatch.setattr(flower.sysconfig, "get_path", lambda name: str(here / "nowhere"))
+    monkeypatch.setenv("PATH", str(here))
+    with pytest.raises(RunFailedError, match=r"flwr is missing from .*pip install flwr"):
+        up(here / "deployment", 1, free_ports(2), False, print)
+    assert not (here / "deployment").exists()
+
+
+def test_run_where_the_servers_process_has_died(here: Path) -> None:
+    started = sleeper(here)
+    psutil.Process(started.pid).send_signal(signal.SIGKILL)
+    deployment = recorded(here / "deployment", replace(started, name="superlink"))
+    (deployment.logs / "superlink.log").write_text("\x1b[91mERROR\x1b[0m: disk full\nINFO: bye\n")
+    done = fedpriv("deploy", "run", "small.toml", "--set", "federation.clients=1", cwd=here)
+    one_line(done, 1, "superlink", "has died", "disk full", "fedpriv deploy restart")
+
+
+def test_run_with_more_clients_than_nodes(here: Path) -> None:
+    recorded(here / "deployment")
+    one_line(fedpriv("deploy", "run", "small.toml", cwd=here), 2, "federation.clients = 3", "1 SuperNodes", "--set")
+
+
+def test_a_damaged_record(here: Path) -> None:
+    recorded(here / "deployment")
+    for text in ("", "{", json.dumps({"nodes": "many"})):
+        (here / "deployment" / "deployment.json").write_text(text)
+        one_line(fedpriv("deploy", "status", cwd=here), 2, "deployment.json is damaged")
