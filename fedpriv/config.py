@@ -238,7 +238,8 @@ class MechanismConfig(_Section):
         given = [key for key in keys if getattr(self, key) is not None]
         if not keys or len(given) == 1:
             return self
-        what = "none is set"
+        others = sorted({key for each in NOISE_KEYS.values() for key in each if getattr(self, key) is not None})
+        what = f"{' and '.join(others)} set, which {self.name} does not read" if others else "none is set"
         if given:
             what = f"{'both ' if len(given) == 2 else ''}{_enumerated(given, 'and')} are set"
         if len(given) > 1 and "target_epsilon" in given:
@@ -567,7 +568,8 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
     _apply(tree, overrides)
     return _validate(tree, str(path))
 

@@ -52,6 +52,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["mechanism.delta=1"], "mechanism.delta = 1 is not allowed"),
         ("", ["mechanism.delta=0"], "mechanism.delta = 0 is not allowed"),
         ("", ["mechanism.name=vmf"], "vmf needs exactly one of epsilon, kappa or target_epsilon; none is set"),
+        ("", ["mechanism.name=vmf", "mechanism.sigma=1"], "or target_epsilon; sigma set, which vmf does not read"),
         (
             "",
             ["mechanism.name=gaussian"],
@@ -125,7 +126,7 @@ def test_bad_input_is_one_line_that_names_the_key(
 def test_every_file_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"missing\.toml: no such file"):
         load_experiment(tmp_path / "missing.toml")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"cannot be read: Is a directory$"):
         load_experiment(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot be read"):
