@@ -1,9 +1,12 @@
 """Whole runs on real processes: SuperLink, SuperNodes and executors, with TLS and keys."""
 
 import json
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ from fedpriv.deploy.commands import supernode
 from fedpriv.deploy.folder import HOST, DeploymentFolder
 from fedpriv.deploy.processes import is_alive, stop
 from fedpriv.deploy.up import keys_of, look, start_process
+from fedpriv.runs import RunFolder
 
 NODES = 3
 
@@ -40,6 +44,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentF
 
 def children(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)] if psutil.pid_exists(pid) else []
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def log_of(folder: DeploymentFolder, name: str) -> str:
@@ -83,3 +94,26 @@ def test_the_same_bits_as_inline_and_who_has_no_right_to_take_part_is_refused(de
     names = {path.relative_to(here / "inline") for path in (here / "inline").rglob("*")}
     assert {path.relative_to(here / "deployed") for path in (here / "deployed").rglob("*")} == names
     assert (here / "deployed" / "ledger.json").read_text() == (here / "inline" / "ledger.json").read_text()
+
+
+def test_a_supernode_killed_in_mid_round_and_restarted_takes_part_again(deployment: DeploymentFolder) -> None:
+    here = deployment.path.parent
+    outcome = []
+    # The answer of the killed node never comes; about a minute later the SuperLink says so, or the round ends.
+    patience = ("--set", "federation.round_timeout=60", "--set", "federation.rounds=4")
+    arguments = ("deploy", "run", "small.toml", *patience, "--out", "killed")
+    run = Thread(target=lambda: outcome.append(fedpriv(*arguments, cwd=here)))
+    run.start()
+    before = log_of(deployment, "supernode-2").count("Receiving: train")
+    wait_for(lambda: log_of(deployment, "supernode-2").count("Receiving: train") > before)
+    victim = deployment.read().process("supernode-2")
+    psutil.Process(victim.pid).send_signal(signal.SIGKILL)
+    again = fedpriv("deploy", "restart", cwd=here)
+    assert (again.returncode, again.stdout) == (0, "Started again: supernode-2\n"), again.stderr
+    run.join()
+    assert outcome[0].returncode == 0, outcome[0].stderr
+    first, *_, last = RunFolder(here / "killed").rounds()[1:]
+    assert [failure.client for failure in first.failures] == [2]
+    assert first.used == (0, 1)
+    assert last.used == (0, 1, 2)
+    assert "client 2 left out" in outcome[0].stderr
