@@ -123,7 +123,8 @@ def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | 
 
     limit = f"; clients stop at {figure(target)}" if target is not None else ""
     course = _course(points, figure)
-    return _plot(build, f"Proven epsilon of the worst client, as accounted for while the run went on: {course}{limit}.")
+    meaning = "an upper bound as the run went on (the final figure may be lower)"
+    return _plot(build, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
 
 
 def partition_plot(partition: Partition) -> Plot:

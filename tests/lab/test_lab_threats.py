@@ -11,6 +11,7 @@ from torch import Tensor
 from attacks.campaign import Campaign, attack_each
 from fedpriv.lab import adversary as lab_adversary
 from fedpriv.lab import resume_run, start_run
+from fedpriv.lab.preflight import _ignored_settings
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
 from fedpriv.world import build_world
@@ -162,3 +163,12 @@ def test_the_attack_stage_can_be_done_again(tmp_path: Path) -> None:
     before = [{**line, "seconds": 0} for line in lines(tmp_path / "run")]
     resume_run(tmp_path / "run", Silent())
     assert [{**line, "seconds": 0} for line in lines(tmp_path / "run")] == before
+
+
+@pytest.mark.parametrize("name", [{}, {"name": "none"}])
+@pytest.mark.parametrize("key", ["sigma", "scale", "kappa", "epsilon", "target_epsilon"])
+def test_noise_without_a_mechanism_is_warned_about(name: dict[str, object], key: str) -> None:
+    world = build_world(experiment(mechanism={**name, key: 1.0}))
+    assert _ignored_settings(world.experiment.mechanism) == [
+        f"mechanism.{key} is set, but mechanism.name is none: uploads go out as they are"
+    ]

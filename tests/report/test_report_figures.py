@@ -83,7 +83,8 @@ def test_the_running_epsilon_is_drawn_with_its_target() -> None:
     plot = epsilon_plot(proven(0.0, 1.5, 2.75), 3.0)
     assert plot is not None
     assert plot.alt == (
-        "Proven epsilon of the worst client, as accounted for while the run went on: 0 at round 0, 2.75 at round 2; "
+        "Proven epsilon of the worst client, an upper bound as the run went on (the final figure may be lower): "
+        "0 at round 0, 2.75 at round 2; "
         "clients stop at 3."
     )
     assert {"2.75", "target 3", "Proven ε of the worst client"} <= set(texts(plot.light))
