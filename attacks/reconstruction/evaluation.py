@@ -77,7 +77,10 @@ class Evaluator:
         began = time.perf_counter()
         try:
             run = _compiled(self._eager, variables)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, NotImplementedError) as error:
+            # No compiler, or an operator that cannot be traced: the numbers are the same without, only later.
             self.note = f"not compiled: {_first_line(error)}"
             return
         self.compile_seconds = time.perf_counter() - began

@@ -159,9 +159,9 @@ class Network:
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
         try:
             gradients: Vector = vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise AttackRefused(f"gradients of dummy images through this network fail: {reason}") from error
         return gradients

@@ -23,6 +23,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.matching import Comparison
 from attacks.reconstruction.priors import GaussianPrior
 from attacks.reconstruction.uploads import UploadModel
@@ -65,14 +66,18 @@ class Noise:
         Args:
             model: how uploads come about.
             tensors: the number of coordinates of each parameter, in order.
+
+        Raises:
+            AttackRefused: the mechanism is none of those whose noise is known here.
         """
         mechanism, total = model.mechanism, sum(tensors.values())
         # An update is privatised as it is and divided by its step only then; a batch's sum is divided by its size.
         unit = model.step if model.unit == "update" else float(model.batch)
         match mechanism:
-            case GaussianMechanism(sigma=sigma, clip_norm=bound):
-                return Noise((total,), ((sigma * bound / unit) ** 2 / model.releases,))
-            case HeterogeneousGaussianMechanism(sigma=sigma, clip_norm=bound):
+            case (
+                GaussianMechanism(sigma=sigma, clip_norm=bound)
+                | HeterogeneousGaussianMechanism(sigma=sigma, clip_norm=bound)
+            ):
                 return Noise((total,), ((sigma * bound / unit) ** 2 / model.releases,))
             case LaplaceMechanism(scale=scale, clip_norm=bound):
                 variance = 2 * (scale * bound / unit) ** 2
@@ -85,7 +90,7 @@ class Noise:
                 return Noise(tuple(count * size for count, size in runs), tuple(spread))
             case NoMechanism():
                 return Noise((total,), (0.0,))
-        raise NotImplementedError(f"the noise of {mechanism.name} is not modelled")
+        raise AttackRefused(f"the noise of {mechanism.name} is not modelled")
 
     def needs_writing(self, model: UploadModel) -> bool:
         """Whether the misfit needs the uploads themselves, not just inner products of their blocks."""

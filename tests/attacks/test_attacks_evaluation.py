@@ -119,3 +119,13 @@ def test_compiled_code_gives_the_same_numbers(name: str, kind: str) -> None:
         for left, right in zip(first, second, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-5 * float(right.abs().max()))
     assert compiled.compiled, compiled.note
+
+
+def test_no_memory_for_compiling_is_not_taken_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("attacks.reconstruction.evaluation._compiled", full)
+    evaluate = Evaluator(lambda values: values.square().flatten(1).sum(dim=1), 10, "always")
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(torch.ones(2, 3))

@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from attacks.observation import Observation
+from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.network import Network
 from attacks.reconstruction.posterior import Noise, Whitening, misfit
@@ -200,3 +201,14 @@ def test_whitening(fitted: bool) -> None:
     some = torch.randn(3, 2, 1, 8, 8, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(whitening.images(whitening.coordinates(some)), some)
     torch.testing.assert_close(whitening.coordinates(some).square().flatten(2).sum(dim=2), prior.energy(some))
+
+
+def test_noise_that_is_not_known_is_refused_in_one_line() -> None:
+    class Own:
+        name = "own"
+
+    class Uploads:
+        mechanism, unit, batch, releases = Own(), "example", 1, 1
+
+    with pytest.raises(AttackRefused, match="the noise of own is not modelled"):
+        Noise.of(Uploads(), {"weight": 3})
