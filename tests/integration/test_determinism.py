@@ -110,7 +110,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     settings = experiment(
         mechanism={"name": "vmf", "kappa": 40.0},
         data={"partition": "dirichlet"},
-        federation={"rounds": 600, "server_optimizer": "adam", "target_epsilon": 60.0},
+        federation={"rounds": 600, "server_optimizer": "adam", "target_epsilon": 58.0},
         adversary=ATTACKED,
     )
     (folder / "x.toml").write_text(settings.to_toml())

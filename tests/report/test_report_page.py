@@ -371,7 +371,7 @@ def test_the_running_epsilon_is_drawn_where_there_is_one(
 ) -> None:
     alts = [image.attributes["alt"] or "" for image in report(make_run(**recipe)).section("training").find("img")]
     assert len(alts) == 2 + drawn
-    assert any("while the run went on: 0 at round 0, 8 at round 20" in alt for alt in alts) == drawn
+    assert any("(the final figure may be lower): 0 at round 0, 8 at round 20" in alt for alt in alts) == drawn
 
 
 def test_every_theorem_and_note_is_printed_once_and_referred_to(make_run: MakeRun) -> None:
