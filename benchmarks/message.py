@@ -21,6 +21,7 @@ from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.world import World, build_world
 from server.exchange import ask_clients, find_clients
+from server.uploads import allowed_uploads
 
 _REPEATS = 60
 _WARMUP = 5
@@ -42,11 +43,11 @@ def measure(world: World) -> dict[str, float]:
     grid = InlineGrid(app, world.experiment.federation.clients)
     clients = range(world.experiment.federation.clients)
     nodes = find_clients(grid, len(clients), timeout=10)
-    text = world.experiment.model_dump_json()
+    text, allowed = world.experiment.model_dump_json(), allowed_uploads(world)
     whole, training = [], []
     for number in range(1, _REPEATS + _WARMUP + 1):
         began = time.perf_counter()
-        ask_clients(grid, nodes, clients, world.initial, text, number, None)
+        ask_clients(grid, nodes, clients, world.initial, allowed, text, number, None)
         middle = time.perf_counter()
         for client in clients:
             local_upload(world, client, world.initial, number)

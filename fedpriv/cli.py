@@ -1,6 +1,5 @@
 """The command line: ``fedpriv run | deploy | attack | audit | report | account | config | data``."""
 
-import json
 import os
 import shlex
 import sys
@@ -8,7 +7,7 @@ from contextlib import nullcontext
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -22,7 +21,7 @@ from fedpriv.cli_audit import audit
 from fedpriv.cli_deploy import deploy_app
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
+from fedpriv.terminal import File, Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 __all__ = ["main"]
 
@@ -73,7 +72,10 @@ def run(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Finish an interrupted run in this folder.")
+        Path | None,
+        typer.Option(
+            "--resume", metavar="DIR", exists=True, file_okay=False, help="Finish an interrupted run in this folder."
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -104,7 +106,7 @@ def run(
 
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]) -> None:
+def report(folder: Run) -> None:
     """Write report.html again from DIR, the folder of a run."""
     from fedpriv.report import write_report
 
@@ -127,8 +129,8 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
         return
     for key, value, default, meaning in describe(experiment):
         changed = value != default
-        out.print(f"{key} = {_plain(value)}", style="bold" if changed else "", markup=False)
-        usual = f" (default: {_plain(default)})" if changed else ""
+        out.print(f"{key} = {plain(value)}", style="bold" if changed else "", markup=False)
+        usual = f" (default: {plain(default)})" if changed else ""
         out.print(Padding(Text(f"{meaning}{usual}", style="dim"), (0, 0, 0, 4)))
 
 
@@ -191,10 +193,6 @@ def _default_folder(experiment: Experiment) -> Path:
 
 def _command(file: Path, overrides: list[str] | tuple[str, ...]) -> str:
     return shlex.join(["fedpriv", "run", str(file), *(part for text in overrides for part in ("--set", text))])
-
-
-def _plain(value: Any) -> str:
-    return "unset" if value is None else json.dumps(value)
 
 
 if __name__ == "__main__":

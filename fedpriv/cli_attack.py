@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedpriv.terminal import Json, Quiet, Set, err, out, print_json, print_line, print_sentences
+from fedpriv.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from attacks.reconstruction import Attack
@@ -53,7 +53,7 @@ attack_app = typer.Typer(
     epilog="Example:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack iga --set adversary.iga.tv=0.001",
 )
 def attack_folder(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    folder: Run,
     names: AttackNames = None,
     victims: Annotated[
         list[str] | None,
@@ -114,13 +114,15 @@ def list_attacks(as_json: Json = False) -> None:
             parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts.items())
             out.print(Padding(Text(f"parts: {parts}"), (0, 0, 0, 4)))
         for key, field in attack.config.model_fields.items():
-            setting = Text(f"adversary.{attack.name}.{key} = {field.default}")
+            setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
             out.print(Padding(setting.append(f"  {field.description}", style="dim"), (0, 0, 0, 4)))
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
 def tune(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or the folder of a run.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, help="An experiment file, or the folder of a run.")
+    ],
     name: Annotated[str, typer.Option("--attack", "-a", metavar="NAME", help="The attack to tune.")] = "iga",
     grid: Annotated[
         list[str] | None,
@@ -144,7 +146,8 @@ def tune(
     out.print(_trials(tuning))
     out.print(_FIGURES, style="dim")
     print_sentences(tuning.remarks)
-    print_line(" ".join(f"--set {text}" for text in tuning.overrides))
+    if tuning.overrides:
+        print_line(" ".join(f"--set {text}" for text in tuning.overrides))
 
 
 def _trials(tuning: "Tuning") -> Table:

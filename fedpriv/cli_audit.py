@@ -1,19 +1,18 @@
 """The command ``fedpriv audit DIR``."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line
+from fedpriv.terminal import Json, Quiet, Run, err, out, print_json, print_line
 
 __all__ = ["audit"]
 
 
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    folder: Run,
     references: Annotated[
         int, typer.Option("--references", metavar="N", help="Reference models to train; an even number from 6.")
     ] = 32,

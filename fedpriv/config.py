@@ -7,9 +7,9 @@ one line that names the file, the key, what was given and what is allowed.
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import tomli_w
 from pydantic import (
@@ -45,7 +45,12 @@ __all__ = [
     "TrainingConfig",
     "describe",
     "load_experiment",
+    "override",
+    "read_toml",
+    "validated",
 ]
+
+Section = TypeVar("Section", bound=BaseModel)
 
 
 def _not_bool(value: Any) -> Any:
@@ -87,6 +92,8 @@ NOISE_KEYS = {
 # Attacks for which the clients are sent parameters of the adversary's own making, and the listeners who can do that.
 ACTIVE_ATTACKS = ("imprint",)
 ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
+# Listeners whom no single upload reaches, only the sum of a round's.
+SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation")
 
 
 class _Section(BaseModel):
@@ -147,12 +154,24 @@ class FederationConfig(_Section):
         None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
     )
     weighting: Literal["examples", "uniform"] = Field("examples", description="weight of a client in the mean")
+    aggregation: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+        "mean", description="of the uploads; all but mean withstand some wrong ones, and count every client once"
+    )
+    trim: Annotated[Real, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="trimmed-mean: share of the uploads left out at each end, in each coordinate"
+    )
+    malicious: Annotated[Integer, Field(ge=0, le=10_000_000)] = Field(
+        1, description="krum: uploads of a round that may be wrong; a round needs two times as many and three more"
+    )
     server_optimizer: Literal["sgd", "adam"] = Field("sgd", description="applied to the mean upload")
     server_learning_rate: Positive | None = Field(
         None, description="unset: training.learning_rate for fedsgd, 1 for fedavg"
     )
     server_momentum: Momentum = Field(0.0, description="of the server's SGD")
     round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
+    max_update_norm: Positive | None = Field(
+        None, description="longer uploads (Euclidean norm) are refused; unset: only those that no mechanism lets out"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -161,7 +180,17 @@ class FederationConfig(_Section):
             raise ValueError(f"clients_per_round = {asked} is more than clients = {self.clients}")
         if self.min_clients > asked:
             raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
+        if self.needed > asked:
+            raise ValueError(
+                f"aggregation = 'krum' with malicious = {self.malicious} needs {self.needed} uploads a round, and a round "
+                f"has {asked} clients"
+            )
         return self
+
+    @property
+    def needed(self) -> int:
+        """Usable uploads without which a round fails: ``min_clients``, and for Krum 2 f + 3 (Blanchard et al. 2017)."""
+        return max(self.min_clients, 2 * self.malicious + 3 if self.aggregation == "krum" else 1)
 
 
 class TrainingConfig(_Section):
@@ -512,6 +541,23 @@ class Experiment(_Section):
         return self
 
     @model_validator(mode="after")
+    def _server_sees_what_it_aggregates(self) -> Self:
+        rule, listener = self.federation.aggregation, self.adversary.threat_model
+        if rule == "mean":
+            return self
+        if listener in SUM_LISTENERS:
+            raise ValueError(
+                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model = {listener!r} the "
+                "server has their sum only; use mean"
+            )
+        if self.adversary.crafts:
+            raise ValueError(
+                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left out, and too few "
+                "may be left to compare; use mean"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _uploads_for_every_attack(self) -> Self:
         asked, adversary = self.federation.clients_per_round or self.federation.clients, self.adversary
         if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
@@ -561,8 +607,19 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         InputError: the file cannot be read or parsed, or a key or value is not allowed.
     """
+    tree = read_toml(path)
+    override(tree, [_parse_override(text) for text in overrides], "--set ")
+    return validated(Experiment, tree, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as nested tables.
+
+    Raises:
+        InputError: the file cannot be read or parsed.
+    """
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except tomllib.TOMLDecodeError as error:
@@ -570,8 +627,6 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: cannot be read: {reason}") from None
-    _apply(tree, overrides)
-    return _validate(tree, str(path))
 
 
 def describe(experiment: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
@@ -588,20 +643,31 @@ def _describe(model: BaseModel, default: BaseModel, prefix: str) -> Iterator[tup
             yield f"{prefix}{key}", value, usual, field.description or ""
 
 
-def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> None:
-    parsed = [_parse_override(text) for text in overrides]
+def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], source: str) -> None:
+    """Put values into the nested tables of an experiment file, in place.
+
+    One of the noise parameters that exclude each other replaces whichever the tables have.
+
+    Args:
+        tree: the tables.
+        values: pairs of a key's parts, such as ``("mechanism", "epsilon")``, and its value.
+        source: what gave the keys, put before them in an error.
+
+    Raises:
+        InputError: a part of a key is a value in the tables, not a section.
+    """
     noise = {key for keys in NOISE_KEYS.values() for key in keys}
-    if any(keys == ["mechanism", leaf] for keys, _ in parsed for leaf in noise):
+    if any(list(keys) == ["mechanism", leaf] for keys, _ in values for leaf in noise):
         section = tree.get("mechanism")
         if isinstance(section, dict):
             for leaf in noise:
                 section.pop(leaf, None)
-    for keys, value in parsed:
+    for keys, value in values:
         node = tree
         for key in keys[:-1]:
             child = node.setdefault(key, {})
             if not isinstance(child, dict):
-                raise InputError(f"--set {'.'.join(keys)}: {key} is a value, not a section")
+                raise InputError(f"{source}{'.'.join(keys)}: {key} is a value, not a section")
             node = child
         node[keys[-1]] = value
 
@@ -622,32 +688,43 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
     return keys, tree["value"]
 
 
-def _validate(tree: dict[str, Any], source: str) -> Experiment:
+def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Section:
+    """Make settings of one kind from nested tables.
+
+    Args:
+        kind: what is to be made, such as :class:`Experiment`.
+        tree: the tables.
+        source: the file, for people.
+
+    Raises:
+        InputError: a key or value is not allowed.
+    """
     try:
-        return Experiment.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise InputError("; ".join(f"{source}: {_explain(detail)}" for detail in error.errors()[:1])) from None
+        raise InputError(f"{source}: {_explain(error.errors()[0], kind)}") from None
 
 
-def _explain(detail: ErrorDetails) -> str:
+def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location)
     given = detail["input"]
     if detail["type"] == "extra_forbidden":
-        return f"unknown key {key}{_suggest(location[-1], _keys_at(location[:-1]))}"
-    message = _plain_words(detail)
+        return f"unknown key {key}{_suggest(location[-1], _keys_at(location[:-1], kind))}"
+    message = _plain_words(detail, kind)
     if detail["type"] == "value_error" and isinstance(given, dict):
         return f"{key}: {message}" if key else message
     return f"{key} = {given!r} is not allowed: {message[0].lower()}{message[1:]}"
 
 
-def _plain_words(detail: ErrorDetails) -> str:
+def _plain_words(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     """What is allowed, without the validator's own terms."""
     message = detail["msg"].removeprefix("Value error, ")
     match detail["type"]:
         case "model_type":
             section = str(detail["loc"][-1])
-            return f"{section} is a section, such as [{section}] with keys of its own; known: {_listed(section)}"
+            known = ", ".join(_keys_at([section], kind))
+            return f"{section} is a section, such as [{section}] with keys of its own; known: {known}"
         case "tuple_type":
             return "a list is wanted, such as [1]"
         case "string_pattern_mismatch":
@@ -659,16 +736,12 @@ def _plain_words(detail: ErrorDetails) -> str:
             return message
 
 
-def _listed(section: str) -> str:
-    return ", ".join(_keys_at([section]))
-
-
-def _keys_at(location: list[str]) -> list[str]:
+def _keys_at(location: list[str], kind: type[BaseModel]) -> list[str]:
     """All keys of the section at ``location``, and the section names at the top."""
-    model: type[BaseModel] = Experiment
+    model = kind
     for part in location:
         annotation = model.model_fields[part].annotation
-        model = next(kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
+        model = next(one for one in (annotation, *get_args(annotation)) if isinstance(one, type))
     return list(model.model_fields)
 
 

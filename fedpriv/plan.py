@@ -81,6 +81,12 @@ class Plan:
         column = DenseGradients({name: value.unsqueeze(0) for name, value in update.items()})
         return self._release(column, 1, round_number)
 
+    def norm_bound(self, tail: float) -> float:
+        """Return what the norm of one release exceeds with probability ``tail`` at most; infinite where none holds."""
+        whole = self.config.unit == "update"
+        examples, divisor = (1, 1) if whole else (self.sampling.most(tail / 2), self.sampling.batch_size)
+        return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
+
     def participations(self, rounds: Sequence[int]) -> int:
         """The most often one unit can have been used after the client was asked in ``rounds`` (counted from 1)."""
         if self.config.unit == "update":

@@ -3,22 +3,28 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-__all__ = ["File", "Json", "Quiet", "Set", "err", "out", "print_json", "print_line", "print_sentences"]
+__all__ = ["File", "Json", "Quiet", "Run", "Set", "err", "out", "plain", "print_json", "print_line", "print_sentences"]
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")]
+Run = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="The folder of a run.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given several times.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+
+
+def plain(value: Any) -> str:
+    """Return a setting's value as it is written in an experiment file."""
+    return "unset" if value is None else json.dumps(value)
 
 
 def print_json(value: object) -> None:

@@ -1,17 +1,47 @@
-"""From uploads to the next global state: a weighted mean, then the server's optimiser."""
+"""From uploads to the next global state: a mean, or a rule that some wrong uploads cannot upset; then the optimiser."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
+from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from torch import Tensor
 
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.world import State
-from server.exchange import Upload
+from server.uploads import Upload
 
-__all__ = ["ServerOptimizer", "mean_upload"]
+__all__ = ["ServerOptimizer", "aggregate", "mean_upload"]
+
+
+def aggregate(uploads: Sequence[Upload], federation: FederationConfig) -> State:
+    """Put the uploads of a round together as ``federation.aggregation`` says.
+
+    The robust rules are Flower's own: coordinate-wise median and trimmed mean (Yin et al. 2018), Krum, which takes the
+    one upload that is nearest to its neighbours (Blanchard et al. 2017). They count every client once, whatever it holds.
+
+    Args:
+        uploads: at least one; all with the same tensors.
+        federation: the settings.
+    """
+    if federation.aggregation == "mean":
+        return mean_upload(uploads, federation.weighting)
+    results = [([value.numpy() for value in _every(upload.state)], upload.examples) for upload in uploads]
+    match federation.aggregation:
+        case "median":
+            arrays = aggregate_median(results)
+        case "trimmed-mean":
+            arrays = aggregate_trimmed_avg(results, federation.trim)
+        case "krum":
+            arrays = aggregate_krum(results, federation.malicious, to_keep=0)
+    like = uploads[0].state
+    values = iter([torch.as_tensor(array, dtype=old.dtype) for array, old in zip(arrays, _every(like), strict=True)])
+    return State({name: next(values) for name in like.parameters}, {name: next(values) for name in like.buffers})
+
+
+def _every(state: State) -> list[Tensor]:
+    return [*state.parameters.values(), *state.buffers.values()]
 
 
 def mean_upload(uploads: Sequence[Upload], weighting: str) -> State:

@@ -3,41 +3,22 @@
 A client that raises, stays silent, or sends something that does not fit is left out and named with the reason.
 """
 
-import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpriv.errors import RunFailedError
-from fedpriv.gradients import Vector
 from fedpriv.runs import Failure
-from fedpriv.wire import pack, unpack
+from fedpriv.wire import pack
 from fedpriv.world import State
+from server.uploads import Allowed, Upload, number_in, read_upload
 
 __all__ = ["Replies", "Upload", "ask_clients", "find_clients"]
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What one client sent in one round.
-
-    Attributes:
-        client: its partition.
-        examples: how many examples it says it holds.
-        state: the upload proper under ``parameters``, the change of the running statistics under ``buffers``.
-    """
-
-    client: int
-    examples: int
-    state: State
 
 
 @dataclass(frozen=True)
@@ -64,11 +45,23 @@ def find_clients(grid: Grid, count: int, timeout: float) -> dict[int, int]:
     if not nodes:
         raise RunFailedError(f"no client connected within {timeout:g} s")
     questions = [Message(RecordDict(), node, "query") for node in nodes]
-    found = {}
-    for reply in _send_and_receive(grid, questions, timeout).values():
-        if reply.has_content():
-            found[_number(reply, "partition")] = reply.metadata.src_node_id
+    found: dict[int, int] = {}
+    for number, reply in sorted(_send_and_receive(grid, questions, timeout).items()):
+        partition = _partition(reply)
+        if partition is not None and 0 <= partition < count:
+            # A second node that says the same does not push the first one out.
+            found.setdefault(partition, nodes[number])
     return found
+
+
+def _partition(reply: Message) -> int | None:
+    """The partition that a node says it holds, if it says that; a node that answers otherwise takes no part."""
+    if not reply.has_content():
+        return None
+    try:
+        return number_in(reply, "partition")
+    except (KeyError, TypeError):
+        return None
 
 
 def ask_clients(
@@ -76,6 +69,7 @@ def ask_clients(
     nodes: Mapping[int, int],
     clients: Sequence[int],
     state: State,
+    allowed: Sequence[Allowed],
     experiment: str,
     round_number: int,
     timeout: float | None,
@@ -88,6 +82,7 @@ def ask_clients(
         nodes: node ids by partition.
         clients: the partitions asked.
         state: the global state.
+        allowed: what each client may send, by partition.
         experiment: the experiment as JSON; clients build their world from it.
         round_number: the round, from 1.
         timeout: seconds to wait; ``None``: no limit.
@@ -104,7 +99,7 @@ def ask_clients(
     received = _send_and_receive(grid, messages, timeout)
     replies = {client: received[number] for number, client in enumerate(asked.values()) if number in received}
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
-    outcomes = [_outcome(client, nodes, replies, state, silent) for client in clients]
+    outcomes = [_outcome(client, nodes, replies, state, allowed[client], silent) for client in clients]
     uploads = tuple(outcome for outcome in outcomes if isinstance(outcome, Upload))
     failures = tuple(outcome for outcome in outcomes if isinstance(outcome, Failure))
     bytes_up = sum(_size(upload.state) for upload in uploads)
@@ -112,13 +107,18 @@ def ask_clients(
 
 
 def _outcome(
-    client: int, nodes: Mapping[int, int], replies: Mapping[int, Message], expected: State, silent: str
+    client: int,
+    nodes: Mapping[int, int],
+    replies: Mapping[int, Message],
+    like: State,
+    allowed: Allowed,
+    silent: str,
 ) -> Upload | Failure:
     if client not in nodes:
         return Failure(client, "never connected")
     if client not in replies:
         return Failure(client, silent)
-    return _read(replies[client], client, expected)
+    return read_upload(replies[client], client, like, allowed)
 
 
 def _question(state: State, experiment: str, round_number: int) -> RecordDict:
@@ -151,65 +151,6 @@ def _send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | 
         pause = _FIRST_PAUSE if fresh else min(2 * pause, _LONGEST_PAUSE)
         time.sleep(pause)
     return replies
-
-
-def _read(reply: Message, client: int, expected: State) -> Upload | Failure:
-    """Check a reply and return its upload, or the reason why it cannot be used."""
-    if reply.has_error():
-        return Failure(client, f"raised an error: {_tidy(reply.error.reason or '')}")
-    arrays = reply.content.array_records
-    if "upload" not in arrays:
-        return Failure(client, "sent no upload")
-    try:
-        parameters = unpack(arrays["upload"])
-        buffers = unpack(arrays["buffers"]) if "buffers" in arrays else {}
-        examples = _number(reply, "examples")
-    except (KeyError, ValueError, TypeError) as error:
-        return Failure(client, f"sent an upload that cannot be read: {error}")
-    problem = _misfit(parameters, expected.parameters) or _misfit(buffers, expected.buffers)
-    if problem:
-        return Failure(client, problem)
-    if examples < 1:
-        return Failure(client, f"says that it holds {examples} examples")
-    return Upload(
-        client, examples, State(_ordered(parameters, expected.parameters), _ordered(buffers, expected.buffers))
-    )
-
-
-def _tidy(reason: str) -> str:
-    """One line out of what an engine says of an exception: Ray wraps it in two coloured tracebacks."""
-    plain = _COLOUR.sub("", reason)
-    cause, wrapped, _ = plain.partition("\n\nThe above exception was the direct cause")
-    lines = (cause if wrapped else plain).strip().splitlines() or ["no reason given"]
-    return lines[-1].strip()
-
-
-def _misfit(given: Vector, expected: Vector) -> str | None:
-    """Say what is wrong with the tensors of an upload, if anything."""
-    if missing := expected.keys() - given.keys():
-        return f"left out {sorted(missing)[0]}"
-    if unknown := given.keys() - expected.keys():
-        return f"sent {sorted(unknown)[0]}, which the model does not have"
-    for name, want in expected.items():
-        value = given[name]
-        if value.shape != want.shape:
-            return f"sent {name} of shape {tuple(value.shape)}, expected {tuple(want.shape)}"
-        if value.dtype != want.dtype:
-            return f"sent {name} as {value.dtype}, expected {want.dtype}"
-        if value.numel() and not torch.linalg.vector_norm(value, math.inf).isfinite():
-            return f"sent NaN or infinity in {name}"
-    return None
-
-
-def _ordered(given: Vector, like: Vector) -> Vector:
-    return {name: given[name] for name in like}
-
-
-def _number(reply: Message, key: str) -> int:
-    value = reply.content.metric_records["client"][key]
-    if not isinstance(value, int):
-        raise TypeError(f"{key} is {value!r}, expected a whole number")
-    return value
 
 
 def _size(state: State) -> int:

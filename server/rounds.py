@@ -9,18 +9,18 @@ from dataclasses import replace
 from flwr.serverapp import Grid
 
 from fedpriv.budget import Budget
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.gradients import Vector
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
 from fedpriv.runs import Checkpoint, RoundRecord, RunFolder
 from fedpriv.world import World
-from server.aggregation import ServerOptimizer, mean_upload
+from server.aggregation import ServerOptimizer, aggregate
 from server.crafting import check_crafting, crafted_clients, crafted_state
 from server.evaluation import evaluate
-from server.exchange import Replies, Upload, ask_clients, find_clients
+from server.exchange import Replies, ask_clients, find_clients
 from server.tap import Tap
+from server.uploads import Allowed, Upload, allowed_uploads, norm
 
 __all__ = ["run_rounds"]
 
@@ -57,7 +57,7 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress, 
     if done == federation.rounds or budget.is_used_up(done + 1):
         return
     nodes = find_clients(grid, federation.clients, _CONNECT_SECONDS)
-    tap = Tap(world, folder)
+    tap, allowed = Tap(world, folder), allowed_uploads(world)
     saved = time.monotonic()
     for number in range(done + 1, federation.rounds + 1):
         _tell_stops(budget, number, progress)
@@ -66,7 +66,7 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress, 
         asked = participants(world.experiment, number, budget.left(number))
         budget.spend(number, asked)
         try:
-            record = _round(grid, nodes, world, optimizer, tap, folder, number, asked, task)
+            record = _round(grid, nodes, allowed, world, optimizer, tap, folder, number, asked, task)
         except BaseException:
             # Whatever ended this round (a failure, Ctrl-C), keep the ones before it; if the step was already taken the
             # state is in between, and the checkpoint on disk stands.
@@ -121,6 +121,7 @@ def _save(optimizer: ServerOptimizer, folder: RunFolder) -> None:
 def _round(
     grid: Grid,
     nodes: dict[int, int],
+    allowed: tuple[Allowed, ...],
     world: World,
     optimizer: ServerOptimizer,
     tap: Tap,
@@ -136,13 +137,13 @@ def _round(
     deceived = crafted_clients(world.experiment, number, asked)
     made = crafted_state(world, before) if deceived else before
     instead = dict.fromkeys(deceived, made)
-    replies = ask_clients(grid, nodes, asked, before, task, number, federation.round_timeout, instead)
-    _require(replies, federation.min_clients, number)
+    replies = ask_clients(grid, nodes, asked, before, allowed, task, number, federation.round_timeout, instead)
+    _require(replies, federation, number)
     honest = [upload for upload in replies.uploads if upload.client not in deceived]
     stolen = [upload for upload in replies.uploads if upload.client in deceived]
     tap.record(number, before, honest)
     tap.record(number, made, stolen)
-    _move(optimizer, honest, federation.weighting)
+    _move(optimizer, honest, federation)
     loss, accuracy = evaluate(world, optimizer.state)
     if not math.isfinite(loss):
         raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(honest)}")
@@ -160,33 +161,29 @@ def _round(
     )
 
 
-def _move(optimizer: ServerOptimizer, honest: Sequence[Upload], weighting: str) -> None:
+def _move(optimizer: ServerOptimizer, honest: Sequence[Upload], federation: FederationConfig) -> None:
     """Take the server's step; gradients of parameters that the server has made are about another network."""
     if honest:
-        optimizer.step(mean_upload(honest, weighting))
+        optimizer.step(aggregate(honest, federation))
     else:
         optimizer.skip()
 
 
 def _largest(uploads: Sequence[Upload]) -> str:
     """Say whose upload was the largest of a round after which the model is of no use."""
-    norms = {upload.client: _norm(upload.state.parameters) for upload in uploads}
+    norms = {upload.client: norm(upload.state.parameters) for upload in uploads}
     client = max(norms, key=lambda key: norms[key])
-    norm, median = norms[client], statistics.median(norms.values())
-    if norm > _OUTLIER * median:
-        compared = f"{norm / median:.2g} times the median of the round" if median else "all others being zero"
-        return f"the upload of client {client} has the norm {norm:.2g}, {compared}"
-    return f"no upload stands out (the largest norm is {norm:.2g}, of client {client}); try a smaller learning rate"
+    largest, median = norms[client], statistics.median(norms.values())
+    if largest > _OUTLIER * median:
+        compared = f"{largest / median:.2g} times the median of the round" if median else "all others being zero"
+        return f"the upload of client {client} has the norm {largest:.2g}, {compared}"
+    return f"no upload stands out (the largest norm is {largest:.2g}, of client {client}); try a smaller learning rate"
 
 
-def _norm(vector: Vector) -> float:
-    """The Euclidean norm, in float64: the square of a huge finite number does not fit in float32."""
-    return math.sqrt(sum(float(value.double().square().sum()) for value in vector.values()))
-
-
-def _require(replies: Replies, needed: int, number: int) -> None:
-    usable = len(replies.uploads)
-    if usable >= max(needed, 1):
+def _require(replies: Replies, federation: FederationConfig, number: int) -> None:
+    usable, needed = len(replies.uploads), federation.needed
+    if usable >= needed:
         return
+    key = "federation.min_clients" if needed == federation.min_clients else "uploads that krum needs"
     reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in replies.failures)
-    raise RunFailedError(f"round {number}: {usable} usable uploads, federation.min_clients = {needed}: {reasons}")
+    raise RunFailedError(f"round {number}: {usable} usable uploads, {key} = {needed}: {reasons}")

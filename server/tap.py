@@ -11,7 +11,7 @@ from fedpriv.plan import Plan
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
 from server.aggregation import mean_upload
-from server.exchange import Upload
+from server.uploads import Upload
 
 __all__ = ["Tap", "observe", "public_settings"]
 

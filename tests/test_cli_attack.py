@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attacks.reconstruction import ATTACKS
+from fedpriv.terminal import plain
 
 SMALL = """
 name = "small"
@@ -85,7 +86,7 @@ def test_list(here: Path) -> None:
         assert all(need.words in words for need in attack.needs)
         assert all(f"{kind} {part}" in words for kind, part in attack.parts.items())
         for key, field in attack.config.model_fields.items():
-            assert f"adversary.{attack.name}.{key} = {field.default} {field.description}" in words
+            assert f"adversary.{attack.name}.{key} = {plain(field.default)} {field.description}" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     tree = json.loads(fedpriv("attack", "list", "--json", cwd=here).stdout)
     assert [one["name"] for one in tree] == list(ATTACKS)
@@ -95,6 +96,7 @@ def test_list(here: Path) -> None:
 
 
 def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:
+    clear = ("--set", "mechanism.kappa=1e6", "--set", "adversary.iga.iterations=100")
     arguments = (
         "attack",
         "tune",
@@ -105,6 +107,7 @@ def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:
         "learning_rate=0.1,0.3",
         "--victims",
         "3",
+        *clear,
     )
     done = fedpriv(*arguments, cwd=here)
     assert done.returncode == 0, done.stderr
@@ -119,17 +122,26 @@ def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:
     assert " ".join(f"--set {text}" for text in tree["overrides"]) == last
 
 
+def test_tune_recommends_nothing_where_no_setting_beats_a_guess(here: Path) -> None:
+    done = fedpriv("attack", "tune", "small.toml", "--grid", "tv=0,0.001", "--victims", "3", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "No setting does better" in done.stdout
+    assert "--set" not in done.stdout
+    assert "largest value" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["attack", "nowhere"], "nowhere is not the folder of a run"),
-        (["attack", "small.toml"], "small.toml is not the folder of a run"),
+        (["attack", "nowhere"], "Directory 'nowhere' does not exist"),
+        (["attack", "."], "is not the folder of a run"),
+        (["attack", "small.toml"], "Directory 'small.toml' is a file"),
         (["attack", "run", "--attack", "gan"], "attack 'gan' is not known"),
         (["attack", "run", "--victim", "9-9"], "victim 9-9: the adversary did not hear it"),
         (["attack", "run", "--set", "seed=4"], "an existing run keeps its settings"),
         (["attack", "run", "--out", "run"], "run exists already"),
         (["attack", "run", "--outt", "x"], "No such option"),
-        (["attack", "tune", "nothing.toml"], "nothing.toml: no such file"),
+        (["attack", "tune", "nothing.toml"], "Path 'nothing.toml' does not exist"),
         (["attack", "tune", "small.toml", "--attack", "dlg"], "dlg has no weights to tune"),
         (["attack", "tune", "small.toml", "--victims", "0"], "0 is not in the range"),
     ],

@@ -33,7 +33,8 @@ def test_json_is_what_the_folder_holds(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "not the folder of a run"),
+        (["nowhere"], "Directory 'nowhere' does not exist"),
+        (["."], "not the folder of a run"),
         (["run", "--references", "7"], "even number from 6"),
         (["run", "--pairs", "1"], "--pairs"),
     ],

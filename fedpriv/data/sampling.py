@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from scipy.stats import binom
 
 from fedpriv.randomness import numpy_stream
 
@@ -51,6 +52,10 @@ class Sampling:
     def steps_per_epoch(self) -> int:
         """Full batches in one pass over the client's examples, at least 1."""
         return self.examples // self.batch_size
+
+    def most(self, tail: float) -> int:
+        """Return the number of examples that a batch exceeds with probability ``tail`` at most; only Poisson's vary."""
+        return int(binom.isf(tail, self.examples, self.rate)) if self.kind == "poisson" else self.batch_size
 
     def batch(self, seed: int, partition: int, step: int) -> np.ndarray:
         """Return the batch of a step.

@@ -89,8 +89,15 @@ class Tuning:
         return min(self.trials, key=lambda trial: trial.mse.value)
 
     @property
+    def found(self) -> bool:
+        """Whether the best trial is better than the guess without any upload."""
+        return self.best.mse.value < self.guess_mse
+
+    @property
     def overrides(self) -> tuple[str, ...]:
-        """What to pass as ``--set``."""
+        """What to pass as ``--set``; nothing where no setting is better than a guess."""
+        if not self.found:
+            return ()
         return tuple(
             f"adversary.{self.attack}.{key}={value}" for key, value in zip(self.keys, self.best.values, strict=True)
         )
@@ -310,9 +317,10 @@ def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: Wor
 def _remarks(tuning: Tuning) -> tuple[str, ...]:
     best = tuning.best
     lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
-    if best.mse.value >= tuning.guess_mse:
-        lines[0] += (
-            " No setting does better: with this noise the attack finds nothing that the weights could bring out."
+    if not tuning.found:
+        return (
+            f"{lines[0]} No setting does better: with this noise the attack finds nothing that the weights could bring "
+            "out.",
         )
     for key, values in zip(tuning.keys, zip(*(trial.values for trial in tuning.trials), strict=True), strict=True):
         value = best.values[tuning.keys.index(key)]

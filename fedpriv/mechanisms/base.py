@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ __all__ = [
     "checked_norms",
     "clip_factor",
     "clip_factors",
+    "normal_norm",
     "refuse_not_finite",
 ]
 
@@ -46,6 +48,17 @@ class Mechanism(ABC):
     @abstractmethod
     def expected(self, gradient: Vector) -> Vector:
         """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable."""
+
+    @abstractmethod
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
+        """Return a Euclidean norm that a release exceeds with probability ``tail`` at most; infinite where none holds.
+
+        Args:
+            examples: the most examples that the batch can hold.
+            batch_size: the public number by which the noisy sum is divided.
+            tensors: the number of coordinates of each parameter tensor, in the model's order.
+            tail: above 0, below 1.
+        """
 
     def standardise(self, released: Vector) -> Vector:
         """Divide each coordinate by a public number such that the noise is as large in all of them.
@@ -95,6 +108,20 @@ def clip_factor(squared: Tensor, clip_norm: float) -> Tensor:
     clipped = squared > clip_norm**2
     # The branch that is not taken is kept away from the derivative of the root at 0.
     return torch.where(clipped, clip_norm * torch.where(clipped, squared, 1.0).rsqrt(), 1.0)
+
+
+def normal_norm(dimension: float, steepest: float, tail: float) -> float:
+    """Return what the norm of a normal vector exceeds with probability ``tail`` at most.
+
+    Gaussian concentration (Boucheron, Lugosi and Massart 2013, Theorem 5.6) of the norm, whose mean is at most the root
+    of the summed variances and which changes by at most the largest deviation times the change of a standard normal.
+
+    Args:
+        dimension: the sum of the coordinates' variances.
+        steepest: the largest standard deviation of a coordinate.
+        tail: above 0, below 1.
+    """
+    return math.sqrt(dimension) + steepest * math.sqrt(2 * math.log(1 / tail))
 
 
 def refuse_not_finite(norms: Tensor, gradients: GradientOperator) -> None:

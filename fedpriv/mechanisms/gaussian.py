@@ -1,6 +1,7 @@
 """The Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1), on the operator."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -15,6 +16,7 @@ from fedpriv.mechanisms.base import (
     checked_norms,
     clip_factor,
     clip_factors,
+    normal_norm,
 )
 
 __all__ = ["GaussianMechanism"]
@@ -62,6 +64,10 @@ class GaussianMechanism(Mechanism):
             factor = clip_factor(squared, self._bound(blocks))
             expected |= {name: factor * gradient[name] for name in block}
         return expected
+
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+        noise = self.sigma * normal_norm(sum(tensors), 1.0, tail)
+        return self.clip_norm * (examples + noise) / batch_size
 
     def _blocks(self, names: Block) -> tuple[Block, ...]:
         """What is clipped together."""

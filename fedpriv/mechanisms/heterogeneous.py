@@ -4,6 +4,7 @@ Divide every coordinate k by sqrt(K r_k), apply the Gaussian mechanism, and mult
 proven for the Gaussian mechanism holds, because the division does not depend on the data.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from fedpriv.mechanisms.base import (
     check_noise,
     clip_factor,
     clip_factors,
+    normal_norm,
     refuse_not_finite,
 )
 from fedpriv.mechanisms.redistribution import Redistribution
@@ -63,6 +65,12 @@ class HeterogeneousGaussianMechanism(Mechanism):
     def standardise(self, released: Vector) -> Vector:
         """Divide each coordinate by sqrt(K r_k)."""
         return {name: value / self.redistribution.deviations[name].to(value) for name, value in released.items()}
+
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+        # The variances K r sum to K; a gradient within the weighted norm is at most the largest sqrt(K r) times as long.
+        largest = max(float(value.max()) for value in self.redistribution.deviations.values())
+        noise = self.sigma * normal_norm(sum(tensors), largest, tail)
+        return self.clip_norm * (examples * largest + noise) / batch_size
 
     @staticmethod
     def _like(vector: Vector, dtype: torch.dtype, device: torch.device) -> Vector:

@@ -1,9 +1,12 @@
 """The Laplace mechanism (Dwork et al. 2006) on per-example gradients that are clipped in the L1 norm."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from scipy.stats import gamma
 from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
@@ -53,6 +56,20 @@ class LaplaceMechanism(Mechanism):
         norm = torch.stack([value.abs().sum() for value in gradient.values()]).sum()
         factor = clip_factor(norm.square(), self.clip_norm)
         return {name: factor * value for name, value in gradient.items()}
+
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+        # A gradient's Euclidean norm is at most its L1 norm.
+        return self.clip_norm * (examples + self.scale * _norm_of_noise(sum(tensors), tail)) / batch_size
+
+
+def _norm_of_noise(dimension: int, tail: float) -> float:
+    """What the Euclidean norm of Laplace noise of scale 1 exceeds with probability ``tail`` at most.
+
+    It is at most the root of the L1 norm, a Gamma variable, times the largest coordinate, one of ``dimension``
+    exponential variables; each keeps to its bound but for half of ``tail``.
+    """
+    total = float(gamma.isf(tail / 2, dimension))
+    return math.sqrt(total * math.log(2 * dimension / tail))
 
 
 def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:

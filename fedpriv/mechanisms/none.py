@@ -1,5 +1,7 @@
 """No mechanism: the mean gradient as it is. The baseline, without any privacy."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,3 +26,7 @@ class NoMechanism(Mechanism):
 
     def expected(self, gradient: Vector) -> Vector:  # noqa: D102
         return dict(gradient)
+
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
+        """Return infinity: nothing bounds a gradient."""
+        return math.inf

@@ -1,6 +1,7 @@
 """The directional mechanism: von Mises-Fisher noise on the direction of each gradient (DirDP-SGD, Algorithm 1)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms.base import Mechanism, check_batch_size
 from fedpriv.mechanisms.batch_sum import draw_sum
 from fedpriv.mechanisms.block_sum import draw_block_sums
-from fedpriv.mechanisms.blocks import block_length, block_runs
+from fedpriv.mechanisms.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.cosine import mean_cosine
 
 __all__ = ["VmfMechanism"]
@@ -68,6 +69,10 @@ class VmfMechanism(Mechanism):
         parts = zip(runs, flat.split([count * size for count, size in runs]), strict=True)
         means = torch.cat([self._means(part.view(-1, size)).view(-1) for (_, size), part in parts]).split(tensors)
         return {name: mean.view(value.shape) for mean, (name, value) in zip(means, gradient.items(), strict=True)}
+
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
+        """Return the length of ``examples`` draws that all point in one direction; nothing exceeds it."""
+        return examples * self.scale * math.sqrt(len(block_sizes(self.blocks, tensors))) / batch_size
 
     def _means(self, blocks: Tensor) -> Tensor:
         """The means of draws around blocks, both (m, d)."""
