@@ -165,7 +165,7 @@ class DirectionalProof(PureProof):
         scale = low if low == high else f"{low} to {high} (by block)"
         return (
             "Heuristic, not a guarantee: with B units in the sum the noise resembles normalised DP-SGD with sigma "
-            f"about sqrt(B K) / kappa = {scale} times sqrt(B)."
+            f"about sqrt(K) / kappa sqrt(B), here {scale} sqrt(B)."
         )
 
 
