@@ -182,8 +182,8 @@ class FederationConfig(_Section):
             raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
         if self.needed > asked:
             raise ValueError(
-                f"aggregation = 'krum' with malicious = {self.malicious} needs {self.needed} uploads a round, and a round "
-                f"has {asked} clients"
+                f"aggregation = 'krum' with malicious = {self.malicious} needs {self.needed} uploads a round, and "
+                f"a round has {asked} clients"
             )
         return self
 
@@ -547,13 +547,13 @@ class Experiment(_Section):
             return self
         if listener in SUM_LISTENERS:
             raise ValueError(
-                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model = {listener!r} the "
-                "server has their sum only; use mean"
+                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model = {listener!r} "
+                "the server has their sum only; use mean"
             )
         if self.adversary.crafts:
             raise ValueError(
-                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left out, and too few "
-                "may be left to compare; use mean"
+                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left out, and too "
+                "few may be left to compare; use mean"
             )
         return self
 
