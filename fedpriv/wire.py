@@ -5,6 +5,7 @@ for the hundred kilobytes of a small model that takes longer than its gradient. 
 """
 
 import io
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -49,7 +50,7 @@ def _to_tensor(array: Array) -> Tensor:
         header = _header(kind.str, tuple(array.shape))
     except (TypeError, ValueError) as error:
         raise ValueError(f"an array says that it is {array.dtype!r} of shape {array.shape}: {error}") from None
-    size = kind.itemsize * int(np.prod(array.shape, dtype=np.int64))
+    size = kind.itemsize * math.prod(array.shape)
     if array.data.startswith(header) and len(array.data) == len(header) + size:
         values = np.frombuffer(array.data, kind, offset=len(header)).reshape(array.shape).copy()
     else:
@@ -61,13 +62,26 @@ def _to_tensor(array: Array) -> Tensor:
 
 
 def _load(array: Array) -> NDArray[Any]:
-    """Read what another writer laid out otherwise, or refuse it."""
+    """Read what another writer laid out otherwise, or refuse it.
+
+    Not before the header is known to say what the sender said, and the bytes are known to be there: numpy makes room
+    for as much as a header asks for.
+    """
+    stream = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, kind = readers[version](stream)
+    except (EOFError, KeyError, OSError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"an array cannot be read: {error}") from None
+    if str(kind) != array.dtype or shape != tuple(array.shape):
+        raise ValueError(f"an array holds {kind} {shape}, its sender said {array.dtype} {array.shape}")
+    if len(array.data) - stream.tell() != kind.itemsize * math.prod(shape):
+        raise ValueError(f"an array of {kind} {shape} comes with {len(array.data) - stream.tell()} bytes")
     try:
         values: NDArray[Any] = np.load(io.BytesIO(array.data), allow_pickle=False)
     except (EOFError, OSError, ValueError) as error:
         raise ValueError(f"an array cannot be read: {error}") from None
-    if str(values.dtype) != array.dtype or values.shape != tuple(array.shape):
-        raise ValueError(f"an array holds {values.dtype} {values.shape}, its sender said {array.dtype} {array.shape}")
     return values
 
 

@@ -18,8 +18,8 @@ __all__ = ["ServerOptimizer", "aggregate", "mean_upload"]
 def aggregate(uploads: Sequence[Upload], federation: FederationConfig) -> State:
     """Put the uploads of a round together as ``federation.aggregation`` says.
 
-    The robust rules are Flower's own: coordinate-wise median and trimmed mean (Yin et al. 2018), Krum, which takes the
-    one upload that is nearest to its neighbours (Blanchard et al. 2017). They count every client once, whatever it holds.
+    The robust rules are Flower's own: coordinate-wise median and trimmed mean (Yin et al. 2018), and Krum, which takes
+    the one upload that is nearest to its neighbours (Blanchard et al. 2017). They count every client once.
 
     Args:
         uploads: at least one; all with the same tensors.

@@ -73,3 +73,12 @@ def test_pickled_objects_are_never_loaded() -> None:
     np.save(buffer, np.array([{"x": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"^an array "):
         unpack(ArrayRecord({"a": Array("object", (1,), "numpy.ndarray", buffer.getvalue())}))
+
+
+def test_no_room_is_made_for_bytes_that_are_not_there() -> None:
+    """A header of a terabyte, by a sender who agrees with it: refused before numpy asks for the memory."""
+    shape = (2**38,)
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_2_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    with pytest.raises(ValueError, match=r"^an array of float32 \(274877906944,\) comes with 0 bytes"):
+        unpack(ArrayRecord({"a": Array("float32", shape, "numpy.ndarray", buffer.getvalue())}))

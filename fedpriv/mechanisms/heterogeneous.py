@@ -67,7 +67,7 @@ class HeterogeneousGaussianMechanism(Mechanism):
         return {name: value / self.redistribution.deviations[name].to(value) for name, value in released.items()}
 
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
-        # The variances K r sum to K; a gradient within the weighted norm is at most the largest sqrt(K r) times as long.
+        # The variances K r sum to K; a gradient is at most the largest sqrt(K r) times as long as its weighted norm.
         largest = max(float(value.max()) for value in self.redistribution.deviations.values())
         noise = self.sigma * normal_norm(sum(tensors), largest, tail)
         return self.clip_norm * (examples * largest + noise) / batch_size

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import identify, train
@@ -45,6 +45,18 @@ def raises(reply: Message) -> Message:
     raise RuntimeError("camera unplugged")
 
 
+def _truncated(reply: Message) -> Message:
+    array = next(iter(reply.content.array_records["upload"].values()))
+    array.data = array.data[:-5]
+    return reply
+
+
+def _boastful(reply: Message) -> Message:
+    said = reply.content.metric_records["client"]
+    reply.content["client"] = MetricRecord({**said, "examples": 10**6})
+    return reply
+
+
 MISBEHAVIOURS: dict[str, tuple[Misbehaviour, str]] = {
     "raises": (raises, "camera unplugged"),
     "nan": (
@@ -65,6 +77,8 @@ MISBEHAVIOURS: dict[str, tuple[Misbehaviour, str]] = {
     ),
     "a tensor less": (lambda reply: _altered(reply, lambda a: dict(list(a.items())[1:])), "left out"),
     "a tensor more": (lambda reply: _altered(reply, lambda a: {**a, "extra": torch.zeros(1)}), "sent extra, which"),
+    "a truncated array": (_truncated, "sent an upload that cannot be read: an array"),
+    "too many examples": (_boastful, "says that it holds 1000000 examples; it holds 3"),
     "nothing": (lambda reply: Message(RecordDict(), reply_to=reply), "sent no upload"),
 }
 

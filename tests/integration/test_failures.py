@@ -1,6 +1,7 @@
 """Clients that fail are named and left out; a run that cannot go on says why and keeps what it has."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,45 @@ def test_a_failing_client_is_named_with_its_round_and_left_out(
         assert record.used == (0, 3)
         assert [failure.client for failure in record.failures] == [1, 2]
         assert all(words in failure.reason for failure in record.failures)
+
+
+@pytest.mark.parametrize("bound", ["the mechanism's", "the setting's"])
+def test_an_upload_100_times_too_large_is_refused_and_in_the_report(
+    bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_run, "client_app", misbehaving(_hundredfold, {2}))
+    settings = (
+        experiment(mechanism={"name": "gaussian", "sigma": 1.0})
+        if bound == "the mechanism's"
+        else experiment(federation={"max_update_norm": 10.0})
+    )
+    assert start_run(settings, tmp_path / "run", "", Silent()).status == "completed"
+    for record in RunFolder.open(tmp_path / "run").rounds()[1:]:
+        assert record.used == (0, 1, 3)
+        (failure,) = record.failures
+        assert re.fullmatch(r"sent an upload of norm [0-9.e+]+; at most [0-9.]+ is allowed", failure.reason)
+        assert failure.reason in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_too_few_uploads_for_krum_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "client_app", misbehaving(MISBEHAVIOURS["nan"][0], {1}))
+    settings = experiment(federation={"clients": 5, "aggregation": "krum"})
+    with pytest.raises(RunFailedError, match=r"round 1: 4 usable uploads, uploads that krum needs = 5: client 1 sent"):
+        start_run(settings, tmp_path / "run", "", Silent())
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+def test_a_robust_rule_trains_where_one_upload_ruins_the_mean(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_run, "client_app", misbehaving(_hundredfold, {2}))
+    training = {"clients": 6, "rounds": 15}
+    robust = start_run(experiment(federation={**training, "aggregation": rule}), tmp_path / "a", "", Silent())
+    ruined = start_run(experiment(federation=training), tmp_path / "b", "", Silent())
+    assert robust.test_loss is not None
+    assert ruined.test_loss is not None
+    assert robust.test_loss < 2.2 < 5 < ruined.test_loss
+    assert all(record.used == tuple(range(6)) for record in RunFolder.open(tmp_path / "a").rounds()[1:])
 
 
 def test_left_out_clients_do_not_change_what_the_others_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +155,12 @@ def test_a_model_that_ends_the_process_costs_its_client_that_round(engine: str, 
 
 def _huge(reply: Message) -> Message:
     arrays = {name: torch.full_like(value, 3e38) for name, value in _upload(reply).items()}
+    reply.content["upload"] = ArrayRecord(torch_state_dict=arrays)
+    return reply
+
+
+def _hundredfold(reply: Message) -> Message:
+    arrays = {name: 100 * value for name, value in _upload(reply).items()}
     reply.content["upload"] = ArrayRecord(torch_state_dict=arrays)
     return reply
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import trim_mean
 
 from fedpriv.config import Experiment
 from fedpriv.world import State
-from server.aggregation import ServerOptimizer, mean_upload
-from server.exchange import Upload
+from server.aggregation import ServerOptimizer, aggregate, mean_upload
+from server.uploads import Upload
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,)}
 
@@ -101,3 +102,81 @@ def test_the_callers_tensors_are_left_alone() -> None:
     optimizer = ServerOptimizer(setup(), start)
     optimizer.step(State(vector(np.random.default_rng(5)), {}))
     assert all(torch.equal(before[name], start.parameters[name]) for name in SHAPES)
+
+
+RULES: tuple[dict[str, object], ...] = (
+    {"aggregation": "median"},
+    {"aggregation": "trimmed-mean", "trim": 0.25},
+    {"aggregation": "krum", "malicious": 1},
+)
+
+
+def by_hand(federation: dict[str, object], sent: list[Upload]) -> dict[str, np.ndarray]:
+    """The robust rules, from their papers, on float64."""
+    names = [*SHAPES, "running"]
+    rows = {
+        name: np.stack([(u.state.parameters | u.state.buffers)[name].double().numpy() for u in sent]) for name in names
+    }
+    if federation["aggregation"] == "median":
+        return {name: np.median(value, axis=0) for name, value in rows.items()}
+    if federation["aggregation"] == "trimmed-mean":
+        return {name: trim_mean(value, federation["trim"], axis=0) for name, value in rows.items()}
+    flat = np.concatenate([value.reshape(len(sent), -1) for value in rows.values()], axis=1)
+    distances = np.square(flat[:, None] - flat[None]).sum(axis=2)
+    nearest = np.sort(distances, axis=1)[:, 1 : len(sent) - 2]  # n - f - 2 neighbours with f = 1
+    best = int(nearest[:, : len(sent) - 3].sum(axis=1).argmin())
+    return {name: value[best] for name, value in rows.items()}
+
+
+@pytest.mark.parametrize("count", [5, 6, 9])
+@pytest.mark.parametrize("federation", RULES, ids=str)
+def test_robust_rules_are_those_of_their_papers(federation: dict[str, object], count: int) -> None:
+    sent = uploads(np.random.default_rng(count), tuple(range(1, count + 1)))
+    settings = setup(clients=count, **federation).federation
+    result, expected = aggregate(sent, settings), by_hand(federation, sent)
+    for name, value in (result.parameters | result.buffers).items():
+        assert value.dtype == torch.float32
+        np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("federation", RULES, ids=str)
+def test_one_wrong_upload_does_not_upset_a_robust_rule(federation: dict[str, object]) -> None:
+    rng = np.random.default_rng(11)
+    truth = vector(rng)
+    states = [State({k: v + 0.01 * torch.randn_like(v) for k, v in truth.items()}, {}) for _ in range(7)]
+    states[3] = State({name: torch.full_like(value, 1e6) for name, value in truth.items()}, {})
+    sent = [Upload(number, 10, state) for number, state in enumerate(states)]
+    settings = setup(clients=7, **federation).federation
+    result, mean = aggregate(sent, settings), mean_upload(sent, "examples")
+    for name, value in truth.items():
+        assert (result.parameters[name] - value).abs().max() < 0.1
+        assert (mean.parameters[name] - value).abs().max() > 1e4
+
+
+def test_the_mean_is_the_default() -> None:
+    sent = uploads(np.random.default_rng(12), (1, 5, 2))
+    result, mean = aggregate(sent, setup(clients=3).federation), mean_upload(sent, "examples")
+    assert all(torch.equal(value, mean.parameters[name]) for name, value in result.parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"federation": {"aggregation": "krum", "clients": 4}}, "malicious = 1 needs 5 uploads a round"),
+        ({"federation": {"aggregation": "krum", "clients": 9, "clients_per_round": 4}}, "a round has 4 clients"),
+        (
+            {"federation": {"aggregation": "median"}, "adversary": {"threat_model": "secure-aggregation"}},
+            "'median' needs each upload, and under adversary.threat_model = 'secure-aggregation'",
+        ),
+        (
+            {
+                "federation": {"aggregation": "median"},
+                "adversary": {"threat_model": "malicious-server", "attacks": ["imprint"]},
+            },
+            "with imprint",
+        ),
+    ],
+)
+def test_rules_that_cannot_work_are_refused(sections: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Experiment.model_validate(sections)

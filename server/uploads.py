@@ -1,0 +1,192 @@
+"""The server's door: what an upload has to be before it is aggregated.
+
+Whoever can reach the server can send it anything. A reply is an upload if it holds the model's tensors, finite and no
+longer than an honest client's could be, and says as many examples as the client is known to hold; else it is refused,
+and the reason is kept.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+from flwr.app import Message
+
+from fedpriv.config import Experiment
+from fedpriv.gradients import Vector
+from fedpriv.plan import Plan
+from fedpriv.runs import Failure
+from fedpriv.wire import unpack
+from fedpriv.world import State, World
+
+__all__ = ["Allowed", "Upload", "allowed_uploads", "norm", "number_in", "read_upload", "refusal"]
+
+# How often an honest upload may be taken for too long.
+_TAIL = 1e-12
+# Uploads are computed in float32, bounds are not.
+_ROUNDING = 1.01
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sent in one round.
+
+    Attributes:
+        client: its partition.
+        examples: how many examples it says it holds.
+        state: the upload proper under ``parameters``, the change of the running statistics under ``buffers``.
+    """
+
+    client: int
+    examples: int
+    state: State
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What one client may send.
+
+    Attributes:
+        examples: the number of examples that it holds, as the ledger accounts for.
+        norm: the largest Euclidean norm of the upload; infinite where nothing bounds it.
+        statistics: whether running statistics may change; under a mechanism none leaves a client.
+    """
+
+    examples: int
+    norm: float
+    statistics: bool
+
+
+def allowed_uploads(world: World) -> tuple[Allowed, ...]:
+    """Return what each client may send, by partition.
+
+    The norm is bounded by ``federation.max_update_norm`` where that is set, and by what the mechanism lets out: clipped
+    gradients and noise of a known law, whose norm an honest upload exceeds once in 10^12 rounds.
+    """
+    unprotected = world.experiment.mechanism.name == "none"
+    most = world.experiment.federation.max_update_norm or math.inf
+    return tuple(
+        Allowed(plan.sampling.examples, min(most, _honest_norm(world.experiment, plan)), unprotected)
+        for plan in world.plans
+    )
+
+
+def _honest_norm(experiment: Experiment, plan: Plan) -> float:
+    """The norm that an upload of a client who follows the protocol stays below."""
+    training = experiment.training
+    if plan.config.name == "none":
+        bound = math.inf
+    elif experiment.federation.algorithm == "fedsgd" or plan.config.unit == "update":
+        bound = plan.norm_bound(_TAIL)
+    elif training.optimizer == "sgd":
+        # With momentum m the gradient of step t of T moves the parameters by 1 + m + ... + m^(T - t) times itself.
+        steps, m = plan.steps_per_round, training.momentum
+        times = sum((1 - m ** (steps - t)) / (1 - m) for t in range(steps))
+        bound = training.learning_rate * times * plan.norm_bound(_TAIL / steps)
+    else:
+        bound = training.learning_rate * plan.steps_per_round * _ADAM_STEP * math.sqrt(sum(plan.tensors))
+    return _ROUNDING * bound
+
+
+# A step of Adam (beta 0.9, 0.999) moves a coordinate by at most this times the learning rate, whatever the gradients:
+# Cauchy-Schwarz on m_t = 0.1 sum 0.9^i g_i and v_t = 0.001 sum 0.999^i g_i^2.
+_ADAM_STEP = 0.1 / math.sqrt(0.001) / math.sqrt(1 - 0.9**2 / 0.999)
+
+
+def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> Upload | Failure:
+    """Check a reply and return its upload, or the reason why it is refused.
+
+    Args:
+        reply: anything that a client may send.
+        client: who was asked.
+        like: tensors of the names, shapes and types that are wanted.
+        allowed: what this client may send.
+    """
+    if reply.has_error():
+        return refusal(client, f"raised an error: {_last_line(reply.error.reason or '')}")
+    arrays = reply.content.array_records
+    if "upload" not in arrays:
+        return refusal(client, "sent no upload")
+    try:
+        state = State(unpack(arrays["upload"]), unpack(arrays["buffers"]) if "buffers" in arrays else {})
+        sender, examples = number_in(reply, "partition"), number_in(reply, "examples")
+    except (KeyError, ValueError, TypeError) as error:
+        return refusal(client, f"sent an upload that cannot be read: {error}")
+    if sender != client:
+        return refusal(client, f"sent an upload of client {sender}")
+    problem = (
+        _misfit(state.parameters, like.parameters)
+        or _misfit(state.buffers, like.buffers)
+        or _excess(state, examples, allowed)
+    )
+    if problem:
+        return refusal(client, problem)
+    return Upload(
+        client, examples, State(_ordered(state.parameters, like.parameters), _ordered(state.buffers, like.buffers))
+    )
+
+
+def refusal(client: int, reason: str) -> Failure:
+    """Name a client and why it is left out, in one printable line: some of the words are the client's own."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+    return Failure(client, line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 4]} ...")
+
+
+def number_in(reply: Message, key: str) -> int:
+    """Return one of the whole numbers that a client says of itself.
+
+    Raises:
+        KeyError: it says nothing.
+        TypeError: it says something else.
+    """
+    value = reply.content.metric_records["client"][key]
+    if type(value) is not int:
+        raise TypeError(f"{key} is {value!r}, expected a whole number")
+    return value
+
+
+def norm(vector: Vector) -> float:
+    """The Euclidean norm, in float64: the square of a huge finite number does not fit in float32."""
+    return math.sqrt(sum(float(value.double().square().sum()) for value in vector.values()))
+
+
+def _misfit(given: Vector, expected: Vector) -> str | None:
+    """Say what is wrong with the tensors of an upload, if anything."""
+    if missing := expected.keys() - given.keys():
+        return f"left out {min(missing)}"
+    if unknown := given.keys() - expected.keys():
+        return f"sent {min(unknown)}, which the model does not have"
+    for name, want in expected.items():
+        value = given[name]
+        if value.shape != want.shape:
+            return f"sent {name} of shape {tuple(value.shape)}, expected {tuple(want.shape)}"
+        if value.dtype != want.dtype:
+            return f"sent {name} as {value.dtype}, expected {want.dtype}"
+        if value.numel() and not torch.linalg.vector_norm(value, math.inf).isfinite():
+            return f"sent NaN or infinity in {name}"
+    return None
+
+
+def _excess(state: State, examples: int, allowed: Allowed) -> str | None:
+    """Say what is out of range in an upload whose tensors fit, if anything."""
+    if examples != allowed.examples:
+        return f"says that it holds {examples} examples; it holds {allowed.examples}"
+    if (length := norm(state.parameters)) > allowed.norm:
+        return f"sent an upload of norm {length:.3g}; at most {allowed.norm:.3g} is allowed"
+    if not allowed.statistics and any(bool(value.any()) for value in state.buffers.values()):
+        return "sent running statistics, which no mechanism protects"
+    return None
+
+
+def _ordered(given: Vector, like: Vector) -> Vector:
+    return {name: given[name] for name in like}
+
+
+def _last_line(reason: str) -> str:
+    """What an engine says of an exception, without tracebacks: Ray wraps it in two coloured ones."""
+    plain = _COLOUR.sub("", reason)
+    cause, wrapped, _ = plain.partition("\n\nThe above exception was the direct cause")
+    lines = (cause if wrapped else plain).strip().splitlines() or ["no reason given"]
+    return lines[-1].strip()
