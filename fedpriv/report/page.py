@@ -29,6 +29,7 @@ NAMES = {
     "dlg": "DLG",
     "idlg": "iDLG",
     "closed_form": "Closed form",
+    "map": "Noise-adaptive MAP",
     "custom": "Custom",
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
@@ -216,17 +217,17 @@ def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
-    """The four scores of one picture as (name, text); n/a where there is none."""
+    """The scores of one picture as (name, text); no LPIPS where it was not computed."""
     score = candidate.score
     if score is None:
         return [("Scores", "n/a")]
     exact = score.psnr is None and score.mse == 0
-    return [
+    rows = [
         ("SSIM", _or_missing(score.ssim, numbers.decimal)),
         ("PSNR", "∞" if exact else _or_missing(score.psnr, numbers.decibel)),
         ("MSE", _or_missing(score.mse, lambda value: numbers.figure(value, 3))),
-        ("LPIPS", _or_missing(score.lpips, numbers.decimal)),
     ]
+    return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
 
 
 def _or_missing(value: float | None, text: Any) -> str:

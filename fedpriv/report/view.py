@@ -211,7 +211,7 @@ class Summary:
     verdict: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    data: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     threat_model: ThreatModel | None = None
     device: str = ""

@@ -224,6 +224,16 @@ def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun) -> None:
                 assert shot.find("p", "badge")[0].text == ("recovered" if score["recovered"] else "not recovered")
 
 
+@pytest.mark.parametrize(("mechanism", "rows"), [("none", 1), ("vmf", 2)])
+def test_what_the_mechanism_changed_starts_a_row_of_its_own(make_run: MakeRun, mechanism: str, rows: int) -> None:
+    folder = make_run(mechanism=mechanism, sampling="shuffled")
+    victim, article = load_view(folder).victims[0], report(folder).find("article", "victim")[0]
+    shots = article.find("figure", "shot")[1:]
+    starts = [number for number, shot in enumerate(shots) if "second-row" in (shot.attributes["class"] or "").split()]
+    uploads = [candidate.upload for candidate in victim.candidates]
+    assert starts == ([uploads.index("protected")] if rows == 2 else [])
+
+
 def test_the_key_figures_carry_their_conditions(make_run: MakeRun) -> None:
     folder = make_run(mechanism="vmf", noise=50.0, sampling="shuffled")
     worst = read_json(folder / "ledger.json")["clients"][0]
