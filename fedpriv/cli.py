@@ -40,7 +40,6 @@ app.add_typer(config_app, name="config")
 app.add_typer(attack_app, name="attack")
 app.add_typer(account_app, name="account")
 app.add_typer(deploy_app, name="deploy")
-app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
 
 
 def _print_version(asked: bool) -> None:
@@ -103,6 +102,9 @@ def run(
         return
     print_sentences(summary.verdict)
     print_line(f"Report: {path / 'report.html'}")
+
+
+app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
 
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")

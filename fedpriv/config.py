@@ -136,7 +136,9 @@ class ModelConfig(_Section):
     def _known(cls, name: str) -> str:
         builtin = ("lenet", "mlp", "convnet", "resnet")
         if name not in builtin and ":" not in name:
-            raise ValueError(f"allowed: {', '.join(builtin)}, or package.module:function{_suggest(name, builtin)}")
+            raise ValueError(
+                f"allowed: {', '.join(builtin)}, or package.module:function{_suggest(name, builtin, else_known=False)}"
+            )
         return name
 
 
