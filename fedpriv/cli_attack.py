@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from fedpriv.errors import InputError
 from fedpriv.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
@@ -64,12 +65,16 @@ def attack_folder(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Write to a copy of the folder and leave the run as it is."),
     ] = None,
+    heard: Annotated[
+        Path | None,
+        typer.Option("--heard", metavar="DIR", help="Attack what `fedpriv deploy listen` has stored in DIR instead."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Attack the observations of an existing run, without training again; results are added to DIR."""
     from fedpriv.display import Display
-    from fedpriv.lab import attack_run
+    from fedpriv.lab import attack_heard, attack_run
     from fedpriv.progress import Silent
 
     command = shlex.join(
@@ -78,18 +83,32 @@ def attack_folder(
             *(part for name in names or () for part in ("--attack", name)),
             *(part for name in victims or () for part in ("--victim", name)),
             *(part for text in set_ or () for part in ("--set", text)),
+            *(("--heard", str(heard)) if heard else ()),
         ]
     )
     with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
-        summary = attack_run(folder, names or (), victims or (), set_ or (), out_dir, command, progress)
+        chosen = names or (), victims or (), set_ or ()
+        if heard is None:
+            summary = attack_run(folder, *chosen, out_dir, command, progress)
+        else:
+            summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
     path = out_dir or folder
     if as_json:
         print_json({**summary, "folder": str(path)})
         return
-    out.print(_results(summary["attacks"]))
-    out.print(_FIGURES, style="dim")
+    if summary["attacks"]:
+        out.print(_results(summary["attacks"]))
+        out.print(_FIGURES, style="dim")
     print_sentences(summary["verdict"])
     print_line(f"Report: {path / 'report.html'}")
+
+
+def _copy_of(folder: Path, out_dir: Path | None) -> Path:
+    if out_dir is None:
+        raise InputError(
+            f"--heard: the observations in {folder} are the run's own; give --out DIR for a copy"
+        )
+    return out_dir
 
 
 @attack_app.command("list")

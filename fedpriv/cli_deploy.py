@@ -1,4 +1,4 @@
-"""The commands ``fedpriv deploy up | run | status | restart | down``."""
+"""The commands ``fedpriv deploy up | run | status | restart | listen | down``."""
 
 import shlex
 from contextlib import nullcontext
@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from fedpriv.config import load_experiment
+from fedpriv.errors import InputError
 from fedpriv.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
@@ -45,6 +46,9 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no keys: to show what a listener hears.")
     ] = False,
+    listens: Annotated[
+        bool, typer.Option("--listener", help="Put an eavesdropper between the nodes and the SuperLink; DIR/heard.")
+    ] = False,
     folder: Folder = _DEFAULT,
     quiet: Quiet = False,
 ) -> None:
@@ -58,8 +62,9 @@ def up(
         if not quiet:
             err.print(text, style="dim", markup=False, soft_wrap=True)
 
-    record = start(folder, nodes, port, insecure, tell)
+    record = start(folder, nodes, port, insecure, tell, listens)
     how = "INSECURE, without TLS and keys" if insecure else "TLS and SuperNode keys"
+    how += f", a listener on {record.listener}" if listens else ""
     print_line(f"Up: {record.nodes} SuperNodes on {record.server}, {how}; stop it with: fedpriv deploy down")
 
 
@@ -126,6 +131,35 @@ def restart(folder: Folder = _DEFAULT) -> None:
     print_line(f"Started again: {', '.join(started)}" if started else "All processes run: nothing to start")
 
 
+@deploy_app.command(
+    epilog="Example:\n\n  fedpriv deploy listen --port 9000 --server 10.0.0.5:8000\n\n"
+    "  fedpriv attack runs/x --heard heard --out runs/x-heard"
+)
+def listen(
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="SuperNodes that connect here are heard.")
+    ] = 9000,
+    heard: Annotated[Path, typer.Option("--heard", metavar="DIR", help="Where to store what it can read.")] = Path(
+        "heard"
+    ),
+    quiet: Quiet = False,
+) -> None:
+    """Eavesdrop between SuperNodes and the SuperLink until Ctrl-C: pass everything on, and store what is readable.
+
+    Without TLS that is every upload; with TLS it is nothing. Attack it with `fedpriv attack RUN --heard DIR --out NEW`.
+    """
+    from fedpriv.listener import listen as eavesdrop
+
+    def tell(text: str) -> None:
+        if not quiet:
+            err.print(text, style="dim", markup=False, soft_wrap=True)
+
+    listened = eavesdrop((host, port), _host_and_port(server), heard, tell)
+    print_line(listened.verdict)
+
+
 @deploy_app.command()
 def down(folder: Folder = _DEFAULT) -> None:
     """Stop what `up` started, and only that; keys are deleted, logs and runs stay."""
@@ -133,6 +167,13 @@ def down(folder: Folder = _DEFAULT) -> None:
 
     stopped = take_down(folder)
     print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process ran any more")
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"--server {text}: expected HOST:PORT, such as 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
 
 
 def _processes(found: "Status") -> Table:

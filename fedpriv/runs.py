@@ -18,9 +18,12 @@ from torch import Tensor
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
 
-__all__ = ["FINITE", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
+__all__ = ["DEPLOYMENT", "FINITE", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
 
 T = TypeVar("T")
+
+DEPLOYMENT = "deployment.json"
+"""In the folder of a deployment's run: which of Flower's runs it was."""
 
 FINITE = ConfigDict(allow_inf_nan=False)
 """Of records read from JSON: numbers that are not finite are no JSON, and whoever wrote one by mistake is told."""

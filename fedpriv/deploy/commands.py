@@ -7,7 +7,7 @@ that the two cannot drift apart.
 from dataclasses import dataclass
 from pathlib import PurePath
 
-__all__ = ["Command", "Keys", "executor", "superlink", "supernode"]
+__all__ = ["Command", "Keys", "executor", "listener", "superlink", "supernode"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Command:
 
     Attributes:
         name: how people call it, such as ``supernode-0``.
-        program: a program of Flower's.
+        program: a program of Flower's, or ``fedpriv``.
         arguments: its arguments.
     """
 
@@ -92,6 +92,19 @@ def executor(name: str, served: str, keys: Keys | None) -> Command:
         return Command(name, "flower-superexec", (*arguments, "--insecure"))
     arguments += ["--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret)]
     return Command(name, "flower-superexec", tuple(arguments))
+
+
+def listener(host: str, port: int, server: str, heard: PurePath) -> Command:
+    """Return the eavesdropper between the SuperNodes, which take it for the SuperLink, and the SuperLink.
+
+    Args:
+        host: the address that it listens on.
+        port: the port that it listens on.
+        server: the SuperLink, host:port.
+        heard: the folder in which it stores what it can read.
+    """
+    arguments = ("deploy", "listen", "--host", host, "--port", str(port), "--server", server, "--heard", str(heard))
+    return Command("listener", "fedpriv", arguments)
 
 
 def _serving(keys: Keys | None) -> tuple[str, ...]:

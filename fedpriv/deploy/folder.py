@@ -26,6 +26,7 @@ class Record:
         insecure: nothing is encrypted and nobody authenticated.
         processes: what was started.
         node_ids: Flower's number for each node, by partition; empty without authentication, where nodes get new ones.
+        listens: an eavesdropper sits between the SuperNodes and the SuperLink.
     """
 
     nodes: int
@@ -33,6 +34,17 @@ class Record:
     insecure: bool
     processes: tuple[Started, ...]
     node_ids: tuple[str, ...] = ()
+    listens: bool = False
+
+    @property
+    def listener(self) -> str:
+        """The listener's host and port: the port after those of the SuperNodes."""
+        return f"{HOST}:{self.port + self.nodes + 1}"
+
+    @property
+    def ports(self) -> range:
+        """All ports that the deployment listens on."""
+        return range(self.port, self.port + self.nodes + 1 + self.listens)
 
     @property
     def server(self) -> str:
@@ -83,6 +95,11 @@ class DeploymentFolder:
         return self.path / "seeds"
 
     @property
+    def heard(self) -> Path:
+        """What an eavesdropper has stored."""
+        return self.path / "heard"
+
+    @property
     def flower(self) -> Path:
         """Flower's own home: connections, and apps as they were sent."""
         return self.path / "flower"
@@ -103,7 +120,7 @@ class DeploymentFolder:
             InputError: it cannot be made, or holds something else.
         """
         parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.flower)
-        known = {part.name for part in parts} | {self.database.name, self._record.name}
+        known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name}
         try:
             strangers = {entry.name for entry in self.path.iterdir()} - known if self.path.exists() else set()
             if strangers:

@@ -13,7 +13,7 @@ from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.deploy.processes import is_alive
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.progress import Progress
-from fedpriv.runs import RunFolder
+from fedpriv.runs import DEPLOYMENT, RunFolder
 from fedpriv.seeds import forget_seed, keep_seed
 from fedpriv.world import World
 
@@ -67,6 +67,7 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         app = Path(scratch) / "app"
         make_app(app, world.experiment)
         run_id = flower.submit(deployment, app, {"experiment": EXPERIMENT, "overrides": "", "seed": seed})
+        folder.write_json(DEPLOYMENT, {"run_id": run_id})
         served = RunFolder(deployment.runs / f"run-{run_id}")
         try:
             status = _follow(deployment, run_id, served, world.experiment, folder, progress)

@@ -1,6 +1,7 @@
 """Start a deployment on this machine, look at it, and take it down."""
 
 import secrets
+import shutil
 import ssl
 import time
 import urllib.request
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import make_certificates, make_node_key
-from fedpriv.deploy.commands import Command, Keys, executor, superlink, supernode
+from fedpriv.deploy.commands import Command, Keys, executor, listener, superlink, supernode
 from fedpriv.deploy.folder import HOST, DeploymentFolder, Record, is_free, write_private
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.errors import InputError, RunFailedError
@@ -54,7 +55,7 @@ class Status:
     runs: tuple[flower.RunStatus, ...]
 
 
-def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell) -> Record:
+def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell, listens: bool = False) -> Record:
     """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected.
 
     Args:
@@ -63,6 +64,7 @@ def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell) -> Record
         port: of the SuperLink; the SuperNodes take the ``nodes`` ports after it, for their executors.
         insecure: no TLS and no keys: for showing what a listener hears, and for nothing else.
         tell: told what happens.
+        listens: an eavesdropper sits between the SuperNodes and the SuperLink, on one port more.
 
     Raises:
         InputError: a deployment is up in this folder, or a port is not free.
@@ -71,14 +73,16 @@ def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell) -> Record
     folder = DeploymentFolder(path)
     if folder.is_up():
         _refuse_second(folder)
-    _check_ports(port, nodes)
+    record = Record(nodes, port, insecure, (), listens=listens)
+    _check_ports(record)
     for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
         flower.program(name)
     folder.create()
     folder.forget()
     for log in folder.logs.glob("*.log"):
         log.unlink()
-    record = Record(nodes, port, insecure, ())
+    if folder.heard.exists():
+        shutil.rmtree(folder.heard)
     _make_keys(folder, record)
     flower.write_connection(folder, record.server, None if insecure else folder.tls / "ca.pem")
     try:
@@ -166,12 +170,17 @@ def _refuse_second(folder: DeploymentFolder) -> None:
     raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
 
 
-def _check_ports(port: int, nodes: int) -> None:
-    if port + nodes > _LAST_PORT:
-        raise InputError(f"--port {port}: {nodes} SuperNodes need the ports up to {port + nodes}, above {_LAST_PORT}")
-    for number in range(port, port + nodes + 1):
+def _check_ports(record: Record) -> None:
+    wanted = record.ports
+    if wanted[-1] > _LAST_PORT:
+        raise InputError(
+            f"--port {record.port}: {record.nodes} SuperNodes need the ports up to {wanted[-1]}, above {_LAST_PORT}"
+        )
+    for number in wanted:
         if not is_free(number):
-            raise InputError(f"--port {port}: port {number} is in use; {nodes + 1} free ports in a row are needed")
+            raise InputError(
+                f"--port {record.port}: port {number} is in use; {len(wanted)} free ports in a row are needed"
+            )
 
 
 def _make_keys(folder: DeploymentFolder, record: Record) -> None:
@@ -190,7 +199,9 @@ def _node_key(folder: DeploymentFolder, partition: int) -> Path:
 def commands_of(folder: DeploymentFolder, record: Record) -> tuple[Command, ...]:
     """The processes of a deployment, in the order in which they start."""
     keys = keys_of(folder, record)
-    server = (superlink(HOST, record.port, folder.database, keys), executor("serverapp", record.server, keys))
+    server = [superlink(HOST, record.port, folder.database, keys), executor("serverapp", record.server, keys)]
+    if record.listens:
+        server.insert(1, listener(HOST, record.ports[-1], record.server, folder.heard))
     nodes = tuple(
         command for partition in range(record.nodes) for command in _client_commands(folder, record, partition, keys)
     )
@@ -202,7 +213,8 @@ def _client_commands(
 ) -> tuple[Command, Command]:
     port = record.port + 1 + partition
     node_key = None if record.insecure else _node_key(folder, partition)
-    node = supernode(partition, record.nodes, record.server, HOST, port, keys, node_key)
+    reached = record.listener if record.listens else record.server
+    node = supernode(partition, record.nodes, reached, HOST, port, keys, node_key)
     return node, executor(f"clientapp-{partition}", f"{HOST}:{port}", keys)
 
 

@@ -24,12 +24,13 @@ from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, r
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, targets
+from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
 
-__all__ = ["attack_run", "plan_attacks"]
+__all__ = ["attack_run", "plan_attacks", "write_attacked"]
 
 # What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
 # of the same examples are attacked together.
@@ -222,6 +223,24 @@ def _append_command(folder: RunFolder, command: str) -> None:
         folder.write_text("command.txt", "".join(f"{line}\n" for line in [*lines, command]))
 
 
+def _on_the_wire(folder: RunFolder) -> list[str]:
+    """What a listener on the network heard, where the observations are its."""
+    return [read_listened(folder.path).verdict] if (folder.path / LISTENED).is_file() else []
+
+
+def write_attacked(folder: RunFolder, experiment: Experiment, command: str) -> dict[str, Any]:
+    """Bring summary and report up to date where there was nothing to attack.
+
+    Returns:
+        The new content of summary.json.
+    """
+    _append_command(folder, command)
+    summary = _updated(folder, experiment, _read_earlier(folder), Leakage(), ())
+    folder.write_json("summary.json", summary)
+    write_report(folder.path)
+    return summary
+
+
 def _updated(
     folder: RunFolder, experiment: Experiment, earlier: _Earlier, leakage: Leakage, warnings: Sequence[str]
 ) -> dict[str, Any]:
@@ -235,7 +254,7 @@ def _updated(
     return {
         **earlier.summary,
         "attacks": [asdict(result) for result in results],
-        "verdict": list(sentences),
+        "verdict": [*_on_the_wire(folder), *sentences],
         "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
         "threat_model": asdict(threat_model(experiment.adversary)),
         "command": folder.command(),

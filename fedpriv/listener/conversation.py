@@ -1,0 +1,129 @@
+"""One connection, followed from outside: which requests and replies its bytes are, where they are HTTP at all."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import h11
+
+__all__ = ["Conversation", "Kind", "Spoken"]
+
+# The first two bytes of every TLS connection: a handshake record, version 3.
+_TLS = b"\x16\x03"
+
+
+class Kind(StrEnum):
+    """What a connection is, by its bytes."""
+
+    SILENT = "silent"
+    HTTP = "http"
+    TLS = "tls"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One request and its reply.
+
+    Attributes:
+        path: what was asked for.
+        request: the body sent by the SuperNode.
+        status: the reply's HTTP status.
+        reply: the body sent by the SuperLink.
+    """
+
+    path: str
+    request: bytes
+    status: int
+    reply: bytes
+
+
+@dataclass
+class _Half:
+    """A message that is still coming in."""
+
+    path: str = ""
+    status: int = 0
+    body: bytearray = field(default_factory=bytearray)
+
+
+class Conversation:
+    """Follows both directions of one connection.
+
+    Two HTTP parsers play the parts of the two ends: one reads requests, as a server would, one reads replies, as a
+    client would, and each is told what the other has read, so that both know whose turn it is.
+    """
+
+    def __init__(self) -> None:
+        self.kind = Kind.SILENT
+        self._requests = h11.Connection(h11.SERVER)
+        self._replies = h11.Connection(h11.CLIENT)
+        self._request, self._reply = _Half(), _Half()
+
+    def asked(self, data: bytes) -> None:
+        """Take bytes that the SuperNode sent."""
+        if self.kind is Kind.SILENT:
+            self.kind = Kind.TLS if data.startswith(_TLS) else Kind.HTTP
+        self._follow(self._requests, data)
+
+    def answered(self, data: bytes) -> tuple[Spoken, ...]:
+        """Take bytes that the SuperLink sent; returns what is complete now."""
+        return self._follow(self._replies, data)
+
+    def _follow(self, parser: h11.Connection, data: bytes) -> tuple[Spoken, ...]:
+        if self.kind is not Kind.HTTP:
+            return ()
+        try:
+            parser.receive_data(data)
+            return self._read()
+        except (h11.ProtocolError, RuntimeError):
+            # Not HTTP, or no more: what passes from now on is passed on and not read.
+            self.kind = Kind.OTHER
+            return ()
+
+    def _read(self) -> tuple[Spoken, ...]:
+        """Read on, on either side, until both need more bytes."""
+        complete: list[Spoken] = []
+        while self._read_request() or self._read_reply(complete):
+            pass
+        return tuple(complete)
+
+    def _read_request(self) -> bool:
+        event = self._requests.next_event()
+        match event:
+            case h11.Request():
+                self._request = _Half(path=event.target.decode("latin-1"))
+            case h11.Data():
+                self._request.body += event.data
+            case h11.EndOfMessage():
+                pass
+            case _:
+                return False
+        self._replies.send(event)
+        return True
+
+    def _read_reply(self, complete: list[Spoken]) -> bool:
+        if self._replies.our_state is h11.IDLE:
+            return False  # nothing was asked yet
+        event = self._replies.next_event()
+        match event:
+            case h11.Response():
+                self._reply = _Half(status=event.status_code)
+            case h11.Data():
+                self._reply.body += event.data
+            case h11.InformationalResponse() | h11.EndOfMessage():
+                pass
+            case _:
+                return False
+        self._requests.send(event)
+        if isinstance(event, h11.EndOfMessage):
+            sent, got = self._request, self._reply
+            complete.append(Spoken(sent.path, bytes(sent.body), got.status, bytes(got.body)))
+            self._request, self._reply = _Half(), _Half()
+            self._take_turns()
+        return True
+
+    def _take_turns(self) -> None:
+        """Make both parsers ready for the next request, where the connection is kept open."""
+        if self._requests.our_state is h11.DONE and self._requests.their_state is h11.DONE:
+            self._requests.start_next_cycle()
+            self._replies.start_next_cycle()

@@ -1,0 +1,65 @@
+"""Hears connections, one piece after another: from bytes to conversations, messages and notes."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from fedpriv.listener.conversation import Conversation, Kind, Spoken
+from fedpriv.listener.messages import Messages
+from fedpriv.listener.notes import Listened, Notes, write_listened
+
+__all__ = ["Ear"]
+
+
+class Ear:
+    """Follows all connections of one listener. Not for several threads at once."""
+
+    def __init__(self, folder: Path, listened: Listened) -> None:
+        self._folder = folder
+        self._notes = Notes(folder, listened)
+        self._messages = Messages()
+        self._conversations: dict[int, Conversation] = {}
+        self._closed: Counter[str] = Counter()
+        self._bytes_up = self._bytes_down = 0
+        self._written: Listened | None = None
+
+    @property
+    def listened(self) -> Listened:
+        """What passed so far."""
+        kinds = self._closed + Counter(str(one.kind) for one in self._conversations.values())
+        return replace(
+            self._notes.listened,
+            connections=dict(sorted(kinds.items())),
+            bytes_up=self._bytes_up,
+            bytes_down=self._bytes_down,
+        )
+
+    def asked(self, number: int, data: bytes) -> None:
+        """Hear what a SuperNode said on connection ``number``."""
+        self._bytes_up += len(data)
+        self._conversations.setdefault(number, Conversation()).asked(data)
+
+    def answered(self, number: int, data: bytes) -> None:
+        """Hear what the SuperLink said on connection ``number``."""
+        self._bytes_down += len(data)
+        for spoken in self._conversations.setdefault(number, Conversation()).answered(data):
+            self._hear(spoken)
+
+    def closed(self, number: int) -> None:
+        """Forget a connection."""
+        conversation = self._conversations.pop(number, None)
+        self._closed[str(conversation.kind if conversation else Kind.SILENT)] += 1
+
+    def write(self) -> None:
+        """Write down what passed so far, where that is news."""
+        listened = self.listened
+        if listened != self._written:
+            write_listened(self._folder, listened)
+            self._written = listened
+
+    def _hear(self, spoken: Spoken) -> None:
+        try:
+            for exchange in self._messages.hear(spoken):
+                self._notes.note(exchange)
+        except Exception as error:  # noqa: BLE001 - whatever passes (anybody may send it), the listener goes on
+            self._notes.give_up(f"{spoken.path}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")

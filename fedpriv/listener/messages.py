@@ -1,0 +1,154 @@
+"""Flower's messages, put together again from what passes: a question to a SuperNode, and its answer.
+
+Messages travel in pieces: first their metadata with a tree of names, then one object after another, each under the
+SHA-256 of its bytes. Both ends leave out objects that the other has already. Nothing here runs code that came over the
+wire: objects are Flower's own protobuf and JSON, arrays are read by :mod:`fedpriv.wire`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flwr.app import RecordDict
+from flwr.app.message import Message as FlowerMessage
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import Metadata, ObjectTree, PullObjectRequest, PullObjectResponse, PushObjectRequest
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
+
+from fedpriv.listener.conversation import Spoken
+
+__all__ = ["Exchange", "Messages"]
+
+_FLEET = "/v1/fleet/"
+# Empty records and single numbers: Flower sends them once and refers to them from then on.
+_SMALL = 4096
+_OK = 200
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One question to a SuperNode and its answer.
+
+    Attributes:
+        run_id: Flower's number of the run.
+        kind: such as ``train``.
+        question: what the server sent.
+        answer: what the SuperNode sent back.
+    """
+
+    run_id: int
+    kind: str
+    question: RecordDict
+    answer: RecordDict
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """A message whose objects may still be on their way."""
+
+    metadata: Metadata
+    tree: ObjectTree
+
+    @property
+    def objects(self) -> set[str]:
+        return set(_names(self.tree))
+
+
+@dataclass
+class _Node:
+    """What one SuperNode was asked and has answered, as far as it passed."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    questions: dict[str, _Announced] = field(default_factory=dict)
+    answers: list[_Announced] = field(default_factory=list)
+
+
+class Messages:
+    """Puts messages together from requests and replies."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._small: dict[str, bytes] = {}
+
+    def hear(self, spoken: Spoken) -> tuple[Exchange, ...]:
+        """Take one request and its reply; returns the exchanges that are complete now.
+
+        Raises:
+            ValueError: it is not what Flower would send.
+        """
+        if spoken.status != _OK or not spoken.path.startswith(_FLEET):
+            return ()
+        match spoken.path.removeprefix(_FLEET):
+            case "pull-messages":
+                self._asked(PullMessagesResponse.FromString(spoken.reply))
+            case "pull-object":
+                self._pulled(PullObjectRequest.FromString(spoken.request), PullObjectResponse.FromString(spoken.reply))
+            case "push-messages":
+                return self._answered(PushMessagesRequest.FromString(spoken.request))
+            case "push-object":
+                return self._pushed(PushObjectRequest.FromString(spoken.request))
+        return ()
+
+    def _node(self, number: int) -> _Node:
+        return self._nodes.setdefault(number, _Node())
+
+    def _asked(self, reply: PullMessagesResponse) -> None:
+        for message, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
+            node = self._node(message.metadata.dst_node_id)
+            node.questions[message.metadata.message_id] = _Announced(message.metadata, tree)
+
+    def _pulled(self, request: PullObjectRequest, reply: PullObjectResponse) -> None:
+        if reply.object_available:
+            self._keep(self._node(request.node.node_id), request.object_id, reply.object_content)
+
+    def _answered(self, request: PushMessagesRequest) -> tuple[Exchange, ...]:
+        node = self._node(request.node.node_id)
+        pairs = zip(request.messages_list, request.message_object_trees, strict=True)
+        node.answers += [_Announced(message.metadata, tree) for message, tree in pairs]
+        return self._complete(node)
+
+    def _pushed(self, request: PushObjectRequest) -> tuple[Exchange, ...]:
+        node = self._node(request.node.node_id)
+        self._keep(node, request.object_id, request.object_content)
+        return self._complete(node)
+
+    def _keep(self, node: _Node, name: str, content: bytes) -> None:
+        if get_object_id(content) != name:
+            raise ValueError(f"an object does not have the name {name[:16]}... that it passes under")
+        store = self._small if len(content) <= _SMALL else node.objects
+        store[name] = content
+
+    def _complete(self, node: _Node) -> tuple[Exchange, ...]:
+        """Take out the answers that are whole now, with their questions."""
+        known = node.objects.keys() | self._small.keys()
+        whole = [answer for answer in node.answers if answer.objects <= known]
+        exchanges: list[Exchange] = []
+        for answer in whole:
+            node.answers.remove(answer)
+            question = node.questions.pop(answer.metadata.reply_to_message_id, None)
+            if question is not None and question.objects <= known:
+                exchanges.append(self._exchange(node, question, answer))
+        if whole:
+            wanted = {name for open_one in (*node.questions.values(), *node.answers) for name in open_one.objects}
+            node.objects = {name: content for name, content in node.objects.items() if name in wanted}
+        return tuple(exchanges)
+
+    def _exchange(self, node: _Node, question: _Announced, answer: _Announced) -> Exchange:
+        metadata = question.metadata
+        sent, got = (self._content(node, one) for one in (question, answer))
+        return Exchange(metadata.run_id, metadata.message_type, sent, got)
+
+    def _content(self, node: _Node, announced: _Announced) -> RecordDict:
+        contents = {name: node.objects.get(name, self._small.get(name, b"")) for name in announced.objects}
+        for content in contents.values():
+            validate_object_content(content)
+        message = inflate_object_from_contents(announced.tree.object_id, contents)
+        if not isinstance(message, FlowerMessage):
+            raise ValueError(f"a message was announced, and what passed is a {type(message).__name__}")
+        return message.content if message.has_content() else RecordDict()
+
+
+def _names(tree: ObjectTree) -> Iterator[str]:
+    yield tree.object_id
+    for child in tree.children:
+        yield from _names(child)

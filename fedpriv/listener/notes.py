@@ -1,0 +1,189 @@
+"""What the listener writes down: observations of each run, and an account of what passed.
+
+The folder holds ``listener.json`` (connections, bytes, what was read) and, where anything could be read, for each run
+``run-ID/experiment.json`` (the experiment as the messages tell it) and ``run-ID/observations/``.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from attacks.observation import Observation, PublicSettings, write_observation
+from fedpriv.config import Experiment
+from fedpriv.data import load_dataset
+from fedpriv.errors import InputError
+from fedpriv.gradients import Vector
+from fedpriv.listener.conversation import Kind
+from fedpriv.listener.messages import Exchange
+from fedpriv.mechanisms import Redistribution, layer_shares, uniform_shares
+from fedpriv.plan import plan_client
+from fedpriv.wire import unpack
+
+__all__ = ["EXPERIMENT", "LISTENED", "Listened", "NotReadableError", "Notes", "read_listened", "write_listened"]
+
+LISTENED = "listener.json"
+EXPERIMENT = "experiment.json"
+_MOST_REASONS = 20
+
+
+class NotReadableError(ValueError):
+    """Something passed that is no upload which an observation can be made of; the text says why."""
+
+
+@dataclass(frozen=True)
+class Listened:
+    """What passed while the listener was there.
+
+    Attributes:
+        address: where it listened.
+        server: the SuperLink.
+        connections: how many it passed on, by kind: http, tls, silent, other.
+        bytes_up: from SuperNodes to the SuperLink.
+        bytes_down: from the SuperLink to SuperNodes.
+        exchanges: questions to SuperNodes whose answers it has read, too.
+        uploads: how many of them it has stored.
+        unread: why others were not, each reason once.
+    """
+
+    address: str
+    server: str
+    connections: dict[str, int]
+    bytes_up: int = 0
+    bytes_down: int = 0
+    exchanges: int = 0
+    uploads: int = 0
+    unread: tuple[str, ...] = ()
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether everything that passed was TLS."""
+        return self.connections.get(Kind.TLS, 0) > 0 and self.connections.get(Kind.HTTP, 0) == 0
+
+    @property
+    def verdict(self) -> str:
+        """What the listener has, in one sentence."""
+        passed = (
+            f"The network listener between SuperNodes and SuperLink passed on {sum(self.connections.values())} "
+            f"connections ({(self.bytes_up + self.bytes_down) / 1e6:.1f} MB)"
+        )
+        if self.is_encrypted:
+            return f"{passed}, all of them TLS: it could read nothing, and has stored no upload."
+        if not self.uploads:
+            why = f" ({self.unread[0]})" if self.unread else ""
+            return f"{passed} and has stored no upload{why}."
+        return (
+            f"{passed}, which carry no TLS: it has read {self.exchanges} exchanges and stored {self.uploads} uploads."
+        )
+
+
+_LISTENED = TypeAdapter(Listened)
+
+
+def write_listened(folder: Path, listened: Listened) -> None:
+    """Write ``listener.json`` whole."""
+    temporary = folder / f".{LISTENED}.part"
+    temporary.write_bytes(_LISTENED.dump_json(listened, indent=2) + b"\n")
+    temporary.replace(folder / LISTENED)
+
+
+def read_listened(folder: Path) -> Listened:
+    """Read ``listener.json``.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    path = folder / LISTENED
+    try:
+        return _LISTENED.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}") from None
+    except (OSError, ValidationError):
+        raise InputError(f"{path} is damaged") from None
+
+
+class Notes:
+    """Writes down exchanges as observations, and counts them."""
+
+    def __init__(self, folder: Path, listened: Listened) -> None:
+        self._folder = folder
+        self.listened = listened
+
+    def note(self, exchange: Exchange) -> None:
+        """Store the upload in an exchange, or the reason why it has none that can be stored."""
+        exchanges = self.listened.exchanges + 1
+        self.listened = replace(self.listened, exchanges=exchanges)
+        if exchange.kind != "train":
+            return
+        try:
+            told, observation = _observation(exchange)
+        except (NotReadableError, InputError) as error:
+            self.give_up(str(error))
+            return
+        run = self._folder / f"run-{exchange.run_id}"
+        (run / "observations").mkdir(parents=True, exist_ok=True)
+        (run / EXPERIMENT).write_text(told.model_dump_json() + "\n", encoding="utf-8")
+        write_observation(run / "observations", observation)
+        self.listened = replace(self.listened, uploads=self.listened.uploads + 1)
+
+    def give_up(self, reason: str) -> None:
+        """Note why something could not be read."""
+        known = self.listened.unread
+        if reason not in known and len(known) < _MOST_REASONS:
+            self.listened = replace(self.listened, unread=(*known, reason))
+
+
+def _observation(exchange: Exchange) -> tuple[Experiment, Observation]:
+    """What an exchange says: the experiment, and the upload with what is public about it."""
+    question, answer = exchange.question, exchange.answer
+    try:
+        told = Experiment.model_validate_json(str(question.config_records["task"]["experiment"]))
+        round_number = int(str(question.config_records["task"]["round"]))
+        client = int(str(answer.metric_records["client"]["partition"]))
+        examples = int(str(answer.metric_records["client"]["examples"]))
+        before, upload = unpack(question.array_records["parameters"]), unpack(answer.array_records["upload"])
+        settings, shares = _public(told, client, examples, before)
+        return told, Observation(round_number, client, before, upload, settings, shares)
+    except KeyError as error:
+        raise NotReadableError(f"a training message without {error}") from None
+    except (ValueError, TypeError) as error:
+        raise NotReadableError(f"a training message that does not fit: {' '.join(str(error).split())[:200]}") from None
+
+
+def _public(
+    told: Experiment, client: int, examples: int, parameters: Vector
+) -> tuple[PublicSettings, Redistribution | None]:
+    """What the messages and the data set's name tell everybody: no seed is needed for any of it."""
+    dataset = load_dataset(told.data, told.seed)
+    shares = _shares(told, parameters)
+    plan = plan_client(told, client, examples, [value.numel() for value in parameters.values()], shares)
+    settings = PublicSettings(
+        model=told.model.model_dump(mode="json"),
+        shape=dataset.shape,
+        classes=dataset.classes,
+        mean=dataset.mean,
+        std=dataset.std,
+        algorithm=told.federation.algorithm,
+        batch_size=told.training.batch_size,
+        local_steps=plan.steps_per_round,
+        learning_rate=told.training.learning_rate,
+        optimizer=told.training.optimizer,
+        momentum=told.training.momentum,
+        client_examples=examples,
+        mechanism=plan.config.model_dump(mode="json", exclude_none=True),
+    )
+    return settings, shares
+
+
+def _shares(told: Experiment, parameters: Vector) -> Redistribution | None:
+    """The public vector r of hgm, where it follows from the shapes of the parameters."""
+    config = told.mechanism
+    if config.name != "hgm":
+        return None
+    match config.redistribution:
+        case "uniform":
+            return uniform_shares(parameters)
+        case "layer":
+            return layer_shares(parameters)
+        case "public":
+            raise NotReadableError("mechanism.redistribution = 'public': the shares of the noise are in no message")

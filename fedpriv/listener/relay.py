@@ -1,0 +1,140 @@
+"""The reverse proxy itself: passes on every byte unchanged, and lets the listener hear it.
+
+It works on TCP and knows nothing of what it carries, so that TLS passes through it unharmed and unread. Hearing is done
+on a thread of its own: the traffic never waits for it.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.listener.ear import Ear
+from fedpriv.listener.notes import Listened
+
+__all__ = ["Address", "listen"]
+
+_PIECE = 1 << 16
+_WRITE_SECONDS = 1.0
+
+Address = tuple[str, int]
+
+
+def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], None]) -> Listened:
+    """Pass on connections until Ctrl-C (or SIGTERM), and write down what can be read.
+
+    Args:
+        at: host and port to listen on.
+        server: host and port of the SuperLink.
+        folder: where to write; made here.
+        tell: told when it listens.
+
+    Returns:
+        What passed.
+
+    Raises:
+        InputError: it cannot listen there, or the folder cannot be written.
+        RunFailedError: the folder can no more be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ear = Ear(folder, Listened(_text(at), _text(server), {}))
+        ear.write()
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ear") as thread:
+        asyncio.run(_serve(at, _Relay(server, ear, thread), tell))
+    # What has passed is heard out by now.
+    try:
+        ear.write()
+    except OSError as error:
+        raise RunFailedError(f"{folder} cannot be written: {error.strerror}") from None
+    return ear.listened
+
+
+async def _serve(at: Address, relay: "_Relay", tell: Callable[[str], None]) -> None:
+    """Listen until a signal comes."""
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        listening = await asyncio.start_server(relay.carry, *at)
+    except OSError as error:
+        raise InputError(f"cannot listen on {_text(at)}: {error.strerror}") from None
+    tell(f"listening on {_text(at)}, passing on to {_text(relay.server)}; Ctrl-C ends it")
+    writing = asyncio.create_task(relay.write_now_and_then())
+    await ended.wait()
+    writing.cancel()
+    listening.close()
+    await relay.cut()
+
+
+class _Relay:
+    """Carries connections to the server."""
+
+    def __init__(self, server: Address, ear: Ear, thread: ThreadPoolExecutor) -> None:
+        self.server = server
+        self._ear, self._thread = ear, thread
+        self._numbers = count()
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def carry(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
+        """Carry one connection of a SuperNode to its end."""
+        task = asyncio.ensure_future(self._carry(next(self._numbers), node, to_node))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def cut(self) -> None:
+        """End all connections."""
+        for task in self._carrying:
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    async def write_now_and_then(self) -> None:
+        """Keep the account on disk up to date; a listener that is killed leaves it behind."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_WRITE_SECONDS)
+            with suppress(OSError):  # tried again soon; the last time it counts
+                await loop.run_in_executor(self._thread, self._ear.write)
+
+    async def _carry(self, number: int, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
+        try:
+            server, to_server = await asyncio.open_connection(*self.server)
+        except OSError:
+            to_node.close()  # no SuperLink there (yet): the SuperNode tries again
+            return
+        up = asyncio.create_task(self._pass_on(node, to_server, partial(self._ear.asked, number)))
+        down = asyncio.create_task(self._pass_on(server, to_node, partial(self._ear.answered, number)))
+        try:
+            await asyncio.gather(up, down)
+        except OSError:
+            pass  # one end has vanished; the other is told by closing below
+        finally:
+            up.cancel()
+            down.cancel()
+            to_server.close()
+            to_node.close()
+            self._thread.submit(self._ear.closed, number)
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hear: Callable[[bytes], None]
+    ) -> None:
+        """Pass on one direction to its end; heard first, so that a request is heard before its reply."""
+        while data := await source.read(_PIECE):
+            self._thread.submit(hear, data)
+            sink.write(data)
+            await sink.drain()
+        if sink.can_write_eof():
+            sink.write_eof()
+
+
+def _text(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
