@@ -182,10 +182,15 @@ def _lpips_network(hub: str, download: bool) -> tuple[nn.Module | None, str | No
             return None, reason
         try:
             with torch.random.fork_rng(devices=[]):  # weights are drawn at random before they are read
-                network: nn.Module = lpips.LPIPS(net="squeeze", verbose=False)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+                network = lpips.LPIPS(net="squeeze", verbose=False, pnet_rand=True)
+            # torch's hub would unpickle the file, whatever it holds; this reads tensors and nothing else.
+            stored = torch.load(weights, map_location="cpu", weights_only=True)
+            names = [name for name, _ in network.net.named_parameters()]
+            network.net.load_state_dict({name: stored[f"features.{name.partition('.')[2]}"] for name in names})
+        except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError) as error:
             return None, f"its weights, {weights.name} in torch's hub folder, cannot be read: {_one_line(error)}"
-    return network.requires_grad_(False).eval(), None
+    usable: nn.Module = network.requires_grad_(False).eval()
+    return usable, None
 
 
 def _provide(url: str, weights: Path, download: bool) -> str | None:
