@@ -7,8 +7,8 @@ import h11
 
 __all__ = ["Conversation", "Kind", "Spoken"]
 
-# The first two bytes of every TLS connection: a handshake record, version 3.
-_TLS = b"\x16\x03"
+# The first byte of every TLS connection announces a handshake; no HTTP request begins with it.
+_TLS = b"\x16"
 
 
 class Kind(StrEnum):
@@ -55,6 +55,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.kind = Kind.SILENT
+        self._follows = False
         self._requests = h11.Connection(h11.SERVER)
         self._replies = h11.Connection(h11.CLIENT)
         self._request, self._reply = _Half(), _Half()
@@ -62,22 +63,25 @@ class Conversation:
     def asked(self, data: bytes) -> None:
         """Take bytes that the SuperNode sent."""
         if self.kind is Kind.SILENT:
-            self.kind = Kind.TLS if data.startswith(_TLS) else Kind.HTTP
+            self.kind = Kind.TLS if data.startswith(_TLS) else Kind.OTHER  # until a request is read
+            self._follows = self.kind is not Kind.TLS
         self._follow(self._requests, data)
 
     def answered(self, data: bytes) -> tuple[Spoken, ...]:
         """Take bytes that the SuperLink sent; returns what is complete now."""
+        if self.kind is Kind.SILENT:
+            self.kind = Kind.OTHER  # in HTTP and TLS the client speaks first
         return self._follow(self._replies, data)
 
     def _follow(self, parser: h11.Connection, data: bytes) -> tuple[Spoken, ...]:
-        if self.kind is not Kind.HTTP:
+        if not self._follows:
             return ()
         try:
             parser.receive_data(data)
             return self._read()
         except (h11.ProtocolError, RuntimeError):
             # Not HTTP, or no more: what passes from now on is passed on and not read.
-            self.kind = Kind.OTHER
+            self._follows = False
             return ()
 
     def _read(self) -> tuple[Spoken, ...]:
@@ -91,6 +95,7 @@ class Conversation:
         event = self._requests.next_event()
         match event:
             case h11.Request():
+                self.kind = Kind.HTTP
                 self._request = _Half(path=event.target.decode("latin-1"))
             case h11.Data():
                 self._request.body += event.data
