@@ -1,68 +1,19 @@
-"""The plots of the report, as SVG in a light and a dark version; no global state of matplotlib is touched.
+"""The plots of a run's report."""
 
-Colours are those of Okabe and Ito (2008), which people with any kind of colour vision tell apart; no meaning rests on
-colour alone. Text stays text, so that it is set in the reader's own system font.
-"""
-
-import io
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
+from fedpriv.report.drawing import Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.view import Partition
 from fedpriv.runs import RoundRecord
 
-__all__ = ["Plot", "accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot"]
-
-PIXELS_PER_INCH = 96
-_MATPLOTLIB_FONT = "font-family: 'DejaVu Sans', sans-serif"
-_READERS_FONT = "font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One drawing, as two SVG files of the same size, and what it says in words. Width and height are in CSS pixels."""
-
-    light: bytes
-    dark: bytes
-    alt: str
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class _Theme:
-    surface: str
-    text: str
-    muted: str
-    grid: str
-    line: str
-    alarm: str
-    full: str
-
-
-_LIGHT = _Theme("#ffffff", "#1d2126", "#5a6169", "#e3e5e7", "#0072B2", "#B84A00", "#004F7F")
-_DARK = _Theme("#16191d", "#e8e6e1", "#a4abb3", "#33393f", "#56B4E9", "#F0883E", "#8FD0F7")
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedpriv",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.parse_math": False,
-}
+__all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot"]
 
 
 def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | None:
@@ -71,15 +22,15 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | 
     if not points:
         return None
 
-    def build(theme: _Theme) -> Figure:
+    def build(theme: Theme) -> Figure:
         drawing, axes = _curve("Test accuracy", points, rounds, theme, percent)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_ylim(0, 1)
         if classes:
-            _level(axes, 1 / classes, f"guessing among {classes}", theme)
+            level(axes, 1 / classes, f"guessing among {classes}", theme)
         return drawing
 
-    return _plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
+    return plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
 
 
 def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
@@ -90,7 +41,7 @@ def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
     values = [value for _, value in points]
     logarithmic = min(values) > 0 and max(values) > 20 * min(values)
 
-    def build(theme: _Theme) -> Figure:
+    def build(theme: Theme) -> Figure:
         drawing, axes = _curve("Test loss", points, rounds, theme, figure)
         if logarithmic:
             axes.set_yscale("log")
@@ -101,7 +52,7 @@ def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
         return drawing
 
     scale = ", logarithmic scale" if logarithmic else ""
-    return _plot(build, f"Test loss over rounds{scale}: {_course(points, figure)}{_faults(rounds)}.")
+    return plot(build, f"Test loss over rounds{scale}: {_course(points, figure)}{_faults(rounds)}.")
 
 
 def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | None:
@@ -114,17 +65,17 @@ def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | 
     if not values or (len(values) == 1 and target is None):
         return None
 
-    def build(theme: _Theme) -> Figure:
+    def build(theme: Theme) -> Figure:
         drawing, axes = _curve("Proven ε of the worst client", points, (), theme, figure)
         axes.set_ylim(0, 1.12 * max(*values, target or 0.0))
         if target is not None:
-            _level(axes, target, f"target {figure(target)}", theme)
+            level(axes, target, f"target {figure(target)}", theme)
         return drawing
 
     limit = f"; clients stop at {figure(target)}" if target is not None else ""
     course = _course(points, figure)
     meaning = "an upper bound as the run went on (the final figure may be lower)"
-    return _plot(build, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
+    return plot(build, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
 
 
 def partition_plot(partition: Partition) -> Plot:
@@ -138,11 +89,11 @@ def partition_plot(partition: Partition) -> Plot:
     width = 1.3 + min(max(0.42 * clients, 2.6), 7.4)
     heat = min(max(0.25 * classes, 1.2), 4.6) if named else 4.6
 
-    def build(theme: _Theme) -> Figure:
+    def build(theme: Theme) -> Figure:
         drawing = Figure(figsize=(width, heat + 1.5), layout="constrained")
         bars, cells = drawing.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [0.8, heat]})
-        _dress(bars, theme)
-        _dress(cells, theme)
+        dress(bars, theme)
+        dress(cells, theme)
         bars.bar(range(clients), totals, width=0.8, color=theme.line)
         bars.set_ylabel("examples", color=theme.muted)
         bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
@@ -176,10 +127,10 @@ def partition_plot(partition: Partition) -> Plot:
         f"Who holds what: {_range(totals)} examples a client, of {_range(held)} of the {classes} classes; "
         f"{clients} clients."
     )
-    return _plot(build, alt)
+    return plot(build, alt)
 
 
-def _write_counts(axes: Axes, counts: np.ndarray, theme: _Theme) -> None:
+def _write_counts(axes: Axes, counts: np.ndarray, theme: Theme) -> None:
     most = max(int(counts.max()), 1)
     for (client, label), number in np.ndenumerate(counts):
         # Dark ink on pale cells and pale ink on dark ones, in either theme.
@@ -192,13 +143,13 @@ def _curve(
     title: str,
     points: Sequence[tuple[int, float]],
     rounds: Sequence[RoundRecord],
-    theme: _Theme,
+    theme: Theme,
     text: Callable[[float], str],
 ) -> tuple[Figure, Axes]:
     """A line with its last value written at its end and crosses at rounds in which clients failed."""
     drawing = Figure(figsize=(5.0, 3.0), layout="constrained")
     axes = drawing.subplots()
-    _dress(axes, theme)
+    dress(axes, theme)
     axes.grid(axis="y", color=theme.grid, linewidth=0.8)
     numbers, values = zip(*points, strict=True)
     marker = "o" if len(points) <= 30 else ""
@@ -221,22 +172,6 @@ def _curve(
     return drawing, axes
 
 
-def _level(axes: Axes, value: float, name: str, theme: _Theme) -> None:
-    """A dotted line across, with its name above its end."""
-    axes.axhline(value, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
-    axes.annotate(
-        name, (1, value), (0, 3), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right", va="bottom", color=theme.muted, fontsize=8.5,
-    )  # fmt: skip
-
-
-def _dress(axes: Axes, theme: _Theme) -> None:
-    axes.set_facecolor("none")
-    axes.tick_params(colors=theme.muted, length=3)
-    for spine in axes.spines.values():
-        spine.set_color(theme.grid)
-
-
 def _course(points: Sequence[tuple[int, float]], text: Callable[[float], str]) -> str:
     (first, start), (last, end) = points[0], points[-1]
     return f"{text(start)} at round {first}, {text(end)} at round {last}"
@@ -254,23 +189,3 @@ def _range(values: np.ndarray) -> str:
 
 def _shortened(name: str, most: int = 16) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _plot(build: Callable[[_Theme], Figure], alt: str) -> Plot:
-    light, dark = _svg(build, _LIGHT), _svg(build, _DARK)
-    return Plot(light[0], dark[0], alt, light[1], light[2])
-
-
-def _svg(build: Callable[[_Theme], Figure], theme: _Theme) -> tuple[bytes, int, int]:
-    """Draw as SVG without date or other traces of the machine; also return width and height in CSS pixels."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # A glyph that matplotlib's font lacks is set by the reader's browser.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        drawing = build(theme)
-        drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        width, height = drawing.get_size_inches() * PIXELS_PER_INCH
-    text = buffer.getvalue().decode().replace(_MATPLOTLIB_FONT, _READERS_FONT)
-    return text.encode(), round(width), round(height)

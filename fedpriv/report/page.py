@@ -7,14 +7,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from attacks.reconstruction import ATTACKS
 from fedpriv.config import NOISE_PARAMETER, Experiment, describe
 from fedpriv.errors import InputError
 from fedpriv.report import numbers
-from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.report.drawing import Plot
+from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.report.filters import environment, plain
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Ledger, LedgerLine, Picture, View, load_view
 
@@ -91,22 +93,7 @@ def render_page(view: View) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "attack_name": _attack_name,
-        "bytes_text": numbers.bytes_text,
-        "count": numbers.count,
-        "decibel": numbers.decibel,
-        "decimal": numbers.decimal,
-        "duration": numbers.duration,
-        "figure": numbers.figure,
-        "percent": numbers.percent,
-        "picture_uri": _picture_uri,
-        "plain": _plain,
-        "score_rows": _score_rows,
-        "svg_uri": _svg_uri,
-    }
-    return environment
+    return environment(attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
 
 
 def _attack_name(label: str) -> str:
@@ -118,21 +105,6 @@ def _attack_name(label: str) -> str:
 
 def _picture_uri(picture: Picture) -> str:
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
-
-
-def _svg_uri(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-
-
-def _plain(value: object) -> str:
-    """A setting as it would be written in the experiment file."""
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return f"[{', '.join(_plain(item) for item in value)}]"
-    return str(value) if value != "" else "empty"
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -268,7 +240,7 @@ _Setting = tuple[str, str, bool, str]  # key, value, whether it differs from the
 
 
 def _settings(experiment: Experiment) -> list[_Setting]:
-    return [(key, _plain(value), value != default, meaning) for key, value, default, meaning in describe(experiment)]
+    return [(key, plain(value), value != default, meaning) for key, value, default, meaning in describe(experiment)]
 
 
 def _attack_settings(view: View) -> list[_Setting]:
