@@ -1,4 +1,4 @@
-"""The command line: ``fedpriv run | deploy | attack | audit | report | account | config | data``."""
+"""The command line: ``fedpriv run | deploy | attack | audit | sweep | compare | report | account | config | data``."""
 
 import os
 import shlex
@@ -19,6 +19,7 @@ from fedpriv.cli_account import account_app
 from fedpriv.cli_attack import attack_app
 from fedpriv.cli_audit import audit
 from fedpriv.cli_deploy import deploy_app
+from fedpriv.cli_sweep import compare, sweep
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.terminal import File, Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
@@ -105,6 +106,11 @@ def run(
 
 
 app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
+app.command(
+    epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
+    "  fedpriv sweep configs/paper/table2.toml --scale small"
+)(sweep)
+app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quickstart-20260101-120000")(compare)
 
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")

@@ -5,9 +5,10 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 from flwr.app import Context, Message, RecordDict
@@ -19,7 +20,7 @@ from flwr.supercore.run import Run
 from fedpriv.config import EngineConfig
 from fedpriv.errors import InputError, RunFailedError
 
-__all__ = ["run_ray"]
+__all__ = ["Share", "connect", "run_ray"]
 
 _KNOCK_SECONDS = 10.0
 
@@ -33,8 +34,11 @@ def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: 
     """
     stopped = threading.Event()
     outcome = _Outcome()
-    _set_environment()
-    _connect(config)
+    shares = (
+        Share("engine.cpus_per_client", "CPU", config.cpus_per_client),
+        Share("engine.gpus_per_client", "GPU", config.gpus_per_client),
+    )
+    connect(config.address, "engine.address", shares)
     try:
         with _silenced("flwr", "ray"), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -125,30 +129,47 @@ def _set_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
-def _connect(config: EngineConfig) -> None:
-    """Start or join Ray before Flower does, so that a wrong address or share is one clear line."""
-    _knock(config.address)
+class Share(NamedTuple):
+    """How much of one kind of resource the smallest unit of work takes, and the key of the settings that says so."""
+
+    key: str
+    kind: str
+    amount: float
+
+
+def connect(address: str, key: str, shares: Sequence[Share]) -> None:
+    """Start or join Ray, so that a wrong address or share is one clear line.
+
+    Args:
+        address: of a running cluster; empty: start one here.
+        key: of the settings that the address comes from, for people.
+        shares: of CPUs and GPUs that one unit of work takes.
+
+    Raises:
+        InputError: no cluster answers at the address, or it cannot host one unit.
+    """
+    _set_environment()
+    _knock(address, key)
     try:
         ray.init(
-            address=config.address or None,
-            include_dashboard=None if config.address else False,
+            address=address or None,
+            include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=True,
-            runtime_env={"env_vars": {"PYTHONPATH": _python_path()}},
+            runtime_env={"env_vars": _workers_environment()},
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"engine.address = {config.address!r}: no Ray cluster answers: {error}") from None
+        raise InputError(f"{key} = {address!r}: no Ray cluster answers: {error}") from None
     offered = ray.cluster_resources()
-    for key, share in (("CPU", config.cpus_per_client), ("GPU", config.gpus_per_client)):
-        if share > offered.get(key, 0.0):
+    for share in shares:
+        if share.amount > offered.get(share.kind, 0.0):
             ray.shutdown()
-            raise InputError(
-                f"engine.{key.lower()}s_per_client = {share:g}: Ray offers {offered.get(key, 0.0):g} {key}s in all"
-            )
+            there = offered.get(share.kind, 0.0)
+            raise InputError(f"{share.key} = {share.amount:g}: Ray offers {there:g} {share.kind}s in all")
 
 
-def _knock(address: str) -> None:
+def _knock(address: str, key: str) -> None:
     """See whether anybody listens at host:port or ray://host:port: Ray itself would try for minutes."""
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if not separator:
@@ -156,7 +177,13 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
     except (OSError, ValueError) as error:
-        raise InputError(f"engine.address = {address!r}: no Ray cluster answers: {error}") from None
+        raise InputError(f"{key} = {address!r}: no Ray cluster answers: {error}") from None
+
+
+def _workers_environment() -> dict[str, str]:
+    """What workers take over from this process: where modules and data are looked for."""
+    data = os.environ.get("FEDPRIV_DATA")
+    return {"PYTHONPATH": _python_path(), **({"FEDPRIV_DATA": data} if data else {})}
 
 
 def _python_path() -> str:

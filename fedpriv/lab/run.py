@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from attacks.threat import threat_model
 from clients.app import app as client_app
@@ -163,8 +164,8 @@ def _close(
         verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         versions=versions(),
-        data={"name": world.dataset.name, "source": world.dataset.source},
-        model={"name": experiment.model.name, "parameters": sum(v.numel() for v in world.initial.parameters.values())},
+        data=_data(world),
+        model=_model(world),
         threat_model=threat_model(experiment.adversary),
         device=str(world.device),
         engine=engine,
@@ -173,6 +174,20 @@ def _close(
     folder.write_json("summary.json", summary.to_json())
     write_report(folder.path)
     return summary
+
+
+def _data(world: World) -> dict[str, Any]:
+    return {
+        "name": world.dataset.name,
+        "source": world.dataset.source,
+        "train_examples": len(world.dataset.y_train),
+        "test_examples": len(world.dataset.y_test),
+    }
+
+
+def _model(world: World) -> dict[str, Any]:
+    tensors = [value.numel() for value in world.initial.parameters.values()]
+    return {"name": world.experiment.model.name, "parameters": sum(tensors), "tensors": tensors}
 
 
 def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:

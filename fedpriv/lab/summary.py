@@ -96,7 +96,7 @@ class Summary:
     verdict: tuple[str, ...]
     warnings: tuple[str, ...]
     versions: Mapping[str, str]
-    data: Mapping[str, str]
+    data: Mapping[str, Any]
     model: Mapping[str, Any]
     threat_model: ThreatModel
     device: str

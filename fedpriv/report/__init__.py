@@ -1,11 +1,13 @@
-"""The report of a run: one HTML file that needs no network, made from the run's folder and nothing else.
+"""Reports: HTML files that need no network, of one run from its folder, and of many from their records.
 
 The folder is read into a :class:`~fedpriv.report.view.View` (view.py), drawn (figures.py) and put on a page (page.py,
 report.html, report.css). The same folder gives the same bytes. A folder that is incomplete gives a report that says
-what is missing.
+what is missing. Many runs are condensed in comparison.py, drawn by tradeoffs.py and put on a page by comparison_page.py
+and comparison.html.
 """
 
+from fedpriv.report.comparison_page import write_comparison, write_sweep_report
 from fedpriv.report.page import render_page, write_report
 from fedpriv.report.view import View, load_view
 
-__all__ = ["View", "load_view", "render_page", "write_report"]
+__all__ = ["View", "load_view", "render_page", "write_comparison", "write_report", "write_sweep_report"]

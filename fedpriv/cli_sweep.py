@@ -1,0 +1,129 @@
+"""The commands ``fedpriv sweep FILE`` and ``fedpriv compare DIR...``."""
+
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpriv.errors import RunFailedError
+from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line
+
+__all__ = ["compare", "sweep"]
+
+Attack = Annotated[
+    str,
+    typer.Option("--attack", metavar="NAME", help="Reconstruction attack to plot; default: the strongest."),
+]
+Member = Annotated[
+    str,
+    typer.Option("--membership", metavar="NAME", help="Membership attack to plot; default: the strongest."),
+]
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file, such as configs/paper/table2.toml.")],
+    scale: Annotated[
+        str, typer.Option("--scale", metavar="NAME", help="One of the file's [scales]; default: the one it names.")
+    ] = "",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Check and list the trials; run nothing.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Make trials again that failed.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run every trial of FILE; started again, it goes on with what is missing."""
+    from fedpriv.sweep.file import load_sweep, plain_settings
+
+    asked = load_sweep(file, scale)
+    # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
+    from fedpriv.lab.sweep import check_trials, run_sweep
+    from fedpriv.report import write_sweep_report
+    from fedpriv.sweep import SweepFolder
+    from fedpriv.sweep_display import SweepDisplay
+
+    warnings = check_trials(asked)
+    if list_:
+        for trial in asked.trials:
+            print_line(f"{trial.number}: {plain_settings(trial.settings)}, seed={trial.seed}")
+        return
+    folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
+    folder.write_command(shlex.join(["fedpriv", "sweep", str(file), *(["--scale", scale] if scale else [])]))
+    silent = quiet or as_json
+    if not silent:
+        for text in warnings:
+            err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+    with nullcontext(_Silent()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
+        records = run_sweep(asked, folder, progress, retry)
+    report = write_sweep_report(folder.path)
+    _print(records, as_json, folder=str(folder.path))
+    if not as_json:
+        print_line(f"Results: {folder.path / 'results.parquet'}, {folder.path / 'results.csv'}")
+        print_line(f"Report: {report}")
+    _refuse_faults(records)
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of sweeps or runs.")],
+    out_file: Annotated[Path, typer.Option("--out", metavar="FILE", help="The report to write.")] = Path(
+        "comparison.html"
+    ),
+    attack: Attack = "",
+    membership: Member = "",
+    as_json: Json = False,
+) -> None:
+    """Set the trials of sweeps and single runs side by side: a table, and a report with trade-offs."""
+    from fedpriv.report import write_comparison
+    from fedpriv.report.comparison import read_folders
+
+    records = read_folders(folders)
+    report = write_comparison(records, out_file, attack, membership, title=" and ".join(path.name for path in folders))
+    _print(records, as_json)
+    if not as_json:
+        print_line(f"Report: {report}")
+    _refuse_faults(records)
+
+
+class _Silent:
+    """Nobody watches."""
+
+    def found(self, records: Any) -> None:
+        """Say nothing."""
+
+    def started(self, trial: Any) -> None:
+        """Say nothing."""
+
+    def ended(self, record: Any) -> None:
+        """Say nothing."""
+
+    def tick(self) -> None:
+        """Say nothing."""
+
+
+def _print(records: Any, as_json: bool, **more: str) -> None:
+    from fedpriv.sweep_display import result_table
+
+    if as_json:
+        print_json({**more, "trials": [record.model_dump(mode="json") for record in records]})
+    else:
+        out.print(result_table(records))
+
+
+def _refuse_faults(records: Any) -> None:
+    """End with 1 where a trial failed or a ledger was refuted: the table is not what was asked for."""
+    failed = [record for record in records if record.failed]
+    refuted = [record for record in records if record.refuted]
+    if refuted:
+        one = refuted[0]
+        raise RunFailedError(
+            f"trial {one.trial}: epsilon is at least {one.epsilon_bound:.4g}, but {one.epsilon:.4g} is claimed to be "
+            f"proven ({len(refuted)} of {len(records)} trials): the implementation or the proof is wrong"
+        )
+    if failed:
+        numbers = ", ".join(str(record.trial) for record in failed[:12]) + ("..." if len(failed) > 12 else "")
+        raise RunFailedError(
+            f"{len(failed)} of {len(records)} trials failed ({numbers}); the first: {failed[0].reason}"
+        )

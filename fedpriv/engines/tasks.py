@@ -1,0 +1,102 @@
+"""Many independent pieces of work as Ray tasks, with shares of CPUs and GPUs for each, here or on a cluster."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from fedpriv.engines.ray import Share, connect
+
+__all__ = ["Ended", "Started", "TaskResources", "run_tasks"]
+
+
+@dataclass(frozen=True)
+class TaskResources:
+    """What one task takes, and whose Ray it runs on.
+
+    Attributes:
+        cpus: share of CPUs.
+        gpus: share of a GPU.
+        address: of a running cluster; empty: a local one is started, and stopped in the end.
+    """
+
+    cpus: float
+    gpus: float
+    address: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A task was handed to Ray."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task is over.
+
+    Attributes:
+        index: which.
+        result: what the function returned; ``None`` where it failed.
+        error: why it failed; ``None`` where it did not.
+    """
+
+    index: int
+    result: Any = None
+    error: str | None = None
+
+
+def run_tasks(
+    function: Callable[[Any], Any], arguments: Sequence[Any], resources: TaskResources, poll: float
+) -> Iterator[Started | Ended | None]:
+    """Call ``function`` on each argument, as many at once as fit; a task that fails or dies does not stop the others.
+
+    Tasks are handed over as room becomes free, so that what has started runs, as far as nobody else uses the cluster.
+
+    Args:
+        function: importable by its name where the tasks run.
+        arguments: one for each task.
+        resources: of one task.
+        poll: seconds after which ``None`` is yielded where nothing happened.
+
+    Raises:
+        InputError: no cluster answers at the address, or it cannot host one task.
+    """
+    shares = (Share("resources.cpus", "CPU", resources.cpus), Share("resources.gpus", "GPU", resources.gpus))
+    connect(resources.address, "resources.address", shares)
+    try:
+        task = ray.remote(function).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)
+        waiting, running = list(range(len(arguments)))[::-1], dict[Any, int]()
+        while waiting or running:
+            while waiting and len(running) < _room(resources):
+                index = waiting.pop()
+                running[task.remote(arguments[index])] = index
+                yield Started(index)
+            done, _ = ray.wait(list(running), num_returns=1, timeout=poll)
+            if not done:
+                yield None
+            for reference in done:
+                yield _outcome(running.pop(reference), reference)
+    finally:
+        ray.shutdown()
+
+
+def _room(resources: TaskResources) -> int:
+    """How many tasks fit at once; a cluster may grow and shrink."""
+    offered = ray.cluster_resources()
+    shares = [(resources.cpus, offered.get("CPU", 0.0)), (resources.gpus, offered.get("GPU", 0.0))]
+    return max(1, min(int(there / share + 1e-9) for share, there in shares if share > 0))
+
+
+def _outcome(index: int, reference: Any) -> Ended:
+    try:
+        return Ended(index, ray.get(reference))
+    except RayTaskError as error:
+        cause = error.cause
+        return Ended(index, error=f"{type(cause).__name__}: {cause}" if cause is not None else str(error))
+    except RayError as error:
+        # The worker died, for want of memory as a rule: Ray's text says which and how.
+        return Ended(index, error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")

@@ -1,0 +1,251 @@
+"""What a comparison shows, computed from records: settings with their estimates over seeds, and Pareto fronts."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+from attacks.reconstruction.table import is_active
+from fedpriv.config import describe
+from fedpriv.errors import InputError
+from fedpriv.runs import RunFolder
+from fedpriv.sweep import SweepFolder, TrialRecord, read_record
+
+__all__ = [
+    "Chosen",
+    "Estimate",
+    "Setting",
+    "choose_attacks",
+    "differing_keys",
+    "estimate",
+    "pareto_front",
+    "read_folders",
+    "settings_of",
+    "value_of",
+]
+
+CONFIDENCE = 0.95
+# From so many seeds on their spread is shown; from fewer, what each run knows about its own figure.
+SEEDS_FOR_SPREAD = 3
+
+_SHOWN_ANYWAY = (
+    "data.name",
+    "model.name",
+    *(f"mechanism.{key}" for key in ("name", "blocks", "kappa", "sigma", "scale")),
+)
+_NOT_SETTINGS = ("name", "seed", "report.", "engine.")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its interval; ``None`` for an end that is not known."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The attacks that the plots show, the same for all trials; empty: there is none."""
+
+    reconstruction: str
+    membership: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Trials that differ in their seed only.
+
+    Attributes:
+        records: the trials, none of them failed.
+        accuracy: after the last round.
+        mse: of the chosen reconstruction attack on the uploads as they were sent.
+        auc: of the chosen membership attack.
+        epsilon: proven, the largest of the trials.
+        bound: measured from below, the largest of the trials.
+    """
+
+    records: tuple[TrialRecord, ...]
+    accuracy: Estimate | None
+    mse: Estimate | None
+    auc: Estimate | None
+    epsilon: float | None
+    bound: float | None
+
+    @property
+    def first(self) -> TrialRecord:
+        """The trial that stands for all where they agree."""
+        return self.records[0]
+
+    @property
+    def facet(self) -> tuple[str, str]:
+        """Data and network: only within one are points compared."""
+        return self.first.data, self.first.model
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """Mechanism and, for vmf, its blocks."""
+        return self.first.mechanism, self.first.blocks or ""
+
+
+def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
+    """Read sweeps and single runs; the trials are numbered through.
+
+    Of single runs the settings in which they differ stand for what a sweep sets.
+
+    Raises:
+        InputError: a folder is neither, or a file is damaged, or there is not one trial.
+    """
+    sweeps = [path for path in paths if (path / "sweep.json").is_file()]
+    runs = [path for path in paths if path not in sweeps]
+    found = [(path, record) for path in sweeps for record in SweepFolder.open(path).records()]
+    records = [record.model_copy(update={"folder": str(path / record.folder)}) for path, record in found]
+    records += _single_runs(runs)
+    if not records:
+        raise InputError(f"{', '.join(map(str, paths))}: no trial is over, so there is nothing to compare")
+    return [record.model_copy(update={"trial": number}) for number, record in enumerate(records, 1)]
+
+
+def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:
+    folders = [RunFolder.open(path) for path in paths]
+    keys = [{key: value for key, value, _, _ in describe(folder.experiment())} for folder in folders]
+    differing = [
+        key for key in (keys[0] if keys else ()) if not key.startswith(_NOT_SETTINGS)
+        and len({repr(one[key]) for one in keys}) > 1
+    ]  # fmt: skip
+    return [
+        read_record(folder, str(folder.path), settings={key: own[key] for key in differing if own[key] is not None})
+        for folder, own in zip(folders, keys, strict=True)
+    ]
+
+
+# ---- estimates -------------------------------------------------------------------------------------------------------
+
+
+def choose_attacks(records: Sequence[TrialRecord], reconstruction: str = "", membership: str = "") -> Chosen:
+    """Choose what the plots show: as asked, else the strongest attack on average over the trials that most trials have.
+
+    One attack for all trials: the best of several in each trial would look better by chance alone.
+
+    Raises:
+        InputError: no trial has an attack of that name.
+    """
+    errors: dict[str, list[float]] = {}
+    areas: dict[str, list[float]] = {}
+    for record in records:
+        for one in record.reconstruction:
+            if one.mse is not None and (one.attack == reconstruction or not is_active(one.attack)):
+                errors.setdefault(one.attack, []).append(-one.mse)
+        for other in record.memberships:
+            areas.setdefault(other.attack, []).append(other.auc)
+    return Chosen(
+        _strongest(errors, reconstruction, "reconstruction attack"), _strongest(areas, membership, "membership attack")
+    )
+
+
+def _strongest(strengths: Mapping[str, Sequence[float]], asked: str, what: str) -> str:
+    if asked and asked not in strengths:
+        raise InputError(f"no trial has a {what} {asked!r}; there are: {', '.join(strengths) or 'none'}")
+    return asked or max(
+        strengths, key=lambda name: (len(strengths[name]), statistics.fmean(strengths[name])), default=""
+    )
+
+
+def settings_of(records: Iterable[TrialRecord], chosen: Chosen) -> list[Setting]:
+    """Group trials that differ in their seed only, in the order of their first trial; failed ones are left out."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        if not record.failed:
+            groups.setdefault(_key(record), []).append(record)
+    return [_setting(tuple(group), chosen) for group in groups.values()]
+
+
+def _key(record: TrialRecord) -> str:
+    own = sorted((key, repr(value)) for key, value in record.settings.items())
+    return repr((record.data, record.model, record.mechanism, record.blocks, own, _study(record)))
+
+
+def _study(record: TrialRecord) -> str:
+    """Where a sweep's trials lie: two sweeps may differ in what is not among their settings."""
+    return record.folder.rpartition("trials/")[0]
+
+
+def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
+    errors = [one for record in records for one in record.reconstruction if one.attack == chosen.reconstruction]
+    areas = [one for record in records for one in record.memberships if one.attack == chosen.membership]
+    return Setting(
+        records=records,
+        accuracy=estimate([(one.accuracy, one.accuracy_low, one.accuracy_high) for one in records]),
+        mse=estimate([(one.mse, one.mse_low, one.mse_high) for one in errors]),
+        auc=estimate([(one.auc, one.auc_low, one.auc_high) for one in areas]),
+        epsilon=max((one.epsilon for one in records if one.epsilon is not None), default=None),
+        bound=max((one.epsilon_bound for one in records if one.epsilon_bound is not None), default=None),
+    )
+
+
+def estimate(figures: Iterable[tuple[float | None, float | None, float | None]]) -> Estimate | None:
+    """Return the mean over seeds with a 95 % interval.
+
+    From three seeds on the interval is Student's, of the mean over seeds. Below that it spans the runs' own intervals,
+    which are about test examples, candidates or images, not about seeds.
+
+    Args:
+        figures: (value, low, high) of each run.
+    """
+    known = [figure for figure in figures if figure[0] is not None]
+    values = [value for value, _, _ in known if value is not None]
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    if len(values) >= SEEDS_FOR_SPREAD:
+        half = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values)
+        half /= math.sqrt(len(values))
+        return Estimate(mean, mean - half, mean + half)
+    lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
+    return Estimate(mean, _end(lows, min), _end(highs, max))
+
+
+def _end(ends: Sequence[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:
+    known = [end for end in ends if end is not None]
+    return pick(known) if len(known) == len(ends) else None
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return which of the points (cost, gain) no other one is at least as good as in both, and better in one.
+
+    Of equal points all are on the front. The order is that of rising cost.
+    """
+    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1]))
+    front: list[int] = []
+    for index in order:
+        cost, gain = points[index]
+        if not front or gain > points[front[-1]][1] or (cost, gain) == points[front[-1]]:
+            front.append(index)
+    return front
+
+
+def differing_keys(settings: Sequence[Setting]) -> list[str]:
+    """The keys that the sweeps set and that differ, in the order of their first use.
+
+    Those that a page has columns for anyway are left out.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for setting in settings:
+        for key, value in setting.first.settings.items():
+            values.setdefault(key, {})[repr(value)] = None
+    differing = [key for key, found in values.items() if len(found) > 1 or _missing(settings, key)]
+    return [key for key in differing if key not in _SHOWN_ANYWAY]
+
+
+def _missing(settings: Sequence[Setting], key: str) -> bool:
+    return any(key not in setting.first.settings for setting in settings)
+
+
+def value_of(setting: Setting, key: str) -> Any:
+    """What a setting has for a key; ``None`` where the sweep did not set it."""
+    return setting.first.settings.get(key)

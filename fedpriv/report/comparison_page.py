@@ -1,0 +1,174 @@
+"""The page of a comparison: trade-offs, every setting, every attack; put into comparison.html."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from markupsafe import Markup
+
+from attacks.reconstruction import ATTACKS
+from fedpriv.errors import InputError
+from fedpriv.report import numbers
+from fedpriv.report.comparison import (
+    Chosen,
+    Estimate,
+    Setting,
+    choose_attacks,
+    differing_keys,
+    pareto_front,
+    settings_of,
+    value_of,
+)
+from fedpriv.report.drawing import Plot
+from fedpriv.report.filters import environment, plain
+from fedpriv.report.tradeoffs import TRADEOFFS, series_name, tradeoff_plot
+from fedpriv.sweep import SweepFolder, TrialRecord
+
+__all__ = ["render_comparison", "write_comparison", "write_sweep_report"]
+
+# Tables longer than this are folded.
+_FOLDED_FROM = 61
+
+
+@dataclass(frozen=True)
+class _Facet:
+    """One data set and network: its plots, and the settings that no other one beats in each trade-off."""
+
+    title: str
+    plots: tuple[tuple[Plot, str], ...]
+    settings: tuple[Setting, ...]
+    fronts: Mapping[int, str]
+
+
+def write_sweep_report(folder: Path) -> Path:
+    """Write ``report.html`` into the folder of a sweep from the trials that are over, and return its path.
+
+    Raises:
+        InputError: it is not the folder of a sweep, or the report cannot be written.
+    """
+    sweep = SweepFolder.open(folder)
+    return write_comparison(sweep.records(), folder / "report.html", title=sweep.name, command=sweep.command())
+
+
+def write_comparison(
+    records: Sequence[TrialRecord],
+    path: Path,
+    reconstruction: str = "",
+    membership: str = "",
+    *,
+    title: str,
+    command: str = "",
+) -> Path:
+    """Write the report about these trials and return its path.
+
+    Args:
+        records: the trials.
+        path: of the file; it appears whole.
+        reconstruction: attack to plot; empty: the strongest.
+        membership: the same for membership inference.
+        title: heading.
+        command: what repeats it; may be empty.
+
+    Raises:
+        InputError: no trial has such an attack, or the file cannot be written.
+    """
+    chosen = choose_attacks(records, reconstruction, membership)
+    page = render_comparison(records, chosen, title, command)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def render_comparison(records: Sequence[TrialRecord], chosen: Chosen, title: str, command: str = "") -> str:
+    """Return the comparison as one HTML document that needs no network and no script."""
+    settings = settings_of(records, chosen)
+    room = files("fedpriv.report")
+    template = environment(
+        attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
+    ).from_string(room.joinpath("comparison.html").read_text(encoding="utf-8"))
+    return template.render(
+        css=Markup(room.joinpath("report.css").read_text(encoding="utf-8")),
+        title=title,
+        command=command,
+        records=records,
+        chosen=chosen,
+        facets=_facets(settings),
+        keys=differing_keys(settings),
+        value_of=_value_text,
+        failed=[record for record in records if record.failed],
+        refuted=[record for record in records if record.refuted],
+        seconds=sum(record.seconds or 0.0 for record in records),
+        adjacencies=list(dict.fromkeys(record.adjacency for record in records if record.adjacency)),
+        deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),
+        folded_from=_FOLDED_FROM,
+    )
+
+
+def _facets(settings: Sequence[Setting]) -> list[_Facet]:
+    series = list(dict.fromkeys(setting.series for setting in settings))
+    groups: dict[tuple[str, str], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(setting.facet, []).append(setting)
+    return [_facet(facet, group, series) for facet, group in groups.items()]
+
+
+def _facet(facet: tuple[str, str], settings: Sequence[Setting], series: Sequence[tuple[str, str]]) -> _Facet:
+    drawn = [(tradeoff_plot(settings, tradeoff, series), tradeoff.name) for tradeoff in TRADEOFFS]
+    return _Facet(
+        title=f"{facet[1]} on {facet[0]}",
+        plots=tuple((plot, name) for plot, name in drawn if plot is not None),
+        settings=tuple(settings),
+        fronts=_fronts(settings),
+    )
+
+
+def _fronts(settings: Sequence[Setting]) -> dict[int, str]:
+    """Trial of a setting -> the trade-offs on whose front, over all mechanisms, it is."""
+    found: dict[int, list[str]] = {}
+    for tradeoff, name in zip(TRADEOFFS, ("AUC", "MSE", "ε"), strict=True):
+        sign = 1 if tradeoff.less_is_better else -1
+        placed = [
+            (setting.first.trial, sign * cost.value, setting.accuracy.value)
+            for setting in settings
+            if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
+        ]
+        for index in pareto_front([(cost, gain) for _, cost, gain in placed]):
+            found.setdefault(placed[index][0], []).append(name)
+    return {trial: ", ".join(names) for trial, names in found.items()}
+
+
+def _attack_name(label: str) -> str:
+    name, _, settings = label.partition(",")
+    title = ATTACKS[name].title if name in ATTACKS else name
+    return f"{title} ({settings.replace(',', ', ')})" if settings else title
+
+
+def _estimate_text(found: Estimate | None, kind: str) -> str:
+    return "n/a" if found is None else _number(found.value, kind)
+
+
+def _ends(found: Estimate | None, kind: str) -> str:
+    """The interval in words; empty where there is none."""
+    if found is None or found.low is None or found.high is None:
+        return ""
+    return f"{_number(found.low, kind)} to {_number(found.high, kind)}"
+
+
+def _number(value: float, kind: str) -> str:
+    match kind:
+        case "percent":
+            return numbers.percent(value)
+        case "decimal":
+            return numbers.decimal(value)
+        case _:
+            return numbers.figure(value, 3)
+
+
+def _value_text(setting: Setting, key: str) -> str:
+    value = value_of(setting, key)
+    return "" if value is None else plain(value)

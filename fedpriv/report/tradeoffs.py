@@ -1,0 +1,228 @@
+"""Plots of accuracy against what leaks and against what is proven: one mark a setting, Pareto fronts as lines.
+
+Each mechanism has a colour of Okabe and Ito (2008) and a marker of its own, the blocks of directional noise markers of
+the same colour; so no two are told apart by colour alone.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from fedpriv.report.comparison import Estimate, Setting, pareto_front
+from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, recoloured, to_svg
+from fedpriv.report.numbers import figure
+
+__all__ = ["TRADEOFFS", "Tradeoff", "series_name", "tradeoff_plot"]
+
+_NAMES = {
+    "none": "no mechanism",
+    "gaussian": "Gaussian",
+    "laplace": "Laplace",
+    "hgm": "heterogeneous Gaussian",
+    "vmf": "directional (VMF)",
+}
+# Light and dark theme; black or white and the colours of Okabe and Ito, lightened for the dark theme.
+_COLOURS = {
+    "none": ("#1d2127", "#e8e6e2"),
+    "gaussian": ("#0072B3", "#56B4EA"),
+    "laplace": ("#009E73", "#2FC79B"),
+    "hgm": ("#CC79A7", "#E6A3C7"),
+    "vmf": ("#D55E00", "#F5924A"),
+}
+_MARKERS = {"none": "X", "gaussian": "o", "laplace": "s", "hgm": "D", "vmf": "^"}
+_BLOCK_MARKERS = ("^", "v", "<", ">", "p", "h", "*", "d")
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """What one plot shows on its horizontal axis.
+
+    Attributes:
+        name: in the page's words.
+        axis: the axis' title.
+        cost: of a setting, with its interval; ``None``: it has none.
+        less_is_better: for whoever wants privacy.
+        logarithmic: the axis.
+        absent: what settings without a cost are called.
+        reference: the cost of an attacker who guesses; ``None``: not known.
+    """
+
+    name: str
+    axis: str
+    cost: Callable[[Setting], Estimate | None]
+    less_is_better: bool
+    logarithmic: bool
+    absent: str
+    reference: Callable[[Sequence[Setting]], float | None]
+
+
+def _guess_error(settings: Sequence[Setting]) -> float | None:
+    """The mean over trials of the best guess' MSE: of pictures that never saw an upload."""
+    best = [
+        min(errors)
+        for setting in settings
+        for record in setting.records
+        if (errors := [one.mse for one in record.reconstructions if one.upload == "none" and one.mse is not None])
+    ]
+    return statistics.fmean(best) if best else None
+
+
+def _epsilon(setting: Setting) -> Estimate | None:
+    if setting.epsilon is None or setting.epsilon <= 0:
+        return None
+    return Estimate(setting.epsilon, None, None)
+
+
+TRADEOFFS = (
+    Tradeoff(
+        "Accuracy and membership inference", "AUC of membership inference (0.5: a guess)",
+        lambda setting: setting.auc, True, False, "not audited", lambda _: 0.5,
+    ),
+    Tradeoff(
+        "Accuracy and reconstruction", "MSE of the reconstruction (more: less is seen)",
+        lambda setting: setting.mse, False, False, "not attacked", _guess_error,
+    ),
+    Tradeoff(
+        "Accuracy and proven privacy", "proven ε of the whole run, at δ",
+        _epsilon, True, True, "nothing proven", lambda _: None,
+    ),
+)  # fmt: skip
+
+
+def series_name(series: tuple[str, str]) -> str:
+    """Return the name of a mechanism and its blocks."""
+    mechanism, blocks = series
+    name = _NAMES.get(mechanism, mechanism)
+    if not blocks:
+        return name
+    unit = {"whole": "whole gradient", "layer": "a block a tensor"}.get(blocks, f"blocks of {blocks.partition(':')[2]}")
+    return f"{name}, {unit}"
+
+
+def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Sequence[tuple[str, str]]) -> Plot | None:
+    """Draw one trade-off of one data set and network; ``None`` where no setting has both figures.
+
+    Args:
+        settings: of one facet.
+        tradeoff: which.
+        series: of the whole comparison, so that a mechanism looks the same in all its plots.
+    """
+    points = [
+        (setting, cost, setting.accuracy)
+        for setting in settings
+        if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
+    ]
+    if not points:
+        return None
+    drawing = Figure(figsize=(5.6, 4.0), layout="constrained")
+    axes = drawing.subplots()
+    dress(axes, LIGHT)
+    axes.grid(color=LIGHT.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    _scale(axes, tradeoff, [cost.value for _, cost, _ in points])
+    present = dict.fromkeys(setting.series for setting, _, _ in points)
+    for one in present:
+        own = [(cost, accuracy) for setting, cost, accuracy in points if setting.series == one]
+        _draw_series(axes, own, one, _marker(one, series), tradeoff)
+    _draw_absent(axes, settings, tradeoff)
+    _draw_reference(axes, tradeoff.reference(settings))
+    axes.set_xlabel(tradeoff.axis, color=LIGHT.muted)
+    axes.set_ylabel("test accuracy", color=LIGHT.muted)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+    drawing.legend(
+        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelcolor=LIGHT.text, handlelength=1.4
+    )
+    light, width, height = to_svg(lambda _: drawing, LIGHT)
+    data, model = settings[0].facet
+    alt = f"{tradeoff.name} of {model} on {data}: {len(points)} settings of {', '.join(map(series_name, present))}."
+    return Plot(light, recoloured(light, _dark_colours()), alt, width, height)
+
+
+def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:
+    if tradeoff.logarithmic:
+        axes.set_xscale("log")
+        wide = max(costs) > 1e3 * min(costs)
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value, 2)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_series(
+    axes: Axes, points: Sequence[tuple[Estimate, Estimate]], series: tuple[str, str], marker: str, tradeoff: Tradeoff
+) -> None:
+    colour = _COLOURS.get(series[0], (LIGHT.line, DARK.line))[0]
+    for horizontal in (True, False):
+        _draw_intervals(axes, points, colour, horizontal=horizontal)
+    costs = [cost.value for cost, _ in points]
+    gains = [accuracy.value for _, accuracy in points]
+    sign = 1 if tradeoff.less_is_better else -1
+    front = pareto_front([(sign * cost, gain) for cost, gain in zip(costs, gains, strict=True)])
+    if len(front) > 1:
+        # In the order of rising cost: what is had at this cost lasts up to the next point.
+        axes.step(
+            [costs[index] for index in front], [gains[index] for index in front], where="post", color=colour,
+            linewidth=1.2, alpha=0.75,
+        )  # fmt: skip
+    axes.scatter(costs, gains, s=34, marker=marker, color=colour, linewidths=0.6, label=series_name(series), zorder=3)
+
+
+def _draw_intervals(axes: Axes, points: Sequence[tuple[Estimate, Estimate]], colour: str, *, horizontal: bool) -> None:
+    lines = []
+    for cost, accuracy in points:
+        one = cost if horizontal else accuracy
+        if one.low is None or one.high is None:
+            continue
+        ends = (one.low, one.high)
+        lines.append([(end, accuracy.value) if horizontal else (cost.value, end) for end in ends])
+    if lines:
+        # One path for all: a thousand settings would be a thousand artists else. NaN lifts the pen.
+        gap = np.full((len(lines), 1, 2), np.nan)
+        path = np.concatenate([np.array(lines), gap], axis=1).reshape(-1, 2)
+        axes.plot(path[:, 0], path[:, 1], color=colour, linewidth=1, alpha=0.45)
+
+
+def _draw_absent(axes: Axes, settings: Sequence[Setting], tradeoff: Tradeoff) -> None:
+    """The accuracy of runs without a mechanism, where they have no place on the axis."""
+    bare = [
+        setting.accuracy.value
+        for setting in settings
+        if setting.series[0] == "none" and setting.accuracy is not None and tradeoff.cost(setting) is None
+    ]
+    if not bare:
+        return
+    best = max(bare)
+    axes.axhline(best, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+    axes.annotate(
+        f"no mechanism ({tradeoff.absent})", (0, best), (2, 3), xycoords=("axes fraction", "data"),
+        textcoords="offset points", va="bottom", color=LIGHT.muted, fontsize=8.5,
+    )  # fmt: skip
+
+
+def _draw_reference(axes: Axes, cost: float | None) -> None:
+    if cost is None:
+        return
+    axes.axvline(cost, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+    axes.annotate(
+        "guess", (cost, 1), (-3, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+        rotation=90, va="top", ha="right", color=LIGHT.muted, fontsize=8.5,
+    )  # fmt: skip
+
+
+def _marker(series: tuple[str, str], every: Sequence[tuple[str, str]]) -> str:
+    mechanism, blocks = series
+    if mechanism != "vmf":
+        return _MARKERS.get(mechanism, "P")
+    known = [other for name, other in every if name == "vmf"]
+    return _BLOCK_MARKERS[known.index(blocks) % len(_BLOCK_MARKERS)]
+
+
+def _dark_colours() -> dict[str, str]:
+    """Each colour of the light drawing and what takes its place in the dark one."""
+    names: tuple[str, ...] = tuple(Theme.__dataclass_fields__)
+    themes = {getattr(LIGHT, name): getattr(DARK, name) for name in names}
+    return themes | dict(_COLOURS.values())

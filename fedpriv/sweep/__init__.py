@@ -1,0 +1,24 @@
+"""Many runs as one study: what a sweep file asks for, what each trial gave, and the folder that keeps both.
+
+file.py reads the file into trials, record.py reads a run's folder into one record, table.py writes records as Parquet
+and CSV, folder.py is what lies where. Who runs the trials is in :mod:`fedpriv.lab.sweep`.
+"""
+
+from fedpriv.sweep.file import AuditConfig, ResourcesConfig, Sweep, Trial, load_sweep
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import Reconstruction, TrialRecord, read_record
+from fedpriv.sweep.table import describe_columns, to_table
+
+__all__ = [
+    "AuditConfig",
+    "Reconstruction",
+    "ResourcesConfig",
+    "Sweep",
+    "SweepFolder",
+    "Trial",
+    "TrialRecord",
+    "describe_columns",
+    "load_sweep",
+    "read_record",
+    "to_table",
+]

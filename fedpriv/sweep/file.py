@@ -1,0 +1,343 @@
+"""The sweep file: one base experiment, what varies, and with what each trial is run.
+
+::
+
+    name = "noise"
+    base = "../quickstart.toml"          # or a table: an experiment file's sections as they stand
+    seeds = [1, 2, 3]
+
+    [set.federation]                     # for all trials
+    rounds = 50
+
+    [grid.mechanism]                     # every value with every other one
+    kappa = [5, 50, 500]
+
+    [[list.network]]                     # a named list is one axis: its entries are taken one at a time
+    model = { name = "mlp", hidden = [64] }
+    [[list.network]]
+    model = { name = "lenet" }
+
+    [audit]                              # leave out: no membership inference
+    references = 16
+
+    [resources]
+    cpus = 0.5
+
+    [scales.full]                        # replaces keys of this file with `--scale full`
+    seeds = [1, 2, 3, 4, 5]
+
+Trials are the product of seeds, lists and grid. All of them are validated before any starts.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from fedpriv.config import Count, Experiment, Integer, NonNegative, Positive, override, read_toml, validated
+from fedpriv.errors import InputError
+
+__all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "plain_settings", "refuse_trials"]
+
+MOST_TRIALS = 100_000
+
+# How many settings or trials one error line names.
+_NAMED = 12
+
+Key = tuple[str, ...]
+Values = tuple[tuple[Key, Any], ...]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AuditConfig(_Section):
+    """Membership inference on every trial, as ``fedpriv audit`` does it."""
+
+    references: Count = Field(32, description="reference models to train for each trial; an even number from 6")
+    pairs: Count = Field(1000, description="members, and as many non-members, to tell apart; at least 2")
+
+    @field_validator("references")
+    @classmethod
+    def _in_twos(cls, references: int) -> int:
+        if references < 6 or references % 2:
+            raise ValueError("an even number from 6 is wanted")
+        return references
+
+
+class ResourcesConfig(_Section):
+    """Where trials run, and the share of a machine that one takes."""
+
+    engine: Literal["ray", "inline"] = Field("ray", description="inline: one after the other in this process")
+    cpus: Positive = Field(1.0, description="Ray's share of CPUs for one trial")
+    gpus: NonNegative = Field(0.0, description="Ray's share of a GPU for one trial")
+    address: str = Field("", description="a running Ray cluster, such as auto; empty: this machine")
+
+
+class _File(_Section):
+    name: str = Field("sweep", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    base: Any = ""
+    seeds: tuple[Integer, ...] | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, Any] | None = None
+    list: Any = None
+    audit: AuditConfig | None = None
+    resources: ResourcesConfig = Field(default_factory=lambda: ResourcesConfig())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        number: from 1.
+        settings: what it has of the sweep's own: key of the experiment file -> value, in the order of the file.
+        seed: of the experiment.
+        experiment: resolved; the engine is inline.
+    """
+
+    number: int
+    settings: Mapping[str, Any]
+    seed: int
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file, resolved.
+
+    Attributes:
+        name: names the folder.
+        source: the file.
+        trials: what is to be run.
+        audit: how each trial's membership is attacked; ``None``: not.
+        resources: where trials run.
+    """
+
+    name: str
+    source: str
+    trials: tuple[Trial, ...]
+    audit: AuditConfig | None
+    resources: ResourcesConfig
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this sweep, as JSON types; results of another one are not mixed with it.
+
+        Settings that have their default are left out, so that a key that a later version adds changes nothing.
+        """
+        trials = [
+            {
+                "settings": dict(trial.settings),
+                "experiment": trial.experiment.model_dump(mode="json", exclude_defaults=True),
+            }
+            for trial in self.trials
+        ]
+        return {"audit": None if self.audit is None else self.audit.model_dump(), "trials": trials}
+
+
+def load_sweep(path: Path, scale: str = "") -> Sweep:
+    """Read a sweep file and make its trials.
+
+    Args:
+        path: the TOML file; a base file that it names lies relative to it.
+        scale: the name of one of its ``[scales]``; empty: the file as it stands, or its key ``scale``.
+
+    Raises:
+        InputError: the file cannot be read; a key does not exist; there is nothing to vary; two trials are the same; or
+            some trials' settings contradict each other, which names all of these trials.
+    """
+    tree = _scaled(read_toml(path), scale, str(path))
+    file = validated(_File, tree, str(path))
+    base = _base(file.base, path)
+    axes = _axes(file, str(path))
+    override(base, _leaves(file.set), f"{path}: set.")
+    seeds = _seeds(file.seeds, base, str(path))
+    if not axes and len(seeds) < 2:
+        raise InputError(f"{path}: nothing varies; give grid, list, or several seeds")
+    count = len(seeds)
+    for axis in axes.values():
+        count *= len(axis)
+    if count > MOST_TRIALS:
+        raise InputError(f"{path}: {count} trials; at most {MOST_TRIALS} are allowed")
+    trials = _trials(base, axes, seeds, str(path))
+    _refuse_twins(trials, str(path))
+    return Sweep(file.name, str(path), trials, file.audit, file.resources)
+
+
+def plain_settings(settings: Mapping[str, Any]) -> str:
+    """Settings in one line for people: ``mechanism.kappa=5, model.name=mlp``."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items()) or "the base settings"
+
+
+def _scaled(tree: dict[str, Any], asked: str, source: str) -> dict[str, Any]:
+    """The file's tables with those of one scale in their place."""
+    scales = tree.pop("scales", {})
+    usual = tree.pop("scale", "")
+    name = asked or usual
+    if not isinstance(scales, dict) or not all(isinstance(scale, dict) for scale in scales.values()):
+        raise InputError(f"{source}: scales is a section of sections, such as [scales.small]")
+    if not name:
+        return tree
+    if name not in scales:
+        known = ", ".join(scales) or "none; the file has no [scales]"
+        raise InputError(f"{source}: scale {name!r} is not known; known: {known}")
+    merged = _merged(tree, scales[name])
+    merged["name"] = f"{merged.get('name', 'sweep')}-{name}"
+    return merged
+
+
+def _merged(tree: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with another's keys in their place; lists are replaced whole."""
+    found = dict(tree)
+    for key, value in other.items():
+        own = found.get(key)
+        found[key] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return found
+
+
+def _base(base: object, path: Path) -> dict[str, Any]:
+    if isinstance(base, dict):
+        return _merged({}, base)
+    if isinstance(base, str):
+        return read_toml(path.parent / base) if base else {}
+    raise InputError(
+        f"{path}: base = {base!r} is not allowed: an experiment file, or its sections, such as [base.data]"
+    )
+
+
+def _seeds(seeds: tuple[int, ...] | None, base: Mapping[str, Any], source: str) -> tuple[int, ...]:
+    if seeds is None:
+        usual = base.get("seed", 0)
+        return (usual if isinstance(usual, int) else 0,)
+    if not seeds:
+        raise InputError(f"{source}: seeds is empty: no trial would run")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"{source}: seeds names a seed twice")
+    return seeds
+
+
+# ---- what varies -----------------------------------------------------------------------------------------------------
+
+
+def _axes(file: _File, source: str) -> dict[str, tuple[Values, ...]]:
+    """Name of an axis -> its positions, each the values that it sets; lists before the grid."""
+    axes = _lists(file.list, source)
+    if file.grid is not None and not file.grid:
+        raise InputError(f"{source}: grid is empty: no trial would run")
+    for keys, values in _leaves(file.grid or {}):
+        name = f"grid.{'.'.join(keys)}"
+        if not isinstance(values, list):
+            raise InputError(f"{source}: {name} = {values!r}: a list of values is wanted, such as [{values!r}]")
+        axes[name] = tuple(((keys, value),) for value in values)
+    holders: dict[Key, str] = {}
+    for name, positions in axes.items():
+        if not positions:
+            raise InputError(f"{source}: {name} is empty: no trial would run")
+        for keys in {keys for position in positions for keys, _ in position}:
+            if keys == ("seed",):
+                raise InputError(f"{source}: {name} sets seed; use seeds")
+            if holders.setdefault(keys, name) != name:
+                raise InputError(f"{source}: {'.'.join(keys)} varies twice, in {holders[keys]} and in {name}")
+    return axes
+
+
+def _lists(lists: object, source: str) -> dict[str, tuple[Values, ...]]:
+    if lists is None:
+        return {}
+    named = {"list": lists} if isinstance(lists, list) else lists
+    if not isinstance(named, dict):
+        raise InputError(f"{source}: list = {lists!r} is not allowed: entries [[list]], or [[list.NAME]] for each axis")
+    axes = {}
+    for name, entries in named.items():
+        title = name if named is not lists else f"list.{name}"
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise InputError(f"{source}: {title} is not a list of tables; write [[{title}]] before each entry")
+        axes[title] = tuple(_leaves(entry) for entry in entries)
+    return axes
+
+
+def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Values:
+    """The values in nested tables with their keys; a quoted key with dots is as good as nested tables."""
+    found: list[tuple[Key, Any]] = []
+    for key, value in tree.items():
+        keys = (*prefix, *key.split("."))
+        found += _leaves(value, keys) if isinstance(value, dict) else [(keys, value)]
+    return tuple(found)
+
+
+# ---- trials ----------------------------------------------------------------------------------------------------------
+
+
+def _trials(
+    base: Mapping[str, Any], axes: Mapping[str, tuple[Values, ...]], seeds: Sequence[int], source: str
+) -> tuple[Trial, ...]:
+    """Every trial; the seeds vary slowest, so that a sweep that is cut off has each setting once."""
+    refused: dict[str, list[str]] = {}
+    trials = []
+    for number, (seed, positions) in enumerate(itertools.product(seeds, itertools.product(*axes.values())), 1):
+        settings = {".".join(keys): value for position in positions for keys, value in position}
+        try:
+            trials.append(Trial(number, MappingProxyType(settings), seed, _experiment(base, positions, seed, source)))
+        except InputError as error:
+            reason = str(error).removeprefix(f"{source}: ")
+            refused.setdefault(reason, []).append(f"{number} ({plain_settings(settings)})")
+    total = len(trials) + sum(len(who) for who in refused.values())
+    refuse_trials(refused, total, source)
+    return tuple(trials)
+
+
+def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str) -> None:
+    """Raise one line that names every trial that cannot run, by its reason.
+
+    Args:
+        refused: reason -> the trials.
+        total: how many trials there are.
+        source: the file.
+
+    Raises:
+        InputError: there is one.
+    """
+    if not refused:
+        return
+    count = sum(len(who) for who in refused.values())
+    parts = [f"{reason}: trial{'s' if len(who) > 1 else ''} {_listed(who)}" for reason, who in refused.items()]
+    verb = "trial of" if count == 1 else "trials of"
+    raise InputError(f"{source}: {count} {verb} {total} cannot run, so none was started: {'; '.join(parts)}")
+
+
+def _listed(trials: Sequence[str]) -> str:
+    """The first trials with their settings, the others by number."""
+    rest = [one.split(" ")[0] for one in trials[_NAMED:]]
+    return ", ".join(trials[:_NAMED]) + (f", and {', '.join(rest)}" if rest else "")
+
+
+def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
+    tree = _merged({}, _copied(base))
+    for values in positions:
+        override(tree, values, f"{source}: ")
+    tree["seed"] = seed
+    experiment = validated(Experiment, tree, source)
+    if experiment.engine.name == "ray" or experiment.engine.address:
+        key = "address" if experiment.engine.address else "name"
+        raise InputError(f"engine.{key}: a trial runs in one process; the sweep's own Ray is set in [resources]")
+    engine = experiment.engine.model_copy(update={"name": "inline"})
+    return experiment.model_copy(update={"engine": engine})
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in tree.items()}
+
+
+def _refuse_twins(trials: Sequence[Trial], source: str) -> None:
+    seen: dict[Experiment, int] = {}
+    for trial in trials:
+        first = seen.setdefault(trial.experiment, trial.number)
+        if first != trial.number:
+            raise InputError(
+                f"{source}: trials {first} and {trial.number} ({plain_settings(trial.settings)}) are the same"
+            )

@@ -1,0 +1,285 @@
+"""One trial in one record: what was set, how good the model is, what is proven, and what attackers found.
+
+Read from the files of a run's folder and nothing else, so that a run outside of any sweep has one too. ``None`` means
+that the run has no such figure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from scipy.stats import binomtest
+
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError
+from fedpriv.mechanisms.blocks import block_runs
+from fedpriv.runs import RunFolder, parse_json
+
+__all__ = ["COMPLETED", "FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "failed_record", "read_record"]
+
+COMPLETED, FAILED = "completed", "failed"
+CONFIDENCE = 0.95
+
+
+class _Record(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Reconstruction(_Record):
+    """What one attack, or one guess, made of the uploads: medians over images, on the [0, 1] scale."""
+
+    attack: str = Field(description="name of the attack or guess")
+    upload: str = Field(description="protected, unprotected, or none for a guess that never saw the upload")
+    victims: int = Field(description="images attacked")
+    recovered: int = Field(description="images that count as recovered")
+    mse: float | None = Field(None, description="median MSE over the images, scale [0, 1]")
+    mse_low: float | None = Field(None, description="low end of its 95 % interval, by bootstrap over uploads")
+    mse_high: float | None = Field(None, description="high end of the same")
+    mse_normalised: float | None = Field(None, description="median MSE on the scale of the network's input")
+    psnr: float | None = Field(None, description="median PSNR in dB")
+    ssim: float | None = Field(None, description="median SSIM")
+
+
+class MembershipFigures(_Record):
+    """How well one attack tells members of the training data from others."""
+
+    attack: str = Field(description="name of the attack")
+    auc: float = Field(description="area under the curve; 0.5: a guess")
+    auc_low: float | None = Field(None, description="low end of its 95 % interval (DeLong)")
+    auc_high: float | None = Field(None, description="high end of the same")
+    tpr_at_1_percent: float = Field(description="true positive rate at a false positive rate of 1 % at most")
+    tpr_at_01_percent: float = Field(description="the same at 0.1 %")
+
+
+class TrialRecord(_Record):
+    """One trial of a sweep, or one run on its own."""
+
+    trial: int = Field(description="number of the trial, from 1")
+    folder: str = Field(description="folder of the run, within the sweep's")
+    status: str = Field(description="completed, or failed: the run or its audit did not come to its end")
+    reason: str | None = Field(None, description="why it failed, or ended before its last round")
+    settings: Mapping[str, Any] = Field(default_factory=dict, description="keys that the sweep set, without the seed")
+    seed: int = Field(description="of the experiment")
+
+    data: str = Field("", description="data set")
+    model: str = Field("", description="network")
+    mechanism: str = Field("", description="none, gaussian, laplace, vmf, hgm")
+    blocks: str | None = Field(None, description="vmf: whole, layer, or size:D")
+    draws: int | None = Field(None, description="vmf: m, the draws that make up one example's noisy gradient")
+    noise: float | None = Field(None, description="kappa, sigma or scale of the worst client, calibrated or as given")
+    parameters: int | None = Field(None, description="numbers that are trained")
+    rounds: int | None = Field(None, description="rounds finished")
+
+    accuracy: float | None = Field(None, description="share of the test data classified rightly after the last round")
+    accuracy_low: float | None = Field(None, description="low end of its 95 % interval over test examples (Wilson)")
+    accuracy_high: float | None = Field(None, description="high end of the same")
+    loss: float | None = Field(None, description="mean cross entropy on the test data")
+
+    epsilon: float | None = Field(None, description="proven for the worst client and the whole run, at delta")
+    delta: float | None = Field(None, description="of that statement")
+    pure_epsilon: float | None = Field(None, description="proven at delta = 0")
+    nominal_epsilon: float | None = Field(None, description="what the mechanism's paper prints; no guarantee")
+    adjacency: str | None = Field(None, description="which data sets must look alike")
+    sampling: str | None = Field(None, description="how batches are drawn")
+    participations: int | None = Field(None, description="the most often one example was used")
+
+    reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
+    memberships: tuple[MembershipFigures, ...] = Field((), description="one for each attack of the audit")
+    epsilon_bound: float | None = Field(None, description="measured: epsilon is at least this, by canaries")
+    bound_confidence: float | None = Field(None, description="with this confidence")
+    refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")
+    seconds: float | None = Field(None, description="wall time of the trial's last start, audit included")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the trial did not come to its end."""
+        return self.status == FAILED
+
+    @property
+    def reconstruction(self) -> tuple[Reconstruction, ...]:
+        """Attacks on the uploads as they were sent: protected, or unprotected where there is no mechanism."""
+        sent = "unprotected" if self.mechanism == "none" else "protected"
+        return tuple(one for one in self.reconstructions if one.upload == sent)
+
+
+class _Guarantee(_Record):
+    epsilon: float | None = None
+    delta: float | None = None
+    pure_epsilon: float | None = None
+    nominal_epsilon: float | None = None
+    adjacency: str | None = None
+    sampling: str | None = None
+    participations: int | None = None
+
+
+class _Attack(_Record):
+    attack: str
+    upload: str
+    victims: int
+    recovered: int
+    mse: float | None = None
+    mse_normalised: float | None = None
+    psnr: float | None = None
+    ssim: float | None = None
+    intervals: Mapping[str, tuple[float, float]] = Field(default_factory=dict)
+
+
+class _Member(_Record):
+    attack: str
+    auc: float
+    tpr_at_1_percent: float
+    tpr_at_01_percent: float
+    intervals: Mapping[str, tuple[float, float]] = Field(default_factory=dict)
+
+
+class _Bound(_Record):
+    epsilon: float
+    confidence: float
+
+
+class _Membership(_Record):
+    attacks: tuple[_Member, ...]
+    epsilon_bound: _Bound
+    proven_epsilon: float | None = None
+
+
+class _Summary(_Record):
+    status: str
+    reason: str | None = None
+    rounds: int | None = None
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    seconds: float | None = None
+    ledger: _Guarantee | None = None
+    attacks: tuple[_Attack, ...] = ()
+    data: Mapping[str, Any] = Field(default_factory=dict)
+    model: Mapping[str, Any] = Field(default_factory=dict)
+    membership: _Membership | None = None
+
+
+class _Ledger(_Record):
+    parameters: Mapping[str, Any] = Field(default_factory=dict)
+
+
+_SUMMARY, _LEDGER = TypeAdapter(_Summary), TypeAdapter(_Ledger)
+
+
+def read_record(
+    folder: RunFolder,
+    label: str,
+    trial: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
+) -> TrialRecord:
+    """Condense the folder of a finished run.
+
+    Args:
+        folder: the run's.
+        label: what the record calls it.
+        trial: its number.
+        settings: what a sweep set.
+        seconds: wall time of the whole trial; unset: the run's.
+
+    Raises:
+        InputError: the run has no summary, or a file is damaged.
+    """
+    experiment = folder.experiment()
+    summary = parse_json(_bytes(folder.path / "summary.json"), _SUMMARY, str(folder.path / "summary.json"))
+    ledger = parse_json(_bytes(folder.path / "ledger.json"), _LEDGER, str(folder.path / "ledger.json"))
+    proven = summary.ledger or _Guarantee()
+    low, high = _accuracy_interval(summary)
+    found = summary.membership
+    return TrialRecord(
+        trial=trial,
+        folder=label,
+        status=COMPLETED if summary.status == COMPLETED else FAILED,
+        reason=summary.reason,
+        settings=dict(settings or {}),
+        seed=experiment.seed,
+        data=experiment.data.name,
+        model=experiment.model.name,
+        mechanism=experiment.mechanism.name,
+        blocks=experiment.mechanism.blocks if experiment.mechanism.name == "vmf" else None,
+        draws=_draws(experiment, summary),
+        noise=_noise(ledger),
+        parameters=summary.model.get("parameters"),
+        rounds=summary.rounds,
+        accuracy=summary.test_accuracy,
+        accuracy_low=low,
+        accuracy_high=high,
+        loss=summary.test_loss,
+        **proven.model_dump(),
+        reconstructions=tuple(_reconstruction(one) for one in summary.attacks),
+        memberships=tuple(_member(one) for one in found.attacks) if found else (),
+        epsilon_bound=found.epsilon_bound.epsilon if found else None,
+        bound_confidence=found.epsilon_bound.confidence if found else None,
+        refuted=_refuted(found),
+        seconds=summary.seconds if seconds is None else seconds,
+    )
+
+
+def failed_record(
+    experiment: Experiment, label: str, trial: int, settings: Mapping[str, Any], reason: str
+) -> TrialRecord:
+    """The record of a trial that came to nothing: what was set, and why it failed."""
+    return TrialRecord(
+        trial=trial,
+        folder=label,
+        status=FAILED,
+        reason=" ".join(reason.split()),
+        settings=dict(settings),
+        seed=experiment.seed,
+        data=experiment.data.name,
+        model=experiment.model.name,
+        mechanism=experiment.mechanism.name,
+        blocks=experiment.mechanism.blocks if experiment.mechanism.name == "vmf" else None,
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(
+            f"{path.parent} has no {path.name}: finish the run with fedpriv run --resume {path.parent}"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _draws(experiment: Experiment, summary: _Summary) -> int | None:
+    tensors: Sequence[int] | None = summary.model.get("tensors")
+    if experiment.mechanism.name != "vmf" or tensors is None:
+        return None
+    return sum(count for count, _ in block_runs(experiment.mechanism.blocks, tensors))
+
+
+def _noise(ledger: _Ledger) -> float | None:
+    given = [ledger.parameters[key] for key in ("kappa", "sigma", "scale") if key in ledger.parameters]
+    return float(given[0]) if given else None
+
+
+def _refuted(found: _Membership | None) -> bool:
+    if found is None or found.proven_epsilon is None:
+        return False
+    return found.epsilon_bound.epsilon > found.proven_epsilon
+
+
+def _accuracy_interval(summary: _Summary) -> tuple[float | None, float | None]:
+    examples, accuracy = summary.data.get("test_examples"), summary.test_accuracy
+    if not examples or accuracy is None or not math.isfinite(accuracy):
+        return None, None
+    interval = binomtest(round(accuracy * examples), examples).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def _reconstruction(found: _Attack) -> Reconstruction:
+    low, high = found.intervals.get("mse", (None, None))
+    return Reconstruction(**found.model_dump(exclude={"intervals"}), mse_low=low, mse_high=high)
+
+
+def _member(found: _Member) -> MembershipFigures:
+    low, high = found.intervals.get("auc", (None, None))
+    return MembershipFigures(**found.model_dump(exclude={"intervals"}), auc_low=low, auc_high=high)

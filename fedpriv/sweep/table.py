@@ -1,0 +1,100 @@
+"""Records as a flat table, for Parquet and CSV: one row a trial, one column a figure.
+
+Columns: the keys that the sweep set, as ``set.KEY``; the fields of :class:`~fedpriv.sweep.record.TrialRecord`; and for
+each attack ``reconstruction.ATTACK.UPLOAD.FIGURE`` or ``membership.ATTACK.FIGURE``. What each means is in
+:func:`describe_columns`, and in the Parquet file with each column.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from pydantic import BaseModel
+
+from fedpriv.sweep.record import MembershipFigures, Reconstruction, TrialRecord
+
+__all__ = ["describe_columns", "to_csv", "to_parquet", "to_table"]
+
+_PARTS = ("settings", "reconstructions", "memberships")
+
+
+def to_table(records: Sequence[TrialRecord]) -> pa.Table:
+    """Return one row for each record; a figure that a trial has not is null.
+
+    Columns of which nothing is known stay, as null, so that every sweep has the same fixed ones.
+    """
+    rows = [dict(_cells(record)) for record in records]
+    meanings = describe_columns(records)
+    columns = [_column([row.get(name) for row in rows]) for name in meanings]
+    fields = [
+        pa.field(name, column.type, metadata={"description": meaning})
+        for (name, meaning), column in zip(meanings.items(), columns, strict=True)
+    ]
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def describe_columns(records: Sequence[TrialRecord]) -> dict[str, str]:
+    """Return the columns of :func:`to_table`, in their order, and what each means."""
+    own = _described(TrialRecord)
+    head = {name: own.pop(name) for name in ("trial", "status", "seed")}
+    settings = {f"set.{key}": f"{key}, set by the sweep" for record in records for key in record.settings}
+    attacks: dict[str, str] = {}
+    for record in records:
+        for name, part in _attacks(record):
+            meanings = _described(type(part))
+            attacks |= {f"{name}.{key}": meanings[key] for key in meanings if key not in ("attack", "upload")}
+    return head | settings | {name: own[name] for name in own if name not in _PARTS} | attacks
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Return a table as the bytes of a Parquet file."""
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def to_csv(table: pa.Table) -> bytes:
+    """Return a table as the bytes of a CSV file with a header; null is empty."""
+    buffer = io.BytesIO()
+    pyarrow.csv.write_csv(table, buffer)
+    return buffer.getvalue()
+
+
+def _described(kind: type[BaseModel]) -> dict[str, str]:
+    return {name: field.description or "" for name, field in kind.model_fields.items()}
+
+
+def _attacks(record: TrialRecord) -> Iterator[tuple[str, Reconstruction | MembershipFigures]]:
+    for one in record.reconstructions:
+        yield f"reconstruction.{one.attack}.{one.upload}", one
+    for other in record.memberships:
+        yield f"membership.{other.attack}", other
+
+
+def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
+    for name in TrialRecord.model_fields:
+        if name not in _PARTS:
+            yield name, getattr(record, name)
+    for key, value in record.settings.items():
+        yield f"set.{key}", value
+    for name, part in _attacks(record):
+        for key in type(part).model_fields:
+            yield f"{name}.{key}", getattr(part, key)
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """One type for the whole column: the values' own where they agree, else text."""
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return pa.nulls(len(values))
+    if kinds == {bool}:
+        return pa.array(values, pa.bool_())
+    if kinds == {int}:
+        return pa.array(values, pa.int64())
+    if kinds <= {int, float}:
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values])

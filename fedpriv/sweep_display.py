@@ -1,0 +1,199 @@
+"""The live table of a sweep: what runs, what came out last, what is left; plain lines where nobody watches."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedpriv.sweep import SweepFolder, Trial, TrialRecord
+from fedpriv.sweep.file import plain_settings
+
+__all__ = ["SweepDisplay", "result_table"]
+
+_LAST_SHOWN = 10
+_REFRESH = 2.0
+
+
+class SweepDisplay:
+    """Shows a sweep on ``console``; use it as a context manager.
+
+    Args:
+        console: where to.
+        folder: of the sweep; looked into for how far running trials are.
+        total: how many trials the sweep has.
+        clock: seconds that go on.
+    """
+
+    def __init__(
+        self, console: Console, folder: SweepFolder, total: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._folder = folder
+        self._total = total
+        self._clock = clock
+        self._running: dict[int, tuple[Trial, float]] = {}
+        self._ended: list[TrialRecord] = []
+        self._durations: list[float] = []
+        self._most_at_once = 1
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._began = clock()
+        self._shown = -_REFRESH
+
+    def __enter__(self) -> "SweepDisplay":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def found(self, records: Sequence[TrialRecord]) -> None:
+        """Count trials that were over before."""
+        self._ended += records
+        if records:
+            self._say(f"{len(records)} of {self._total} trials were over before")
+
+    def started(self, trial: Trial) -> None:
+        """Show a trial that runs."""
+        self._running[trial.number] = (trial, self._clock())
+        self._most_at_once = max(self._most_at_once, len(self._running))
+        self._refresh()
+
+    def ended(self, record: TrialRecord) -> None:
+        """Show a trial's result, and how long the rest will take."""
+        trial, began = self._running.pop(record.trial)
+        self._durations.append(self._clock() - began)
+        self._ended.append(record)
+        if not self._console.is_terminal:
+            self._say(f"trial {record.trial} ({plain_settings(trial.settings)}): {_outcome(record)}; {self.headline()}")
+        self._refresh()
+
+    def tick(self) -> None:
+        """Show that time goes by."""
+        if self._clock() - self._shown >= _REFRESH:
+            self._refresh()
+
+    def headline(self) -> str:
+        """What is done and the time left."""
+        failed = sum(record.failed for record in self._ended)
+        parts = [f"{len(self._ended)} of {self._total} trials over"]
+        parts += [f"{failed} failed"] if failed else []
+        parts += [f"{len(self._running)} running"] if self._running else []
+        left = self.seconds_left()
+        parts += [f"about {_clock_text(left)} left"] if left is not None and len(self._ended) < self._total else []
+        return ", ".join(parts)
+
+    def seconds_left(self) -> float | None:
+        """Estimate from the trials of this start: their mean duration, as many at once as there were at most."""
+        if not self._durations:
+            return None
+        mean = statistics.fmean(self._durations)
+        now = self._clock()
+        going = sum(max(0.0, mean - (now - began)) for _, began in self._running.values())
+        waiting = self._total - len(self._ended) - len(self._running)
+        return (going + mean * waiting) / self._most_at_once
+
+    def table(self) -> Table:
+        """What runs and what came out last."""
+        table = _empty("settings", "accuracy", "ε", "time")
+        for record in self._ended[-_LAST_SHOWN:]:
+            table.add_row(*_cells(record), style=_style(record))
+        for number, (trial, began) in self._running.items():
+            state = f"round {self._round(number)} of {trial.experiment.federation.rounds}"
+            text = f"{_short(trial.settings, trial.seed)}: {state}"
+            table.add_row(str(number), Text(text), "", "", _clock_text(self._clock() - began), style="bold")
+        return table
+
+    def _round(self, number: int) -> int:
+        path = self._folder.trial(number) / "metrics.jsonl"
+        # One line a round, and one for the model before training.
+        return max(0, path.read_bytes().count(b"\n") - 1) if path.is_file() else 0
+
+    def _refresh(self) -> None:
+        self._shown = self._clock()
+        if self._console.is_terminal:
+            gone = Text(f"{self.headline()}; {_clock_text(self._shown - self._began)} gone", style="bold")
+            self._live.update(Group(self.table(), gone), refresh=True)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def result_table(records: Sequence[TrialRecord]) -> Table:
+    """Return every trial with its main figures: the strongest attacks', in its least MSE and its largest AUC."""
+    table = _empty("settings", "accuracy", "ε", "ε ≥", "MSE", "AUC", "time")
+    for record in records:
+        errors = [one.mse for one in record.reconstruction if one.mse is not None]
+        areas = [one.auc for one in record.memberships]
+        bound = "" if record.epsilon_bound is None else f"{record.epsilon_bound:.3g}"
+        *head, seconds = _cells(record)
+        table.add_row(
+            *head,
+            Text(bound, style="bold red" if record.refuted else ""),
+            f"{min(errors):.4f}" if errors else "",
+            f"{max(areas):.3f}" if areas else "",
+            seconds,
+            style=_style(record),
+        )
+    return table
+
+
+def _empty(*headings: str) -> Table:
+    """A table for 80 columns: the settings take what the figures leave, and wrap."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("trial", justify="right")
+    for heading in headings:
+        words = heading == "settings"
+        table.add_column(
+            heading, justify="left" if words else "right", overflow="fold", no_wrap=not words,
+            min_width=20 if words else None,
+        )  # fmt: skip
+    return table
+
+
+def _cells(record: TrialRecord) -> tuple[str | Text, ...]:
+    state = ": ledger refuted" if record.refuted else ": failed" if record.failed else ""
+    return (
+        str(record.trial),
+        Text(_short(record.settings, record.seed) + state),
+        "" if record.accuracy is None else f"{record.accuracy:.1%}",
+        "" if record.epsilon is None else f"{record.epsilon:.4g}",
+        "" if record.seconds is None else _clock_text(record.seconds),
+    )
+
+
+def _style(record: TrialRecord) -> str:
+    return "red" if record.failed or record.refuted else ""
+
+
+def _short(settings: Mapping[str, Any], seed: int) -> str:
+    """Settings without their sections, where that leaves no doubt: name=vmf, kappa=5, seed=1."""
+    leaves = [key.rpartition(".")[2] for key in settings]
+    names = [leaf if leaves.count(leaf) == 1 else key for leaf, key in zip(leaves, settings, strict=True)]
+    parts = [f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)]
+    return ", ".join([*parts, f"seed={seed}"])
+
+
+def _outcome(record: TrialRecord) -> str:
+    if record.failed:
+        return f"failed: {record.reason}"
+    parts = ["completed"]
+    parts += [f"accuracy {record.accuracy:.1%}"] if record.accuracy is not None else []
+    parts += [f"ε {record.epsilon:.4g}"] if record.epsilon is not None else []
+    parts += ["ε measured above ε proven: the ledger is refuted"] if record.refuted else []
+    return ", ".join(parts)
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
