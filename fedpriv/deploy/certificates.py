@@ -1,6 +1,6 @@
 """Throw-away certificates and keys: an authority that exists for one deployment, and whose key is never written down.
 
-The authority signs one server certificate and is forgotten. SuperNodes authenticate themselves with keys of their own,
+The authority signs the servers' certificates and is forgotten. SuperNodes authenticate themselves with keys of their own,
 which the SuperLink knows by their public halves.
 """
 
@@ -17,17 +17,79 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedpriv.deploy.folder import write_private
 
-__all__ = ["LIFETIME", "make_certificates", "make_node_key"]
+__all__ = ["LIFETIME", "Authority", "is_valid", "make_certificates", "make_node_key"]
 
 LIFETIME = timedelta(days=30)
 # Clocks of several machines differ a little.
 _EARLIER = timedelta(minutes=5)
 
 
+class Authority:
+    """Signs server certificates for as long as this object lives; its key is never written down."""
+
+    def __init__(self, begin: datetime | None = None, lifetime: timedelta = LIFETIME) -> None:
+        """Make the authority.
+
+        Args:
+            begin: from when on its certificates are valid; now, unless given.
+            lifetime: for how long they are valid.
+        """
+        self._begin, self._lifetime = begin or datetime.now(UTC) - _EARLIER, lifetime
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpriv throw-away authority")])
+        self._certificate = (
+            self._builder(self._name, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    @property
+    def pem(self) -> bytes:
+        """The authority's own certificate."""
+        return self._certificate.public_bytes(Encoding.PEM)
+
+    def certify(self, folder: Path, hosts: Sequence[str]) -> None:
+        """Write ``ca.pem``, ``server.pem`` and ``server.key`` (readable by the owner only) into ``folder``.
+
+        Args:
+            folder: an existing folder.
+            hosts: the names and addresses under which the server is reached.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+        server = (
+            self._builder(subject, key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        (folder / "ca.pem").write_bytes(self.pem)
+        (folder / "server.pem").write_bytes(server.public_bytes(Encoding.PEM))
+        write_private(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        """What all certificates have; newer Pythons refuse certificates without the two key identifiers."""
+        issuer = self._key.public_key()
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self._begin)
+            .not_valid_after(self._begin + self._lifetime)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+        )
+
+
 def make_certificates(
     folder: Path, hosts: Sequence[str], begin: datetime | None = None, lifetime: timedelta = LIFETIME
 ) -> None:
-    """Write ``ca.pem``, ``server.pem`` and ``server.key`` (readable by the owner only) into ``folder``.
+    """Write ``ca.pem``, ``server.pem`` and ``server.key`` of a fresh :class:`Authority` into ``folder``.
 
     Args:
         folder: an existing folder.
@@ -35,27 +97,16 @@ def make_certificates(
         begin: from when on the certificates are valid; now, unless given.
         lifetime: for how long they are valid.
     """
-    begin = begin or datetime.now(UTC) - _EARLIER
-    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpriv throw-away authority")])
-    authority = (
-        _builder(name, name, authority_key, begin, lifetime, authority_key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(authority_key, hashes.SHA256())
-    )
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    server = (
-        _builder(subject, name, server_key, begin, lifetime, authority_key)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
-    (folder / "ca.pem").write_bytes(authority.public_bytes(Encoding.PEM))
-    (folder / "server.pem").write_bytes(server.public_bytes(Encoding.PEM))
-    write_private(folder / "server.key", server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    Authority(begin, lifetime).certify(folder, hosts)
+
+
+def is_valid(certificate: Path, until: datetime) -> bool:
+    """Whether a certificate is there, and valid now and until then."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return found.not_valid_before_utc <= datetime.now(UTC) and until <= found.not_valid_after_utc
 
 
 def make_node_key(path: Path) -> None:
@@ -63,28 +114,6 @@ def make_node_key(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
-
-
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    begin: datetime,
-    lifetime: timedelta,
-    issuer_key: ec.EllipticCurvePrivateKey,
-) -> x509.CertificateBuilder:
-    """What both certificates have; newer Pythons refuse certificates without the two key identifiers."""
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + lifetime)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
