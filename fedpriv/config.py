@@ -79,6 +79,8 @@ Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
 
 MOST_KAPPA = 1e7
 
+_LONGEST_VALUE = 200  # characters of a wrong value that an error quotes
+
 # The noise of each mechanism, in its own term.
 NOISE_PARAMETER = {"none": None, "gaussian": "sigma", "laplace": "scale", "vmf": "kappa", "hgm": "sigma"}
 
@@ -507,6 +509,9 @@ class EngineConfig(_Section):
     )
     cpus_per_client: Positive = Field(1.0, description="Ray's share of CPUs for one client")
     gpus_per_client: NonNegative = Field(0.0, description="Ray's share of a GPU for one client")
+    attack_tasks: Annotated[Integer, Field(ge=1, le=1024)] = Field(
+        1, description="Ray tasks that an attack's uploads are spread over, with a client's shares each; 1: none, here"
+    )
     address: str = Field("", description="a running Ray cluster, such as auto or ray://host:10001")
 
 
@@ -716,7 +721,9 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     message = _plain_words(detail, kind)
     if detail["type"] == "value_error" and isinstance(given, dict):
         return f"{key}: {message}" if key else message
-    return f"{key} = {given!r} is not allowed: {message[0].lower()}{message[1:]}"
+    shown = repr(given)
+    shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[: _LONGEST_VALUE - 4]} ..."
+    return f"{key} = {shown} is not allowed: {message[0].lower()}{message[1:]}"
 
 
 def _plain_words(detail: ErrorDetails, kind: type[BaseModel]) -> str:
@@ -724,8 +731,8 @@ def _plain_words(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     match detail["type"]:
         case "model_type":
-            section = str(detail["loc"][-1])
-            known = ", ".join(_keys_at([section], kind))
+            location = [str(part) for part in detail["loc"]]
+            section, known = ".".join(location), ", ".join(_keys_at(location, kind))
             return f"{section} is a section, such as [{section}] with keys of its own; known: {known}"
         case "tuple_type":
             return "a list is wanted, such as [1]"

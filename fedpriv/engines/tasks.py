@@ -20,11 +20,13 @@ class TaskResources:
         cpus: share of CPUs.
         gpus: share of a GPU.
         address: of a running cluster; empty: a local one is started, and stopped in the end.
+        keys: of the settings that the three come from, for people.
     """
 
     cpus: float
     gpus: float
     address: str
+    keys: tuple[str, str, str] = ("resources.cpus", "resources.gpus", "resources.address")
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def run_tasks(
     Raises:
         InputError: no cluster answers at the address, or it cannot host one task.
     """
-    shares = (Share("resources.cpus", "CPU", resources.cpus), Share("resources.gpus", "GPU", resources.gpus))
-    connect(resources.address, "resources.address", shares)
+    cpus, gpus, address = resources.keys
+    connect(resources.address, address, (Share(cpus, "CPU", resources.cpus), Share(gpus, "GPU", resources.gpus)))
     try:
         task = ray.remote(function).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)
         waiting, running = list(range(len(arguments)))[::-1], dict[Any, int]()

@@ -17,12 +17,13 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from attacks.baselines import Guess, guesses
-from attacks.campaign import Campaign, attack_each
+from attacks.campaign import Campaign
 from attacks.observation import Observation
 from attacks.reconstruction import ATTACKS, other_batches
 from attacks.referee import Score, Scores, Truth, score, score_guesses
 from attacks.threat import Access, ThreatModel, threat_model
 from fedpriv.errors import InputError
+from fedpriv.lab.spread import attack_spread
 from fedpriv.lab.victims import (
     Target,
     approximation,
@@ -283,13 +284,12 @@ def _public_images(world: World, threat: ThreatModel) -> Tensor | None:
 def _campaign(
     world: World, attack: PlannedAttack, heard: Sequence[_Heard], public_images: Tensor | None, progress: Progress
 ) -> Campaign:
-    """Run one attack on all uploads, as one batch."""
+    """Run one attack on all uploads, as one batch or spread over Ray tasks."""
     observations = [one.uploads for one in heard]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
     listener = partial(progress.attack_advanced, attack.label)
-    return attack_each(
-        attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images
-    )
+    engine = world.experiment.engine
+    return attack_spread(engine, attack.name, observations, world.model, attack.config, seed, listener, public_images)
 
 
 def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:

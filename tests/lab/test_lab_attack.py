@@ -13,7 +13,7 @@ import torch
 from attacks.campaign import Campaign
 from attacks.referee import Truth
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab import adversary, attack_run, start_run, victims
+from fedpriv.lab import adversary, attack_run, spread, start_run, victims
 from fedpriv.lab import attack as lab_attack
 from fedpriv.lab.victims import Target
 from fedpriv.progress import Silent
@@ -192,7 +192,7 @@ def test_a_kill_during_the_attack_leaves_scores_and_summary_alone(run: Path, mon
     def killed(*_: object, **__: object) -> Campaign:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(adversary, "attack_each", killed)
+    monkeypatch.setattr(spread, "attack_each", killed)
     with pytest.raises(KeyboardInterrupt):
         attack(run, "dlg")
     assert contents(run) == before

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.campaign import Campaign, attack_each
-from fedpriv.lab import adversary as lab_adversary
-from fedpriv.lab import resume_run, start_run
+from fedpriv.lab import resume_run, spread, start_run
 from fedpriv.lab.preflight import _ignored_settings
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
@@ -138,7 +137,7 @@ def test_public_images_reach_attacks_where_they_are_granted(
         known.append(public_images)
         return attack_each(*given, public_images=public_images)
 
-    monkeypatch.setattr(lab_adversary, "attack_each", listened)
+    monkeypatch.setattr(spread, "attack_each", listened)
     settings = {"knows_public_data": granted, "victims": 1}
     run(tmp_path / "run", adversary=settings)
     world = build_world(experiment(adversary={**QUICK, **settings}))
