@@ -118,7 +118,7 @@ class Observation:
     labels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.labels is not None and not set(self.labels) <= set(range(self.settings.classes)):
+        if self.labels is not None and not all(0 <= label < self.settings.classes for label in self.labels):
             raise ValueError(f"labels {list(self.labels)} are not all from 0 to {self.settings.classes - 1}")
         if not self.parameters:
             raise ValueError("an observation needs at least one parameter")

@@ -1,8 +1,19 @@
 """The ways in which a command ends early."""
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with a space in place of every character that is not printable."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 class InputError(ValueError):
-    """The user's input cannot be used: the command exits with 2 and prints this one line."""
+    """The user's input cannot be used: the command exits with 2 and prints this one line.
+
+    What was given is often quoted in it, and may hold anything: line breaks, or codes that a terminal obeys.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class RunFailedError(RuntimeError):

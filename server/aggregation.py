@@ -85,10 +85,13 @@ class ServerOptimizer:
         self._sign = 1.0 if experiment.federation.algorithm == "fedsgd" else -1.0
         values = list(self._parameters.values())
         rate = experiment.server_learning_rate
+        self._memory: tuple[str, ...] = ()
         self._optimizer: torch.optim.Optimizer
         if experiment.federation.server_optimizer == "adam":
+            self._memory = ("step", "exp_avg", "exp_avg_sq")
             self._optimizer = torch.optim.Adam(values, lr=rate)
         else:
+            self._memory = ("momentum_buffer",) if experiment.federation.server_momentum else ()
             self._optimizer = torch.optim.SGD(values, lr=rate, momentum=experiment.federation.server_momentum)
 
     def step(self, mean: State) -> None:
@@ -129,23 +132,42 @@ class ServerOptimizer:
             InputError: they are not of this model.
         """
         self._check(tensors)
+        slots = self._slots(tensors)
         self.rounds = rounds
         for name, value in self._parameters.items():
             value.copy_(tensors[f"parameters/{name}"])
         for name, value in self._buffers.items():
             value.copy_(tensors[f"buffers/{name}"])
-        slots: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            kind, _, rest = key.partition("/")
-            if kind == "optimizer":
-                index, _, slot = rest.partition("/")
-                slots.setdefault(int(index), {})[slot] = value
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": slots})
+
+    def _slots(self, tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+        """What the optimiser remembers of each parameter: of all of them or, before its first step, of none."""
+        stored = {key: value for key, value in tensors.items() if key.startswith("optimizer/")}
+        if not stored:
+            return {}
+        slots: dict[int, dict[str, Tensor]] = {}
+        for index, parameter in enumerate(self._parameters.values()):
+            like = {slot: torch.zeros(()) if slot == "step" else parameter for slot in self._memory}
+            slots[index] = {slot: stored.pop(f"optimizer/{index}/{slot}", torch.empty(0, 0)) for slot in like}
+            for slot, want in like.items():
+                _require_like(f"optimizer/{index}/{slot}", slots[index][slot], want)
+        for name in stored:
+            raise InputError(f"the checkpoint is not of this optimiser: it holds {name}")
+        return slots
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         own = {f"parameters/{name}": value for name, value in self._parameters.items()}
         own |= {f"buffers/{name}": value for name, value in self._buffers.items()}
         for name, value in own.items():
-            given = tensors.get(name)
-            if given is None or given.shape != value.shape or given.dtype != value.dtype:
-                raise InputError(f"the checkpoint is not of this model: {name} does not fit")
+            _require_like(name, tensors.get(name), value)
+        for name in tensors:
+            if name not in own and not name.startswith("optimizer/"):
+                raise InputError(f"the checkpoint is not of this model: it holds {name}")
+
+
+def _require_like(name: str, given: Tensor | None, want: Tensor) -> None:
+    """Refuse a checkpoint's tensor of another shape or type, or one with which no step can be computed."""
+    if given is None or given.shape != want.shape or given.dtype != want.dtype:
+        raise InputError(f"the checkpoint is not of this model: {name} does not fit")
+    if not bool(given.isfinite().all()) or (name.endswith("/step") and float(given) < 0):
+        raise InputError(f"the checkpoint is damaged: {name} holds what no step leaves behind")

@@ -13,6 +13,7 @@ import torch
 from flwr.app import Message
 
 from fedpriv.config import Experiment
+from fedpriv.errors import printable
 from fedpriv.gradients import Vector
 from fedpriv.plan import Plan
 from fedpriv.runs import Failure
@@ -130,7 +131,7 @@ def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> U
 
 def refusal(client: int, reason: str) -> Failure:
     """Name a client and why it is left out, in one printable line: some of the words are the client's own."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+    line = " ".join(printable(reason).split())
     return Failure(client, line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 4]} ...")
 
 

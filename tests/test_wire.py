@@ -82,3 +82,11 @@ def test_no_room_is_made_for_bytes_that_are_not_there() -> None:
     np.lib.format.write_array_header_2_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
     with pytest.raises(ValueError, match=r"^an array of float32 \(274877906944,\) comes with 0 bytes"):
         unpack(ArrayRecord({"a": Array("float32", shape, "numpy.ndarray", buffer.getvalue())}))
+
+
+def test_a_header_that_is_no_literal_is_refused() -> None:
+    """Numpy's second try, for files of Python 2, tokenises the header and raises an error of the tokeniser's."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (6,)"
+    content = np.lib.format.MAGIC_PREFIX + b"\x01\x00" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(ValueError, match=r"^an array cannot be read"):
+        unpack(ArrayRecord({"a": Array("float32", (6,), "numpy.ndarray", content)}))

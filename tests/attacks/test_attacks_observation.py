@@ -74,6 +74,15 @@ def test_damaged_labels(tmp_path: Path, labels: object) -> None:
         read_observation(path)
 
 
+def test_more_classes_than_there_is_memory_for(tmp_path: Path) -> None:
+    """A number of classes costs nothing to write, and nothing to check labels against."""
+    path = write_observation(tmp_path, replace(observation(), labels=(1, 2)))
+    about = json.loads(path.with_suffix(".json").read_text())
+    about["settings"]["classes"] = 2**62
+    path.with_suffix(".json").write_text(json.dumps(about))
+    assert read_observation(path).labels == (1, 2)
+
+
 def test_reads_folders_of_versions_without_sums(tmp_path: Path) -> None:
     path = write_observation(tmp_path, observation())
     about = json.loads(path.with_suffix(".json").read_text())

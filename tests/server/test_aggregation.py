@@ -6,6 +6,7 @@ import torch
 from scipy.stats import trim_mean
 
 from fedpriv.config import Experiment
+from fedpriv.errors import InputError
 from fedpriv.world import State
 from server.aggregation import ServerOptimizer, aggregate, mean_upload
 from server.uploads import Upload
@@ -180,3 +181,25 @@ def test_the_mean_is_the_default() -> None:
 def test_rules_that_cannot_work_are_refused(sections: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Experiment.model_validate(sections)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"optimizer/0/exp_avg_sq": None}, "optimizer/0/exp_avg_sq does not fit"),
+        ({"optimizer/0/exp_avg": torch.zeros(1)}, "optimizer/0/exp_avg does not fit"),
+        ({"optimizer/0/step": torch.tensor(-5.0)}, "optimizer/0/step holds what no step leaves behind"),
+        ({"optimizer/9/step": torch.zeros(())}, "holds optimizer/9/step"),
+        ({"parameters/a.bias": torch.full((3,), torch.nan)}, "parameters/a.bias holds what no step leaves behind"),
+        ({"parameters/other": torch.zeros(3)}, "holds parameters/other"),
+    ],
+    ids=str,
+)
+def test_a_damaged_checkpoint_is_refused(change: dict[str, torch.Tensor | None], words: str) -> None:
+    """Each of these ended a resumed run with a traceback, or with numbers that nobody computed."""
+    experiment = setup(server_optimizer="adam")
+    optimizer = ServerOptimizer(experiment, State(vector(np.random.default_rng(6)), {}))
+    optimizer.step(State(vector(np.random.default_rng(7)), {}))
+    tensors = {key: value for key, value in (optimizer.tensors() | change).items() if value is not None}
+    with pytest.raises(InputError, match=words):
+        optimizer.load(tensors, 1)
