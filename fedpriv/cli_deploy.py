@@ -1,4 +1,4 @@
-"""The commands ``fedpriv deploy up | run | status | restart | listen | down``."""
+"""The commands ``fedpriv deploy up | run | status | restart | listen | down``; for containers ``prepare | admit``."""
 
 import shlex
 from contextlib import nullcontext
@@ -129,6 +129,45 @@ def restart(folder: Folder = _DEFAULT) -> None:
 
     started = start_again(folder)
     print_line(f"Started again: {', '.join(started)}" if started else "All processes run: nothing to start")
+
+
+@deploy_app.command(epilog="Example:\n\n  fedpriv deploy prepare --nodes 3 --volumes keys --name fl.example.org")
+def prepare(
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=1000, help="SuperNodes; one client each.")] = 3,
+    volumes: Annotated[
+        Path, typer.Option("--volumes", metavar="DIR", help="One folder for each party; none sees another's keys.")
+    ] = Path("keys"),
+    names: Annotated[
+        list[str] | None, typer.Option("--name", metavar="HOST", help="A further name or address of the SuperLink.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Where users on this machine reach the SuperLink.")
+    ] = 8000,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for the wire-tap demo only.")] = False,
+    folder: Folder = _DEFAULT,
+) -> None:
+    """Make certificates and keys for containers or several machines; what is there and valid is kept."""
+    from fedpriv.deploy import prepare as make
+
+    if insecure:
+        err.print(_INSECURE, style="bold red", soft_wrap=True)
+    made = make(folder, volumes, nodes, port, insecure, [name for name in names or () if name])
+    print_line(f"Prepared: {'no keys' if insecure else 'new keys' if made else 'the keys that were there'}")
+
+
+@deploy_app.command(epilog="Example:\n\n  fedpriv deploy admit --server fl.example.org:8000 --keys keys/admission")
+def admit(
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
+    keys: Annotated[
+        Path, typer.Option("--keys", metavar="DIR", help="The folder `admission` that `prepare` has written.")
+    ] = Path("keys/admission"),
+) -> None:
+    """Let the SuperNodes take part whose public keys are in DIR."""
+    from fedpriv.deploy import admit as let_in
+
+    _host_and_port(server)
+    admission = let_in(server, keys)
+    print_line(f"Admitted: {', '.join(admission.new) or 'nobody new'}; known before: {len(admission.known)}")
 
 
 @deploy_app.command(

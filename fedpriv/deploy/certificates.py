@@ -1,7 +1,7 @@
 """Throw-away certificates and keys: an authority that exists for one deployment, and whose key is never written down.
 
-The authority signs the servers' certificates and is forgotten. SuperNodes authenticate themselves with keys of their own,
-which the SuperLink knows by their public halves.
+The authority signs the servers' certificates and is forgotten. SuperNodes authenticate themselves with keys of their
+own, which the SuperLink knows by their public halves.
 """
 
 from collections.abc import Sequence

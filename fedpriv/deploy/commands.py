@@ -85,9 +85,18 @@ def supernode(
     return Command(f"supernode-{partition}", "flower-supernode", (*arguments, *_serving(keys)))
 
 
-def executor(name: str, served: str, keys: Keys | None) -> Command:
-    """Return the process that runs the apps of the SuperLink or SuperNode at ``served``, host:port."""
+def executor(name: str, served: str, keys: Keys | None, health: str | None = None) -> Command:
+    """Return the process that runs the apps of a SuperLink or SuperNode.
+
+    Args:
+        name: how people call it.
+        served: the SuperLink or SuperNode, host:port.
+        keys: without them nothing is encrypted.
+        health: host:port where it answers gRPC health checks, for whoever watches it.
+    """
     arguments = ["--runtime-api-address", served]
+    if health is not None:
+        arguments += ["--health-server-address", health]
     if keys is None:
         return Command(name, "flower-superexec", (*arguments, "--insecure"))
     arguments += ["--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret)]

@@ -12,11 +12,21 @@ from typing import Any
 
 import tomli_w
 
-from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.errors import RunFailedError
 from fedpriv.seeds import SEEDS
 
-__all__ = ["RunStatus", "environment", "list_runs", "online_nodes", "program", "register", "run_status", "stop_run"]
+__all__ = [
+    "RunStatus",
+    "connect",
+    "environment",
+    "list_runs",
+    "online_nodes",
+    "program",
+    "register",
+    "run_status",
+    "stop_run",
+]
 __all__ += ["submit", "write_connection"]
 
 _CONNECTION = "fedpriv"
@@ -88,6 +98,11 @@ def write_connection(folder: DeploymentFolder, server: str, authority: Path | No
     trust: dict[str, Any] = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
     connection = {"superlink": {"default": _CONNECTION, _CONNECTION: {"address": server, **trust}}}
     (folder.flower / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
+
+
+def connect(folder: DeploymentFolder, record: Record) -> None:
+    """Tell Flower's command line how to reach this deployment's SuperLink."""
+    write_connection(folder, record.server, None if record.insecure else folder.tls / "ca.pem")
 
 
 def register(folder: DeploymentFolder, public_key: Path) -> str:

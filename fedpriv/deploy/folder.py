@@ -27,6 +27,7 @@ class Record:
         processes: what was started.
         node_ids: Flower's number for each node, by partition; empty without authentication, where nodes get new ones.
         listens: an eavesdropper sits between the SuperNodes and the SuperLink.
+        is_contained: the processes are not ours but containers', which whoever started them restarts and stops.
     """
 
     nodes: int
@@ -35,6 +36,7 @@ class Record:
     processes: tuple[Started, ...]
     node_ids: tuple[str, ...] = ()
     listens: bool = False
+    is_contained: bool = False
 
     @property
     def listener(self) -> str:
@@ -120,7 +122,7 @@ class DeploymentFolder:
             InputError: it cannot be made, or holds something else.
         """
         parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.flower)
-        known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name}
+        known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name, ".gitignore"}
         try:
             strangers = {entry.name for entry in self.path.iterdir()} - known if self.path.exists() else set()
             if strangers:

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedpriv.config import Experiment
 from fedpriv.deploy import flower
 from fedpriv.deploy.app import EXPERIMENT, make_app
-from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.deploy.processes import is_alive
+from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.health import is_serving
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.progress import Progress
 from fedpriv.runs import DEPLOYMENT, RunFolder
@@ -36,11 +36,14 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients
     if clients > record.nodes:
+        more = "COMPOSE_PROFILES=eight" if record.is_contained else f"fedpriv deploy up --nodes {clients}"
         raise InputError(
             f"federation.clients = {clients}: the deployment in {folder.path} has {record.nodes} SuperNodes; "
-            f"--set federation.clients={record.nodes}, or fedpriv deploy up --nodes {clients}"
+            f"--set federation.clients={record.nodes}, or {more}"
         )
     _check_server(folder)
+    if record.is_contained:
+        _connect(folder, record)
     if experiment.federation.round_timeout is not None:
         return experiment
     federation = experiment.federation.model_copy(update={"round_timeout": ROUND_SECONDS})
@@ -125,6 +128,15 @@ def _check_server(deployment: DeploymentFolder) -> None:
         )
 
 
+def _connect(deployment: DeploymentFolder, record: Record) -> None:
+    """Containers do not know under which paths their keys are here."""
+    if not is_serving(deployment, record):
+        raise RunFailedError(
+            f"the SuperLink of the containers, {record.server}, does not answer; look at: docker compose ps"
+        )
+    flower.connect(deployment, record)
+
+
 def _reason(status: flower.RunStatus) -> str:
     """Why the server's part failed, in its own words."""
     details = " ".join(status.details.split()).removeprefix("ServerApp failed with exception: ")
@@ -133,7 +145,7 @@ def _reason(status: flower.RunStatus) -> str:
 
 def _stop(deployment: DeploymentFolder, run_id: str) -> None:
     """Stop a run, if there is still a SuperLink to ask, and wait until its server writes no more."""
-    if not is_alive(deployment.read().process("superlink")):
+    if not is_serving(deployment, deployment.read()):
         return
     deadline = time.monotonic() + _STOP_SECONDS
     # A refusal is no news: it says that the run is over, or that the SuperLink is going, too.

@@ -2,9 +2,7 @@
 
 import secrets
 import shutil
-import ssl
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import make_certificates, make_node_key
 from fedpriv.deploy.commands import Command, Keys, executor, listener, superlink, supernode
 from fedpriv.deploy.folder import HOST, DeploymentFolder, Record, is_free, write_private
+from fedpriv.deploy.health import answers, is_serving
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.errors import InputError, RunFailedError
 
@@ -84,7 +83,7 @@ def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell, listens: 
     if folder.heard.exists():
         shutil.rmtree(folder.heard)
     _make_keys(folder, record)
-    flower.write_connection(folder, record.server, None if insecure else folder.tls / "ca.pem")
+    flower.connect(folder, record)
     try:
         return _start_all(folder, record, tell)
     except BaseException:
@@ -102,9 +101,11 @@ def look(path: Path) -> Status:
     folder = DeploymentFolder(path)
     record = folder.read()
     processes = tuple(_process_status(folder, one) for one in record.processes)
-    answers = is_alive(record.process("superlink"))
-    online = len(flower.online_nodes(folder)) if answers else None
-    runs = flower.list_runs(folder) if answers else ()
+    serves = is_serving(folder, record)
+    if record.is_contained:
+        flower.connect(folder, record)
+    online = len(flower.online_nodes(folder)) if serves else None
+    runs = flower.list_runs(folder) if serves else ()
     return Status(record.server, record.insecure, processes, record.nodes, online, runs)
 
 
@@ -119,7 +120,7 @@ def restart(path: Path) -> tuple[str, ...]:
         RunFailedError: the SuperLink does not notice that a SuperNode has ended.
     """
     folder = DeploymentFolder(path)
-    record = folder.read()
+    record = _own(folder, "docker compose up --detach")
     commands = {command.name: command for command in commands_of(folder, record)}
     dead = record.dead()
     for one in dead:
@@ -140,9 +141,17 @@ def take_down(path: Path) -> tuple[str, ...]:
         InputError: none is up in this folder.
     """
     folder = DeploymentFolder(path)
-    stopped = stop(folder.read().processes)
+    stopped = stop(_own(folder, "docker compose down").processes)
     folder.forget()
     return stopped
+
+
+def _own(folder: DeploymentFolder, instead: str) -> Record:
+    """The record of a deployment whose processes are ours to start and stop."""
+    record = folder.read()
+    if record.is_contained:
+        raise InputError(f"the deployment in {folder.path} runs in containers; use: {instead}")
+    return record
 
 
 def keys_of(folder: DeploymentFolder, record: Record) -> Keys | None:
@@ -165,7 +174,7 @@ def start_process(folder: DeploymentFolder, command: Command) -> Started:
 
 
 def _refuse_second(folder: DeploymentFolder) -> None:
-    record = folder.read()
+    record = _own(folder, "docker compose down, and remove deployment.json; or another --dir")
     state = "is up" if len(record.dead()) < len(record.processes) else "has died"
     raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
 
@@ -234,7 +243,7 @@ def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
     first, *others = commands_of(folder, record)
     tell(f"starting the SuperLink on {record.server}")
     record = _add(folder, record, first)
-    _wait_for_health(folder, record, record.port)
+    _wait_for_health(folder, record)
     if not record.insecure:
         keys = [_node_key(folder, partition).with_suffix(".pub") for partition in range(record.nodes)]
         record = replace(record, node_ids=tuple(flower.register(folder, key) for key in keys))
@@ -252,20 +261,8 @@ def _add(folder: DeploymentFolder, record: Record, command: Command) -> Record:
     return record
 
 
-def _wait_for_health(folder: DeploymentFolder, record: Record, port: int) -> None:
-    scheme = "http" if record.insecure else "https"
-    context = None if record.insecure else ssl.create_default_context(cafile=str(folder.tls / "ca.pem"))
-    url = f"{scheme}://{HOST}:{port}/health"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-
-    def answers() -> bool:
-        try:
-            with opener.open(url, timeout=5) as reply:
-                return bool(reply.status == 200)
-        except OSError:
-            return False
-
-    _wait(folder, record, f"{url} does not answer", answers)
+def _wait_for_health(folder: DeploymentFolder, record: Record) -> None:
+    _wait(folder, record, f"the SuperLink on {record.server} does not answer", lambda: answers(folder, record))
 
 
 def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Callable[[], bool]) -> None:

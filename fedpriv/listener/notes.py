@@ -72,9 +72,7 @@ class Listened:
         if not self.uploads:
             why = f" ({self.unread[0]})" if self.unread else ""
             return f"{passed} and has stored no upload{why}."
-        return (
-            f"{passed}, which carry no TLS: it has read {self.exchanges} exchanges and stored {self.uploads} uploads."
-        )
+        return f"{passed} without TLS: it has read {self.exchanges} exchanges and stored {self.uploads} uploads."
 
 
 _LISTENED = TypeAdapter(Listened)

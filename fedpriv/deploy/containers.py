@@ -1,0 +1,138 @@
+"""What a deployment of containers needs before and after its SuperLink starts: keys for each party, and who is let in.
+
+Each party has a folder (a volume) of its own, and no party sees another's keys: ``superlink``, ``supernode-0`` and so
+on, and ``admission``, with the public halves of the SuperNodes' keys.
+"""
+
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePath, PurePosixPath
+
+from fedpriv.deploy import flower
+from fedpriv.deploy.certificates import Authority, is_valid, make_node_key
+from fedpriv.deploy.commands import Keys
+from fedpriv.deploy.folder import DeploymentFolder, Record, write_private
+from fedpriv.errors import InputError, RunFailedError
+
+__all__ = ["KEYS", "NODE_KEY", "Admission", "admit", "keys_in", "prepare"]
+
+KEYS = PurePosixPath("/keys")
+"""Where a container sees its party's folder."""
+
+NODE_KEY = "supernode"
+_SERVER, _ADMISSION, _NODE = "superlink", "admission", "supernode-"
+_LOCAL = ("localhost", "127.0.0.1")
+# Certificates with less than this left are made anew.
+_MARGIN = timedelta(days=1)
+
+
+def keys_in(folder: PurePath) -> Keys:
+    """Where a party's files are in its folder."""
+    return Keys(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "executors.secret")
+
+
+def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, names: Sequence[str] = ()) -> bool:
+    """Make certificates and keys for all parties, and write down the deployment.
+
+    What is there and valid is kept, so that this may run before every start.
+
+    Args:
+        path: the deployment's folder, which ``fedpriv deploy run`` reads.
+        volumes: the folder with one folder for each party; SuperNodes that have one already get keys, too, beyond
+            ``nodes``.
+        nodes: how many SuperNodes take part.
+        port: of the SuperLink, as this machine's users reach it.
+        insecure: no TLS and no keys.
+        names: further names and addresses under which the SuperLink is reached.
+
+    Returns:
+        Whether keys were made.
+
+    Raises:
+        InputError: a folder cannot be written, or a deployment of processes is up in it.
+    """
+    folder = DeploymentFolder(path)
+    if folder.is_up() and not folder.read().is_contained:
+        raise InputError(f"a deployment of processes is up in {folder.path}; first: fedpriv deploy down")
+    folder.create()
+    try:
+        made = not insecure and _make_keys(folder, volumes, nodes, names)
+        folder.heard.mkdir(exist_ok=True, mode=0o700)
+        folder.write(Record(nodes, port, insecure, (), is_contained=True))
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
+    return made
+
+
+def _make_keys(folder: DeploymentFolder, volumes: Path, nodes: int, names: Sequence[str]) -> bool:
+    for party in (_SERVER, _ADMISSION, *(f"{_NODE}{number}" for number in range(nodes))):
+        (volumes / party).mkdir(parents=True, exist_ok=True, mode=0o700)
+    parties = {_SERVER: (_SERVER, *_LOCAL, *names)}
+    parties |= {each.name: (each.name, *_LOCAL) for each in sorted(volumes.glob(f"{_NODE}*"))}
+    public = folder.tls / "ca.pem"
+    if all(_is_ready(volumes, party, public) for party in parties):
+        return False
+    authority = Authority()
+    for party, hosts in parties.items():
+        authority.certify(volumes / party, hosts)
+        write_private(volumes / party / "executors.secret", secrets.token_bytes(32))
+    for party in list(parties)[1:]:
+        make_node_key(volumes / party / NODE_KEY)
+        shown = (volumes / party / NODE_KEY).with_suffix(".pub").read_bytes()
+        (volumes / _ADMISSION / f"{party}.pub").write_bytes(shown)
+    for place in (volumes / _ADMISSION / "ca.pem", public):
+        place.write_bytes(authority.pem)
+    return True
+
+
+def _is_ready(volumes: Path, party: str, public: Path) -> bool:
+    """Whether a party's keys are there, of the present authority, and valid for a while."""
+    mine = volumes / party / "ca.pem"
+    if not (public.is_file() and mine.is_file() and mine.read_bytes() == public.read_bytes()):
+        return False
+    has_key = party == _SERVER or (volumes / party / NODE_KEY).is_file()
+    return has_key and is_valid(volumes / party / "server.pem", datetime.now(UTC) + _MARGIN)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Whom the SuperLink lets in: SuperNodes that it knew already, and new ones, by name."""
+
+    known: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+def admit(server: str, keys: Path) -> Admission:
+    """Let all SuperNodes take part whose public keys are in ``keys``.
+
+    Args:
+        server: the SuperLink, host:port.
+        keys: the folder ``admission``.
+
+    Raises:
+        InputError: there is no key.
+        RunFailedError: the SuperLink does not answer, or refuses.
+    """
+    public = sorted(keys.glob(f"{_NODE}*.pub"), key=lambda each: (len(each.name), each.name))
+    if not public:
+        raise InputError(f"{keys} holds no public key of a SuperNode; first: fedpriv deploy prepare")
+    with tempfile.TemporaryDirectory() as scratch:
+        home = DeploymentFolder(Path(scratch))
+        home.create()
+        flower.write_connection(home, server, keys / "ca.pem")
+        new = tuple(each.stem for each in public if _register(home, each))
+    return Admission(tuple(each.stem for each in public if each.stem not in new), new)
+
+
+def _register(home: DeploymentFolder, key: Path) -> bool:
+    """Whether the SuperLink did not know this key yet."""
+    try:
+        flower.register(home, key)
+    except RunFailedError as error:
+        if "already in use" in str(error):
+            return False
+        raise
+    return True

@@ -1,0 +1,244 @@
+"""The compose file: valid by the specification, safe by default, and its commands are those of `fedpriv deploy`."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path, PurePath
+from pathlib import PurePosixPath as Posix
+from typing import Any
+
+import pytest
+import yaml
+from composed import COMPOSE, ROOT, Composed, image_environment, interpolated, services, settings, words
+from deployments import SMALL, fedpriv
+from packaging.requirements import Requirement
+
+from fedpriv.deploy.commands import Command, executor, listener, superlink, supernode
+from fedpriv.deploy.containers import KEYS, NODE_KEY, keys_in
+
+PROFILES = ("three", "eight", "gpu", "wiretap")
+NODES = {"three": 3, "eight": 8, "gpu": 3, "wiretap": 3}
+SECURE = ("three", "eight", "gpu")
+
+
+def check(path: Path) -> subprocess.CompletedProcess[str]:
+    """The compose specification's own JSON schema, as check-jsonschema ships it."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_file_is_valid_by_the_compose_specification() -> None:
+    done = check(COMPOSE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def spoil(content: dict[str, Any], where: tuple[str, ...], value: object) -> None:
+    for key in where[:-1]:
+        content = content[key]
+    content[where[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("services", "superlink", "comand"), "x"),
+        (("services", "superlink", "profiles"), "three"),
+        (("services", "superlink", "healthcheck", "retries"), [1]),
+        (("services", "superlink", "depends_on", "setup", "condition"), 7),
+        (("volumes",), ["superlink"]),
+    ],
+)
+def test_the_schema_does_refuse_mistakes(where: tuple[str, ...], value: object, tmp_path: Path) -> None:
+    content = json.loads(json.dumps(yaml.safe_load(COMPOSE.read_text())))
+    spoil(content, where, value)
+    path = tmp_path / "docker-compose.yml"
+    path.write_text(yaml.safe_dump(content))
+    assert check(path).returncode != 0
+
+
+def expected(name: str, nodes: int) -> Command:
+    """The command of a service, from the one place that knows the commands."""
+    plain = name.startswith("insecure-")
+    short = name.removeprefix("insecure-").removesuffix("-gpu")
+    keys = None if plain else keys_in(KEYS)
+    prefix = "insecure-" if plain else ""
+    kind, _, number = short.partition("-")
+    match kind:
+        case "superlink":
+            return superlink("0.0.0.0", 8000, Posix("/tmp/superlink.db" if plain else "/state/superlink.db"), keys)
+        case "listener":
+            return listener("0.0.0.0", 9000, "insecure-superlink:8000", Posix("/deployment/heard"))
+        case "serverapp":
+            return executor(short, f"{prefix}superlink:8000", keys, "127.0.0.1:9099")
+        case "clientapp":
+            return executor(short, f"{prefix}supernode-{number}:9094", keys, "127.0.0.1:9099")
+    server = "insecure-listener:9000" if plain else "superlink:8000"
+    return supernode(int(number), nodes, server, "0.0.0.0", 9094, keys, None if plain else KEYS / NODE_KEY)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_commands_are_those_of_deploy(profile: str) -> None:
+    found = services(profile, FEDPRIV_NODES=str(NODES[profile]))
+    helpers = {name for name in found if name in ("setup", "admit", "insecure-setup")}
+    for name in found.keys() - helpers:
+        command = expected(name, NODES[profile])
+        assert words(found[name]["command"]) == [command.program, *command.arguments], name
+    nodes = [name for name in found if re.fullmatch(r"(insecure-)?supernode-\d", name)]
+    apps = [name for name in found if re.fullmatch(r"(insecure-)?clientapp-\d(-gpu)?", name)]
+    assert len(nodes) == len(apps) == NODES[profile]
+    assert len(found) == 2 * NODES[profile] + len(helpers) + (3 if profile == "wiretap" else 2)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_service_is_contained(profile: str) -> None:
+    found = services(profile)
+    for name, each in found.items():
+        assert each["user"] == "1000:1000", name
+        assert (each["read_only"], each["cap_drop"]) == (True, ["ALL"]), name
+        assert each["security_opt"] == ["no-new-privileges:true"], name
+        assert re.fullmatch(r"fedpriv:\d+\.\d+\.\d+(-cuda)?", each["image"]), name
+        assert all(port.startswith("127.0.0.1:") for port in each.get("ports", ())), name
+        assert set(each.get("depends_on", ())) <= set(found), name
+        assert ("healthcheck" in each) != name.endswith(("setup", "admit")), name
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """The source of each mounted path."""
+    pairs = [
+        (one["target"], one["source"]) if isinstance(one, dict) else (one.split(":")[1], one.split(":")[0])
+        for one in service.get("volumes", ())
+    ]
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("profile", SECURE)
+def test_no_party_sees_anothers_keys_and_nobody_goes_without(profile: str) -> None:
+    for name, each in services(profile).items():
+        command = words(each["command"])
+        assert "--insecure" not in command, name
+        if name == "setup":
+            continue
+        keys = mounts(each).get("/keys")
+        kind, _, number = name.removesuffix("-gpu").partition("-")
+        own = {"superlink": "superlink", "serverapp": "superlink", "admit": "admission"}.get(
+            kind, f"supernode-{number}"
+        )
+        assert keys == own, name
+        assert not [mount for mount in each["volumes"] if str(mount).endswith(":/keys")], f"{name} may write its keys"
+
+
+def test_insecure_services_say_so_and_are_started_by_their_own_profile_only() -> None:
+    content = yaml.safe_load(COMPOSE.read_text())["services"]
+    for name, each in content.items():
+        bare = "--insecure" in words(each["command"])
+        assert not bare or name.startswith("insecure-"), name
+        assert name.startswith("insecure-") == (each["profiles"] == ["wiretap"]), name
+        assert each["profiles"], name
+    assert settings()["COMPOSE_PROFILES"] == "three"
+
+
+def test_the_gpu_profile_asks_for_gpus_where_apps_run() -> None:
+    for name, each in services("gpu").items():
+        devices = each.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        assert bool(devices) == name.endswith("-gpu"), name
+        assert each["image"].endswith("-cuda") == name.endswith("-gpu"), name
+
+
+def test_settings_have_no_secrets_and_every_variable_a_default() -> None:
+    text = COMPOSE.read_text()
+    used = set(re.findall(r"\$\{(\w+)", text))
+    assert used | {"COMPOSE_PROFILES"} == set(settings())
+    assert not re.findall(r"\$\{\w+\}", text), "a variable without a default"
+    assert not re.search(r"(?i)secret|password|token|key=", "\n".join(f"{k}={v}" for k, v in settings().items()))
+    assert interpolated("${FEDPRIV_PORT:-1}", {}) == "1"
+
+
+def dockerfile() -> list[str]:
+    return (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+
+
+def test_the_image_is_pinned_and_runs_as_nobody_in_particular() -> None:
+    lines = dockerfile()
+    assert len([line for line in lines if line.startswith("FROM ")]) == 2
+    assert all(
+        re.match(r"FROM python:\d+\.\d+\.\d+-[\w-]+ AS \w+$", line) for line in lines if line.startswith("FROM ")
+    )
+    users = [line for line in lines if line.startswith("USER ")]
+    assert users == ["USER 1000:1000"]
+    last = "\n".join(lines).split("\nFROM ")[-1]
+    assert "COPY --from=build" in last
+    assert len(re.findall(r"^COPY ", last, re.MULTILINE)) == 1
+
+
+def test_what_is_copied_is_there_and_reaches_the_build() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [line.split()[1:-1] for line in dockerfile() if line.startswith("COPY ") and "--from" not in line]
+    for source in {part for parts in copied for part in parts}:
+        assert (ROOT / source).exists(), source
+        assert source in allowed, source
+    assert allowed == {part for parts in copied for part in parts}
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_every_mounted_path_is_made_in_the_image() -> None:
+    made = set(re.findall(r"(?<=\s)/[\w/-]+", next(line for line in dockerfile() if "install --directory" in line)))
+    for profile in PROFILES:
+        for name, each in services(profile).items():
+            assert set(mounts(each)) <= made, name
+    assert {path for path in image_environment().values() if path.startswith("/")} <= {
+        *made,
+        *(f"{path}/{part}" for path in made for part in ("runs", "seeds")),
+        "/tmp",
+        "/tmp/flower",
+    }
+
+
+def dependencies(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[tuple[str, str]]:
+    """Names and installed versions of everything that a package needs."""
+    for text in distribution(name).requires or ():
+        one = Requirement(text)
+        wanted = one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in (*extras, ""))
+        key = (re.sub(r"[-_.]+", "-", one.name).lower(), frozenset(one.extras))
+        if not wanted or key in seen:
+            continue
+        try:
+            found = distribution(key[0]).version
+        except PackageNotFoundError:
+            continue
+        seen.add(key)
+        yield key[0], found
+        yield from dependencies(*key, seen)
+
+
+def test_every_dependency_is_pinned() -> None:
+    lines = (ROOT / "containers" / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    needed = {name for name, _ in dependencies("fedpriv", frozenset(), set())}
+    cuda = {name for name in needed if name.startswith(("nvidia", "cuda")) or name == "triton"}
+    assert needed - cuda <= set(pinned), f"not pinned: {sorted(needed - cuda - set(pinned))}"
+    for text in distribution("fedpriv").requires or ():
+        one = Requirement(text)
+        if one.marker is None:
+            assert one.specifier.contains(pinned[one.name.lower()]), text
+
+
+@pytest.mark.slow
+def test_a_run_on_exactly_the_commands_that_the_file_names(tmp_path: Path) -> None:
+    composed = Composed(tmp_path, "three")
+    (tmp_path / "small.toml").write_text(SMALL)
+    try:
+        composed.up()
+        assert "supernode-0, supernode-1, supernode-2" in composed.log("admit")
+        done = fedpriv("deploy", "run", "small.toml", "--set", "federation.rounds=1", "--out", "run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        status = json.loads(fedpriv("deploy", "status", "--json", cwd=tmp_path).stdout)
+    finally:
+        composed.down()
+    assert (status["online"], [run["status"] for run in status["runs"]]) == (3, ["finished:completed"])
+    inline = fedpriv("run", "small.toml", "--set", "federation.rounds=1", "--out", "inline", cwd=tmp_path)
+    assert inline.returncode == 0, inline.stderr
+    checkpoint = PurePath("checkpoint", "server.safetensors")
+    assert (tmp_path / "run" / checkpoint).read_bytes() == (tmp_path / "inline" / checkpoint).read_bytes()
