@@ -9,10 +9,15 @@ BENCH ?= message step accounting attack shadow
 # One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: help demo test test-fast lint format bench clean
+# Free for the demo of a deployment: its port and those after it.
+PORT ?= 8600
+DEMO := runs/deploy-demo
+
+.PHONY: help demo deploy-demo tapped test test-fast lint format bench clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report"
+	@echo "make deploy-demo       real processes and a listener, without TLS and with it; PORT=8600"
 	@echo "make test [ARGS=...]   all tests (test-fast: without the slow ones)"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
@@ -27,6 +32,21 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	$(BIN)/fedpriv run configs/quickstart.toml $(ARGS)
+
+# Twice the same, on real processes: without TLS the listener has the pictures, with TLS it has nothing.
+deploy-demo: $(READY)
+	rm -rf $(DEMO)
+	$(MAKE) --no-print-directory tapped KIND=plain INSECURE=--insecure
+	$(MAKE) --no-print-directory tapped KIND=tls
+	@echo "Reports: $(DEMO)/plain-heard/report.html (the pictures), $(DEMO)/tls-heard/report.html (nothing)"
+
+tapped: DIR = --dir $(DEMO)/$(KIND)-deployment
+tapped: $(READY)
+	$(BIN)/fedpriv deploy up $(DIR) --nodes 2 --port $(PORT) --listener $(INSECURE)
+	@trap '$(BIN)/fedpriv deploy down $(DIR)' EXIT; set -ex; \
+	$(BIN)/fedpriv deploy run $(DIR) configs/wiretap.toml --quiet --out $(DEMO)/$(KIND); \
+	$(BIN)/fedpriv deploy status $(DIR); \
+	$(BIN)/fedpriv attack $(DEMO)/$(KIND) --heard $(DEMO)/$(KIND)-deployment/heard --quiet --out $(DEMO)/$(KIND)-heard
 
 test: $(READY)
 	$(PYTEST) $(ARGS)
