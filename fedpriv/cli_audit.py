@@ -36,6 +36,7 @@ def audit(
         return
     out.print(_table(found["attacks"]))
     print_line(_sentence(found))
+    print_line(f"Report: {folder / 'report.html'}")
 
 
 def _table(attacks: list[dict[str, Any]]) -> Table:

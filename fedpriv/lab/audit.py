@@ -2,7 +2,8 @@
 
 The final model comes from the checkpoint, those of earlier rounds from what the adversary heard. Reference models
 repeat the run's training, mechanism included, on other data (see :mod:`attacks.membership.audit` for the game). Signals
-and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too.
+and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too, and
+the report, which gets a section.
 """
 
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from fedpriv.accounting import Guarantee
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.progress import Progress
+from fedpriv.report import write_report
 from fedpriv.runs import RoundRecord, RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
@@ -84,6 +86,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
         write_signals(folder.path / "membership" / "signals.npz", signals)
         folder.write_json("membership.json", found)
         folder.write_json("summary.json", {**summary, "membership": found})
+        write_report(folder.path)
     except OSError as error:
         raise RunFailedError(f"{folder.path} cannot be written: {error}") from None
     if found["proven_epsilon"] is not None:

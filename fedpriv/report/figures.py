@@ -1,6 +1,7 @@
 """The plots of a run's report."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,11 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from fedpriv.report.drawing import Plot, Theme, dress, level, plot
-from fedpriv.report.numbers import count, figure, percent
-from fedpriv.report.view import Partition
+from fedpriv.report.numbers import count, decimal, figure, percent
+from fedpriv.report.view import MembershipAttack, Partition
 from fedpriv.runs import RoundRecord
 
-__all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot"]
+__all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "roc_plot"]
+
+
+# Three inks and as many kinds of line tell nine curves apart.
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
 
 def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | None:
@@ -128,6 +133,38 @@ def partition_plot(partition: Partition) -> Plot:
         f"{clients} clients."
     )
     return plot(build, alt)
+
+
+def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
+    """Draw the curves of attacks on membership on logarithmic axes; ``None`` where there is no point to draw."""
+    drawn = [one for one in attacks if one.curve.false_positive_rate]
+    if not drawn:
+        return None
+    least = min(min(*one.curve.false_positive_rate, *one.curve.true_positive_rate) for one in drawn)
+
+    def build(theme: Theme) -> Figure:
+        drawing = Figure(figsize=(6.2, 4.4), layout="constrained")
+        axes = drawing.subplots()
+        dress(axes, theme)
+        axes.grid(color=theme.grid, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.plot([least, 1], [least, 1], color=theme.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")
+        for number, one in enumerate(drawn):
+            axes.plot(
+                one.curve.false_positive_rate, one.curve.true_positive_rate, label=one.attack, linewidth=1.6,
+                color=(theme.line, theme.alarm, theme.text)[number % 3], linestyle=_DASHES[number // 3 % len(_DASHES)],
+            )  # fmt: skip
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("false positive rate", color=theme.muted)
+        axes.set_ylabel("true positive rate", color=theme.muted)
+        drawing.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=theme.text, handlelength=2.6)
+        return drawing
+
+    names = ", ".join(f"{one.attack} {decimal(one.auc)}" for one in drawn)
+    return plot(build, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")
 
 
 def _write_counts(axes: Axes, counts: np.ndarray, theme: Theme) -> None:

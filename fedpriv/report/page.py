@@ -15,7 +15,7 @@ from fedpriv.config import NOISE_PARAMETER, Experiment, describe
 from fedpriv.errors import InputError
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
-from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
 from fedpriv.report.filters import environment, plain
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Ledger, LedgerLine, Picture, View, load_view
@@ -73,6 +73,8 @@ def render_page(view: View) -> str:
         tiles=tiles(view),
         mechanism=mechanism_name(view.experiment.mechanism.name),
         plots=_training_plots(view),
+        membership=view.membership,
+        roc=roc_plot(view.membership.attacks) if view.membership else None,
         partition_plot=partition_plot(view.partition) if view.partition else None,
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attacks.reconstruction.table import is_active
-from fedpriv.report.numbers import count, figure, percent
+from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.view import LedgerLine, Score, View
 
 __all__ = ["Recovered", "Tile", "mechanism_name", "recovered", "tiles", "worst_line"]
@@ -18,6 +18,9 @@ WEAK = (
     "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
     "this run shows nothing about it."
 )
+
+# The area under the curve of guesses.
+_GUESS = 0.5
 
 ACTIVE = "The server sent these clients parameters of its own making (imprint). No eavesdropper can do that."
 
@@ -93,7 +96,33 @@ def worst_line(view: View) -> LedgerLine | None:
 
 def tiles(view: View) -> tuple[Tile, ...]:
     """Return the key figures of a run, in reading order."""
-    return (*_leakage(view), _accuracy(view), *_privacy(view))
+    return (*_leakage(view), *_membership(view), _accuracy(view), *_privacy(view))
+
+
+def _membership(view: View) -> list[Tile]:
+    found = view.membership
+    strongest = found.strongest if found else None
+    if found is None or strongest is None:
+        return []
+    bound = found.epsilon_bound
+    low, high = strongest.intervals.get("auc", (None, None))
+    conditions = [("attack", strongest.attack)]
+    if low is not None and high is not None:
+        conditions.append(("95 %", f"{decimal(low)} to {decimal(high)}"))
+    conditions += [
+        ("TPR", f"{percent(strongest.tpr_at_1_percent)} at a false positive rate of 1 %"),
+        ("measured", f"ε is at least {figure(bound.epsilon, 3)}"),
+    ]
+    remark = "A guess has 0.5. The strongest of several attacks, which flatters it a little."
+    if found.refutes:
+        remark = "More is shown than the ledger claims to be proven: see below."
+    leaks = low is not None and low > _GUESS
+    return [
+        Tile(
+            "Membership inference: AUC", decimal(strongest.auc), conditions=tuple(conditions), remark=remark,
+            alarm=leaks or found.refutes,
+        )
+    ]  # fmt: skip
 
 
 def _accuracy(view: View) -> Tile:
@@ -189,6 +218,8 @@ def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
         done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
         remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."
         return [Tile("Images recovered", "not known", words=True, remark=remark)]
+    if view.experiment.hears_masked:
+        return [_shielded(view, bare, shielded)]
     first = _bare(view, bare)
     if view.experiment.mechanism.name == "none" and shielded is None:
         return [first]
@@ -207,7 +238,11 @@ def _bare(view: View, found: Recovered | None) -> Tile:
 
 
 def _shielded(view: View, bare: Recovered | None, found: Recovered | None) -> Tile:
-    title = f"Images recovered with {mechanism_name(view.experiment.mechanism.name)}"
+    masked = view.experiment.hears_masked
+    how = "from masked uploads" if masked else f"with {mechanism_name(view.experiment.mechanism.name)}"
+    title = f"Images recovered {how}"
+    if found is not None and masked:
+        return _counted(title, found, "What the sum of the uploads tells is another question.")
     if found is None:
         return Tile(title, "not known", words=True, remark="Attacks on the protected uploads did not finish.")
     if bare is None:

@@ -23,8 +23,12 @@ from fedpriv.runs import FINITE, RoundRecord, RunFolder, parse_json
 __all__ = [
     "AttackResult",
     "Candidate",
+    "Curve",
+    "EpsilonBound",
     "Ledger",
     "LedgerLine",
+    "Membership",
+    "MembershipAttack",
     "Partition",
     "Picture",
     "Score",
@@ -181,6 +185,79 @@ class AttackResult:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Points of a receiver operating characteristic, for logarithmic axes, both rates ascending."""
+
+    false_positive_rate: tuple[float, ...] = ()
+    true_positive_rate: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class MembershipAttack:
+    """How well one attack tells members of the training data from others; see membership.json."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
+
+    attack: str
+    members: int
+    non_members: int
+    auc: float
+    tpr_at_1_percent: float
+    tpr_at_01_percent: float
+    advantage: float
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    curve: Curve = field(default_factory=Curve)
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """What an attack shows: epsilon is at least this, at ``delta`` and with this confidence."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
+
+    epsilon: float
+    delta: float
+    confidence: float
+    trials: int
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """membership.json: what an audit of the run found.
+
+    Attributes:
+        attacks: in the audit's order.
+        epsilon_bound: from below.
+        references: models that were trained for it.
+        proven_epsilon: what the ledger claims under the bound's adjacency; ``None`` where it claims nothing comparable.
+        proven_adjacency: the ledger's.
+        game: how members and non-members were drawn.
+        rounds: after which the adversary knew the model.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = FINITE
+
+    attacks: tuple[MembershipAttack, ...]
+    epsilon_bound: EpsilonBound
+    references: int
+    proven_epsilon: float | None = None
+    proven_adjacency: str | None = None
+    game: str = ""
+    rounds: tuple[int, ...] = ()
+
+    @property
+    def refutes(self) -> bool:
+        """Whether more is shown than the ledger allows."""
+        return self.proven_epsilon is not None and self.epsilon_bound.epsilon > self.proven_epsilon
+
+    @property
+    def strongest(self) -> MembershipAttack | None:
+        """The attack with the largest area under the curve."""
+        return max(self.attacks, key=lambda one: one.auc, default=None)
+
+
+@dataclass(frozen=True)
 class ThreatModel:
     """Who listens, what reaches them, what they know besides, what they never get, and whether they interfere."""
 
@@ -233,6 +310,7 @@ class View:
         victims: the first ``report.pictures`` attacked images.
         attacked: how many attacked images there are in all.
         command: what repeats the run; empty if unknown.
+        membership: what an audit found; ``None`` if there was none.
     """
 
     experiment: Experiment
@@ -244,10 +322,11 @@ class View:
     victims: tuple[Victim, ...]
     attacked: int
     command: str
+    membership: Membership | None = None
 
 
 _LEDGER, _PARTITION, _SUMMARY = TypeAdapter(Ledger), TypeAdapter(Partition), TypeAdapter(Summary)
-_SCORE = TypeAdapter(Score)
+_SCORE, _MEMBERSHIP = TypeAdapter(Score), TypeAdapter(Membership)
 
 
 def load_view(folder: Path) -> View:
@@ -277,6 +356,7 @@ def load_view(folder: Path) -> View:
         victims=tuple(_victim(key, scores, pictures, experiment.adversary.attacks) for key in shown),
         attacked=len(keys),
         command=(summary.command if summary else "") or _read_text(folder / "command.txt").strip(),
+        membership=_read(folder / "membership.json", _MEMBERSHIP),
     )
 
 
