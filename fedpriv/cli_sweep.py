@@ -2,6 +2,7 @@
 
 import shlex
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,9 @@ def sweep(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Check and list the trials; run nothing.")] = False,
+    inline: Annotated[
+        bool, typer.Option("--inline", help="Run the trials here, one after the other, without Ray.")
+    ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Make trials again that failed.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -39,6 +43,8 @@ def sweep(
     from fedpriv.sweep.file import load_sweep, plain_settings
 
     asked = load_sweep(file, scale)
+    if inline:
+        asked = replace(asked, resources=asked.resources.model_copy(update={"engine": "inline"}))
     # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
     from fedpriv.lab.sweep import check_trials, run_sweep
     from fedpriv.report import write_sweep_report

@@ -109,7 +109,7 @@ class SweepDisplay:
             table.add_row(*_cells(record), style=_style(record))
         for number, (trial, began) in self._running.items():
             state = f"round {self._round(number)} of {trial.experiment.federation.rounds}"
-            text = f"{_short(trial.settings, trial.seed)}: {state}"
+            text = f"{state}: {_short(trial.settings, trial.seed)}"
             table.add_row(str(number), Text(text), "", "", _clock_text(self._clock() - began), style="bold")
         return table
 

@@ -84,7 +84,7 @@ def plot(build: Callable[[Theme], Figure], alt: str) -> Plot:
     return Plot(light[0], dark[0], alt, light[1], light[2])
 
 
-def to_svg(build: Callable[[Theme], Figure], theme: Theme) -> tuple[bytes, int, int]:
+def to_svg(build: Callable[[Theme], Figure], theme: Theme, *, transparent: bool = True) -> tuple[bytes, int, int]:
     """Draw as SVG without date or other traces of the machine; also return width and height in CSS pixels."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -93,7 +93,7 @@ def to_svg(build: Callable[[Theme], Figure], theme: Theme) -> tuple[bytes, int, 
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         drawing = build(theme)
-        drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        drawing.savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None, "Creator": None})
         width, height = drawing.get_size_inches() * PIXELS_PER_INCH
     text = buffer.getvalue().decode().replace(_MATPLOTLIB_FONT, _READERS_FONT)
     return text.encode(), round(width), round(height)

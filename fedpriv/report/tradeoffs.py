@@ -5,6 +5,7 @@ the same colour; so no two are told apart by colour alone.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from fedpriv.report.comparison import Estimate, Setting, pareto_front
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, recoloured, to_svg
 from fedpriv.report.numbers import figure
 
-__all__ = ["TRADEOFFS", "Tradeoff", "series_name", "tradeoff_plot"]
+__all__ = ["TRADEOFFS", "Tradeoff", "draw_tradeoff", "series_name", "tradeoff_plot"]
 
 _NAMES = {
     "none": "no mechanism",
@@ -112,21 +113,42 @@ def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Seque
         tradeoff: which.
         series: of the whole comparison, so that a mechanism looks the same in all its plots.
     """
-    points = [
-        (setting, cost, setting.accuracy)
-        for setting in settings
-        if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
-    ]
-    if not points:
+    present = Counter(setting.series for setting, _, _ in _points(settings, tradeoff))
+    if not present:
         return None
-    drawing = Figure(figsize=(5.6, 4.0), layout="constrained")
-    axes = drawing.subplots()
+
+    def build(_: Theme) -> Figure:
+        drawing = Figure(figsize=(5.6, 4.0), layout="constrained")
+        draw_tradeoff(drawing.subplots(), settings, tradeoff, series)
+        drawing.legend(
+            loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelcolor=LIGHT.text, handlelength=1.4
+        )
+        return drawing
+
+    light, width, height = to_svg(build, LIGHT)
+    data, model = settings[0].facet
+    names = ", ".join(series_name(one) for one in present)
+    alt = f"{tradeoff.name} of {model} on {data}: {present.total()} settings of {names}."
+    return Plot(light, recoloured(light, _dark_colours()), alt, width, height)
+
+
+def draw_tradeoff(
+    axes: Axes, settings: Sequence[Setting], tradeoff: Tradeoff, series: Sequence[tuple[str, str]]
+) -> None:
+    """Draw one trade-off into axes, in the light theme.
+
+    Args:
+        axes: where.
+        settings: of one facet; at least one has both figures.
+        tradeoff: which.
+        series: of the whole comparison.
+    """
+    points = _points(settings, tradeoff)
     dress(axes, LIGHT)
     axes.grid(color=LIGHT.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     _scale(axes, tradeoff, [cost.value for _, cost, _ in points])
-    present = dict.fromkeys(setting.series for setting, _, _ in points)
-    for one in present:
+    for one in dict.fromkeys(setting.series for setting, _, _ in points):
         own = [(cost, accuracy) for setting, cost, accuracy in points if setting.series == one]
         _draw_series(axes, own, one, _marker(one, series), tradeoff)
     _draw_absent(axes, settings, tradeoff)
@@ -134,13 +156,15 @@ def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Seque
     axes.set_xlabel(tradeoff.axis, color=LIGHT.muted)
     axes.set_ylabel("test accuracy", color=LIGHT.muted)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
-    drawing.legend(
-        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelcolor=LIGHT.text, handlelength=1.4
-    )
-    light, width, height = to_svg(lambda _: drawing, LIGHT)
-    data, model = settings[0].facet
-    alt = f"{tradeoff.name} of {model} on {data}: {len(points)} settings of {', '.join(map(series_name, present))}."
-    return Plot(light, recoloured(light, _dark_colours()), alt, width, height)
+
+
+def _points(settings: Sequence[Setting], tradeoff: Tradeoff) -> list[tuple[Setting, Estimate, Estimate]]:
+    """The settings that have both figures, with cost and accuracy."""
+    return [
+        (setting, cost, setting.accuracy)
+        for setting in settings
+        if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
+    ]
 
 
 def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:

@@ -1,0 +1,195 @@
+"""The paper's tables beside ours: ``python -m benchmarks.paper table2 sweeps/table2-small`` prints one in Markdown.
+
+The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
+Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpriv.report.comparison import Chosen, Estimate, Setting, settings_of
+from fedpriv.sweep import SweepFolder
+
+# Levels of noise, in the order of the paper's rows.
+GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)
+VMF = (1.0, 5.0, 10.0, 50.0, 500.0, 300_000.0)
+ROWS = (("none", None), *(("gaussian", level) for level in GAUSSIAN), *(("vmf", level) for level in VMF))
+
+# (table, data set, network) -> the paper's column in the order of ROWS.
+PAPER: dict[tuple[str, str, str], tuple[float, ...]] = {
+    ("table2", "fashion-mnist", "lenet"): (
+        87.7, 81.2, 81.7, 82.3, 83.1, 83.9, 85.1, 81.5, 81.3, 81.8, 81.9, 82.9, 83.9,
+    ),
+    ("table2", "fashion-mnist", "mlp"): (
+        84.7, 79.6, 79.8, 81.2, 81.7, 82.9, 84.1, 84.9, 84.2, 84.4, 84.5, 85.1, 85.3,
+    ),
+    ("table2", "cifar10", "lenet"): (52.2, 36.7, 37.4, 41.5, 43.2, 46.6, 48.9, 50.7, 51.3, 50.5, 51.4, 51.4, 51.6),
+    ("table2", "cifar10", "mlp"): (45.8, 32.0, 32.7, 34.6, 35.3, 36.9, 39.1, 42.1, 41.9, 42.3, 42.9, 43.3, 44.8),
+    ("table2", "cifar100", "lenet"): (24.4, 4.9, 5.5, 7.8, 9.0, 12.0, 15.3, 21.4, 20.7, 21.0, 21.2, 22.2, 25.8),
+    ("table2", "cifar100", "mlp"): (16.5, 5.6, 5.9, 7.0, 7.7, 8.9, 10.6, 13.4, 13.6, 13.8, 14.6, 15.8, 17.0),
+    ("table3", "fashion-mnist", "lenet"): (
+        54.8, 49.2, 49.3, 50.1, 49.9, 50.5, 50.4, 49.5, 48.9, 49.3, 49.8, 50.4, 51.8,
+    ),
+    ("table3", "fashion-mnist", "mlp"): (
+        61.1, 49.8, 49.9, 50.4, 51.1, 51.8, 52.6, 49.2, 48.7, 49.2, 49.7, 52.3, 55.1,
+    ),
+    ("table3", "cifar10", "lenet"): (78.5, 50.9, 51.1, 51.3, 51.2, 51.6, 51.7, 50.8, 50.5, 50.4, 50.8, 57.1, 66.0),
+    ("table3", "cifar10", "mlp"): (82.0, 50.5, 50.5, 51.0, 51.4, 52.0, 53.9, 50.3, 50.2, 50.6, 51.9, 58.9, 74.3),
+    ("table4", "fashion-mnist", "lenet"): (
+        0.65, 1.60, 1.61, 1.60, 1.62, 1.58, 1.17, 1.80, 1.79, 1.67, 1.66, 1.05, 0.58,
+    ),
+    ("table4", "fashion-mnist", "mlp"): (
+        0.37, 1.53, 1.53, 1.54, 1.53, 1.52, 1.45, 1.54, 1.55, 1.52, 1.52, 1.47, 0.91,
+    ),
+    ("table4", "cifar10", "lenet"): (0.36, 1.30, 1.28, 1.25, 1.24, 1.24, 0.79, 1.46, 1.48, 1.45, 1.39, 0.77, 0.37),
+    ("table4", "cifar10", "mlp"): (0.18, 0.89, 0.90, 0.88, 0.88, 0.87, 0.85, 0.91, 0.91, 0.90, 0.89, 0.86, 0.50),
+    ("table4", "lfw", "lenet"): (0.68, 1.51, 1.51, 0.49, 1.51, 1.39, 1.09, 1.51, 1.56, 1.53, 1.29, 1.07, 0.75),
+    ("table4", "lfw", "mlp"): (0.31, 1.37, 1.38, 1.37, 1.37, 1.36, 1.32, 1.38, 1.39, 1.36, 1.38, 1.33, 0.86),
+}  # fmt: skip
+
+# Table 5: (data set, network, level) -> differences of MIA-R's AUC in percent and of IGA's MSE. Its caption says
+# Gaussian minus VMF for both; by Tables 3 and 4 it is VMF minus Gaussian, and so is ours.
+DIFFERENCES = {
+    ("fashion-mnist", "lenet", 1.0): (0.2, 0.19),
+    ("fashion-mnist", "lenet", 50.0): (-0.6, 0.49),
+    ("fashion-mnist", "mlp", 1.0): (-0.7, 0.01),
+    ("fashion-mnist", "mlp", 50.0): (-2.9, 0.07),
+    ("cifar10", "lenet", 1.0): (-0.3, 0.18),
+    ("cifar10", "lenet", 50.0): (-0.9, 0.6),
+    ("cifar10", "mlp", 1.0): (-0.2, 0.01),
+    ("cifar10", "mlp", 50.0): (-2.0, 0.04),
+}
+TABLES = ("table2", "table3", "table4", "table5")
+SIGMA = {1.236: 0.8, 1.076: 1.0, 0.7724: 2.0, 0.6768: 3.0, 0.5231: 8.0, 0.339: 50.0}
+
+
+class Row(NamedTuple):
+    """One row of a table, in the order of ROWS."""
+
+    place: int
+    setting: Setting
+
+
+def main() -> None:
+    """Print one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    records = SweepFolder.open(asked.folder).records()
+    settings = settings_of(records, Chosen("iga", "attack-r"))
+    print("\n".join(differences(settings) if asked.table == "table5" else table(asked.table, settings)))
+
+
+def table(name: str, settings: Sequence[Setting]) -> list[str]:
+    """Return Markdown lines: a head, then the rows of every network and data set in the paper's order."""
+    lines = [
+        "| network, data | noise | m | kappa or sigma | nominal epsilon | proven epsilon | paper | here |",
+        "| --- | --- | --: | --: | --: | --: | --: | --- |",
+    ]
+    for facet in dict.fromkeys(setting.facet for setting in settings):
+        column = PAPER.get((name, *facet))
+        rows = sorted(_rows([setting for setting in settings if setting.facet == facet]), key=lambda row: row.place)
+        for row in rows:
+            paper = "" if column is None else f"{column[row.place]:g}"
+            lines.append(f"{_head(row.setting)} | {paper} | {_figure(name, row.setting)} |")
+    return lines
+
+
+def differences(settings: Sequence[Setting]) -> list[str]:
+    """Return Markdown lines of VMF minus Gaussian, in AUC (percent) and in MSE."""
+    lines = [
+        "| network, data | level | blocks | AUC, paper | AUC, here | MSE, paper | MSE, here |",
+        "| --- | --: | --- | --: | --: | --: | --: |",
+    ]
+    for one in settings:
+        other = _gaussian_of(one, settings)
+        if one.series[0] != "vmf" or other is None:
+            continue
+        level = _level(one)
+        printed = DIFFERENCES.get((*one.facet, level or 0.0), ("", ""))
+        auc = 100 * (one.auc.value - other.auc.value) if one.auc and other.auc else None
+        mse = _normalised(one) - _normalised(other)
+        cells = (
+            f"{one.facet[1]}, {one.facet[0]}", f"{level:g}", one.series[1], str(printed[0]),
+            "" if auc is None else f"{auc:.1f}", str(printed[1]), f"{mse:.2f}",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _rows(settings: Sequence[Setting]) -> Iterator[Row]:
+    for setting in settings:
+        key = (setting.series[0], _level(setting))
+        if key in ROWS:
+            yield Row(ROWS.index(key), setting)
+
+
+def _level(setting: Setting) -> float | None:
+    """The paper's epsilon of a row."""
+    given = setting.first.settings
+    value = given.get("mechanism.target_epsilon", given.get("mechanism.epsilon"))
+    if value is None and setting.series[0] == "gaussian":
+        return SIGMA.get(given.get("mechanism.sigma", 0.0))
+    return None if value is None else float(value)
+
+
+def _gaussian_of(one: Setting, settings: Sequence[Setting]) -> Setting | None:
+    return next(
+        (
+            other
+            for other in settings
+            if other.series[0] == "gaussian" and other.facet == one.facet and _level(other) == _level(one)
+        ),
+        None,
+    )
+
+
+def _head(setting: Setting) -> str:
+    first = setting.first
+    mechanism, blocks = setting.series
+    level = _level(setting)
+    name = {"none": "none", "gaussian": f"Gaussian {level:g}" if level else "", "vmf": f"VMF {level:g}, {blocks}"}
+    cells = [
+        f"{first.model}, {first.data}",
+        name[mechanism],
+        "" if first.draws is None else f"{first.draws:,}",
+        "" if first.noise is None else f"{first.noise:.4g}",
+        "" if first.nominal_epsilon is None else f"{first.nominal_epsilon:.4g}",
+        "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
+    ]
+    return "| " + " | ".join(cells)
+
+
+def _figure(name: str, setting: Setting) -> str:
+    if name == "table2":
+        return _percent(setting.accuracy)
+    if name == "table3":
+        return _percent(setting.auc)
+    found = setting.mse
+    clamped = "" if found is None else f" ({found.value:.3f} on [0, 1])"
+    return f"{_normalised(setting):.2f}{clamped}"
+
+
+def _normalised(setting: Setting) -> float:
+    values = [
+        one.mse_normalised
+        for record in setting.records
+        for one in record.reconstruction
+        if one.attack == "iga" and one.mse_normalised is not None
+    ]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _percent(found: Estimate | None) -> str:
+    if found is None:
+        return ""
+    if found.low is None or found.high is None:
+        return f"{100 * found.value:.1f}"
+    return f"{100 * found.value:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
+
+
+if __name__ == "__main__":
+    main()

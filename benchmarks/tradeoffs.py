@@ -1,0 +1,45 @@
+"""The trade-offs of one sweep side by side in one SVG: ``python -m benchmarks.tradeoffs DIR --out FILE.svg``.
+
+The sweep is to be of one network and one data set, such as configs/paper/equal-privacy.toml.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedpriv.report.comparison import Setting, choose_attacks, settings_of
+from fedpriv.report.drawing import LIGHT, to_svg
+from fedpriv.report.tradeoffs import TRADEOFFS, draw_tradeoff
+from fedpriv.sweep import SweepFolder
+
+
+def main() -> None:
+    """Draw and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--attack", default="", help="reconstruction attack; default: the strongest")
+    parser.add_argument("--membership", default="", help="membership attack; default: the strongest")
+    asked = parser.parse_args()
+    records = SweepFolder.open(asked.folder).records()
+    settings = settings_of(records, choose_attacks(records, asked.attack, asked.membership))
+    asked.out.write_bytes(to_svg(lambda _: _drawn(settings), LIGHT, transparent=False)[0])
+
+
+def _drawn(settings: Sequence[Setting]) -> Figure:
+    series = list(dict.fromkeys(setting.series for setting in settings))
+    drawing = Figure(figsize=(13.5, 4.4), layout="constrained", facecolor="white")
+    for axes, tradeoff in zip(drawing.subplots(1, 3, sharey=True), reversed(TRADEOFFS), strict=True):
+        draw_tradeoff(axes, settings, tradeoff, series)
+    labelled = [axes.get_legend_handles_labels() for axes in drawing.axes]
+    handles = {label: handle for pair in labelled for handle, label in zip(*pair, strict=True)}
+    drawing.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False, labelcolor=LIGHT.text
+    )
+    return drawing
+
+
+if __name__ == "__main__":
+    main()

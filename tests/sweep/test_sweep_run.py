@@ -1,0 +1,267 @@
+"""Sweeps as they go: what fails is recorded, what is over is not repeated, a kill changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+from rich.console import Console
+
+import fedpriv.lab.sweep as lab
+from benchmarks.comparison import synthetic_records as synthetic
+from fedpriv.errors import InputError
+from fedpriv.lab.sweep import run_sweep
+from fedpriv.lab.trial import TrialTask, run_trial
+from fedpriv.report import write_sweep_report
+from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
+from fedpriv.sweep_display import SweepDisplay, result_table
+from tests.sweep.sweeps import SMALL, sweep, write
+
+
+class Notes:
+    """Who is told, and writes it down."""
+
+    def __init__(self) -> None:
+        self.before: list[int] = []
+        self.begun: list[int] = []
+        self.over: list[int] = []
+
+    def found(self, records: Sequence[TrialRecord]) -> None:
+        self.before += [record.trial for record in records]
+
+    def started(self, trial: Trial) -> None:
+        self.begun.append(trial.number)
+
+    def ended(self, record: TrialRecord) -> None:
+        self.over.append(record.trial)
+
+    def tick(self) -> None:
+        pass
+
+
+def run(asked: Sweep, path: Path, retry: bool = False) -> tuple[list[TrialRecord], Notes]:
+    notes = Notes()
+    return run_sweep(asked, SweepFolder.prepare(path, asked), notes, retry), notes
+
+
+def figures(path: Path) -> list[dict[str, Any]]:
+    """The results without what a clock says."""
+    rows = parquet.read_table(path / "results.parquet").to_pylist()
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_every_trial_is_a_run_with_a_record(tmp_path: Path) -> None:
+    asked = sweep(tmp_path, seeds=[1], audit={"references": 6, "pairs": 10})
+    records, notes = run(asked, tmp_path / "out")
+    assert notes.begun == notes.over == [1, 2, 3]
+    for trial, record in zip(asked.trials, records, strict=True):
+        folder = tmp_path / "out" / record.folder
+        assert (folder / "report.html").is_file()
+        assert json.loads((folder / "record.json").read_text()) == record.model_dump(mode="json")
+        assert record.settings == dict(trial.settings)
+        assert record.memberships and record.epsilon_bound is not None
+        assert record.rounds == 2
+    assert [record.draws for record in records] == [None, None, 4]
+    assert [row["trial"] for row in figures(tmp_path / "out")] == [1, 2, 3]
+    assert write_sweep_report(tmp_path / "out").stat().st_size > 10_000
+
+
+def test_nothing_that_is_over_is_repeated(tmp_path: Path) -> None:
+    asked = sweep(tmp_path)
+    _, first = run(asked, tmp_path / "out")
+    table = figures(tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "trials").rglob("*.json")}
+    _, second = run(asked, tmp_path / "out")
+    assert len(first.over) == 6 and second.over == [] and second.before == [1, 2, 3, 4, 5, 6]
+    assert figures(tmp_path / "out") == table
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(task: TrialTask) -> TrialRecord:
+        if task.trial.number == 2:
+            raise MemoryError("no\nroom")
+        return run_trial(task)
+
+    asked = sweep(tmp_path, seeds=[1])
+    monkeypatch.setattr(lab, "run_trial", failing)
+    records, _ = run(asked, tmp_path / "out")
+    assert [record.status for record in records] == ["completed", "failed", "completed"]
+    assert records[1].reason == "MemoryError: no room"
+    assert [row["reason"] for row in figures(tmp_path / "out")] == [None, "MemoryError: no room", None]
+    assert "MemoryError" in write_sweep_report(tmp_path / "out").read_text()
+    monkeypatch.undo()
+    again, notes = run(asked, tmp_path / "out")
+    assert notes.begun == [] and again == records
+    mended, notes = run(asked, tmp_path / "out", retry=True)
+    assert notes.begun == [2]
+    assert [record.status for record in mended] == ["completed"] * 3
+
+
+def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attacks.membership.epsilon import EpsilonBound
+    from fedpriv.lab import audit
+
+    monkeypatch.setattr(audit, "canaries_in_references", lambda *_: EpsilonBound(999.0, 1e-5, 0.95, 20, "test"))
+    asked = sweep(tmp_path, seeds=[1], audit={"references": 6, "pairs": 10})
+    records, _ = run(asked, tmp_path / "out")
+    assert [record.refuted for record in records] == [False, True, True]
+    assert [record.failed for record in records] == [False] * 3
+    page = write_sweep_report(tmp_path / "out").read_text()
+    assert "A ledger is refuted" in page and page.count("ε is at least 999 with confidence") == 2
+    styles = [str(row.style) for row in result_table(records).rows]
+    assert styles == ["", "red", "red"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seeds": [1, 2, 3]}, "of 6 trials, not 9"),
+        ({"audit": {"references": 6}}, "with another audit"),
+        ({"name": "other"}, "'small', not 'other'"),
+        ({"set": {"training": {"learning_rate": 0.4}}}, "its trial 1 has other settings"),
+    ],
+)
+def test_another_sweeps_folder_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    SweepFolder.prepare(tmp_path / "out", sweep(tmp_path))
+    with pytest.raises(InputError, match=f"holds the results of another sweep .*{said}"):
+        SweepFolder.prepare(tmp_path / "out", sweep(tmp_path, **changes))
+
+
+def test_resources_and_the_order_of_default_keys_make_no_other_sweep(tmp_path: Path) -> None:
+    SweepFolder.prepare(tmp_path / "out", sweep(tmp_path))
+    same = sweep(tmp_path, resources={"cpus": 0.25}, set={"federation": {"min_clients": 1}})
+    assert SweepFolder.prepare(tmp_path / "out", same).records() == []
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(InputError, match="is not the folder of a sweep; choose another --out"):
+        SweepFolder.prepare(tmp_path / "out", sweep(tmp_path))
+    with pytest.raises(InputError, match=r"it has no sweep.json"):
+        SweepFolder.open(tmp_path)
+
+
+def test_two_processes_do_not_run_one_sweep(tmp_path: Path) -> None:
+    asked = sweep(tmp_path)
+    folder = SweepFolder.prepare(tmp_path / "out", asked)
+    with folder.at_work(), pytest.raises(InputError, match="another process runs this sweep"):
+        run(asked, tmp_path / "out")
+
+
+def test_an_unfinished_trial_is_resumed_with_the_same_record(tmp_path: Path) -> None:
+    """As after a kill between two files: no record, no summary, or no configuration yet."""
+    asked = sweep(tmp_path, seeds=[1])
+    whole, _ = run(asked, tmp_path / "out")
+    for number, names in enumerate(
+        (["record.json"], ["record.json", "summary.json"], ["record.json", "config.toml"]), 1
+    ):
+        for name in names:
+            (tmp_path / "out" / "trials" / f"000{number}" / name).unlink()
+    again, notes = run(asked, tmp_path / "out")
+    assert notes.begun == [1, 2, 3]
+    assert [_timeless(record) for record in again] == [_timeless(record) for record in whole]
+
+
+def _timeless(record: TrialRecord) -> TrialRecord:
+    return record.model_copy(update={"seconds": None})
+
+
+# ---- the display -----------------------------------------------------------------------------------------------------
+
+
+def test_the_time_left_follows_from_the_trials_so_far(tmp_path: Path) -> None:
+    now = [0.0]
+    asked = sweep(tmp_path)
+    folder = SweepFolder.prepare(tmp_path / "out", asked)
+    console = Console(file=open(os.devnull, "w"), width=80)  # noqa: PTH123, SIM115
+    display = SweepDisplay(console, folder, 6, clock=lambda: now[0])
+    records = synthetic(6)
+    display.found(records[:1])
+    display.started(asked.trials[1])
+    display.started(asked.trials[2])
+    assert display.seconds_left() is None
+    now[0] = 10.0
+    display.ended(records[1])
+    display.started(asked.trials[3])
+    # Two at once: one has run for 10 of about 10 seconds, one is new, two wait.
+    assert display.seconds_left() == pytest.approx((0 + 10 + 2 * 10) / 2)
+    assert display.headline() == "2 of 6 trials over, 2 running, about 0:15 left"
+
+
+def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
+    asked = sweep(tmp_path)
+    console = Console(width=80, force_terminal=True, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    display = SweepDisplay(console, SweepFolder.prepare(tmp_path / "out", asked), 6)
+    display.started(asked.trials[2])
+    console.print(display.table())
+    console.print(result_table(synthetic(4)))
+    text = console.export_text()
+    assert "name=vmf, kappa=5.0" in text and "round 0 of 2" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_path: Path) -> None:
+    """On Ray. The killed process is the one that was started; its workers end by themselves."""
+    slower = {**SMALL, "federation": {"clients": 2, "rounds": 60}}
+    path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
+    command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out"]
+    running = subprocess.Popen([*command, "killed"], cwd=tmp_path, env=_environment(), stdout=subprocess.DEVNULL)
+    first = tmp_path / "killed" / "trials" / "0001" / "record.json"
+    deadline = time.monotonic() + 120
+    while not first.is_file() and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "trials").glob("*/record.json")}
+    assert 1 <= len(done) < 6
+    for name in ("killed", "whole"):
+        ended = subprocess.run([*command, name], cwd=tmp_path, env=_environment(), capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert len(figures(tmp_path / "killed")) == 6
+    assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_sweep_as_a_user_meets_it(tmp_path: Path) -> None:
+    write(tmp_path, seeds=[1])
+    ended = _fedpriv(tmp_path, "sweep", "sweep.toml")
+    assert ended.returncode == 0, ended.stderr
+    assert "Report: sweeps/small/report.html" in ended.stdout
+    assert "3 of 3 trials over" in ended.stderr
+    compared = _fedpriv(tmp_path, "compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
+    assert compared.returncode == 0, compared.stderr
+    assert [trial["trial"] for trial in json.loads(compared.stdout)["trials"]] == [1, 2, 3, 4]
+    assert (tmp_path / "comparison.html").is_file()
+    for arguments, said in (
+        (["sweep", "sweep.toml", "--scale", "full"], "scale 'full' is not known"),
+        (["sweep", "nowhere.toml"], "no such file"),
+        (["compare", "sweeps"], "is not the folder of a run"),
+        (["compare", "sweeps/small", "--attack", "dlg"], "no trial has a reconstruction attack 'dlg'"),
+    ):
+        refused = _fedpriv(tmp_path, *arguments)
+        assert refused.returncode == 2
+        assert said in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
+
+
+def _fedpriv(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedpriv.cli", *arguments]
+    return subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True)
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
