@@ -115,10 +115,11 @@ app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quick
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
 def report(folder: Run) -> None:
-    """Write report.html again from DIR, the folder of a run."""
-    from fedpriv.report import write_report
+    """Write report.html again from DIR, the folder of a run or of a sweep."""
+    from fedpriv.report import write_report, write_sweep_report
 
-    print_line(f"Report: {write_report(folder)}")
+    write = write_sweep_report if (folder / "sweep.json").is_file() else write_report
+    print_line(f"Report: {write(folder)}")
 
 
 @config_app.command("check", epilog="Example:\n\n  fedpriv config check configs/quickstart.toml --set seed=3")

@@ -246,6 +246,8 @@ def test_a_sweep_as_a_user_meets_it(tmp_path: Path) -> None:
     assert compared.returncode == 0, compared.stderr
     assert [trial["trial"] for trial in json.loads(compared.stdout)["trials"]] == [1, 2, 3, 4]
     assert (tmp_path / "comparison.html").is_file()
+    (tmp_path / "sweeps" / "small" / "report.html").unlink()
+    assert _fedpriv(tmp_path, "report", "sweeps/small").stdout == "Report: sweeps/small/report.html\n"
     for arguments, said in (
         (["sweep", "sweep.toml", "--scale", "full"], "scale 'full' is not known"),
         (["sweep", "nowhere.toml"], "no such file"),
