@@ -126,15 +126,17 @@ def _run(
     starts = [scene.starts(seed, attack.name, victim, restarts) for victim in victims]
     images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
     trace = Trace(progress, config.iterations, owners)
-    attempts: list[Attempt] = []
-    notes: list[str] = []
-    for part in chunks(scene.network, rows, scene.shape, scene.classes):
-        these = slice(part.start, part.stop)
-        outcome = attack.run(scene, rows[these], images[these], logits[these], config, trace.of(part))
-        attempts += _attempts(scene, outcome)
-        notes += outcome.notes
+    attempts: dict[int, Attempt] = {}
+    notes: dict[int, str] = {}
+    for turn, run in enumerate(attack.runs):
+        mine = [row for row in range(len(rows)) if row % restarts % len(attack.runs) == turn]
+        for part in chunks(scene.network, [rows[row] for row in mine], scene.shape, scene.classes):
+            these = mine[part.start : part.stop]
+            outcome = run(scene, [rows[row] for row in these], images[these], logits[these], config, trace.of(these))
+            attempts |= zip(these, _attempts(scene, outcome), strict=True)
+            notes |= zip(these, outcome.notes, strict=True)
     first = [number * restarts for number in range(len(victims))]
-    return [(tuple(attempts[row : row + restarts]), notes[row]) for row in first]
+    return [(tuple(attempts[row + restart] for restart in range(restarts)), notes[row]) for row in first]
 
 
 def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:

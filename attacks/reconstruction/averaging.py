@@ -8,6 +8,7 @@ number for all others.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,11 +32,13 @@ class Cloud:
         middle: coordinates (n, B, C, H, W).
         along: deviations (n, B, r) along the prior's principal directions, in the prior's.
         rest: deviation (n, B, 1) along all others.
+        others: what else was fitted, without deviations.
     """
 
     middle: Tensor
     along: Tensor
     rest: Tensor
+    others: tuple[Tensor, ...]
 
     @property
     def least(self) -> Tensor:
@@ -43,44 +46,58 @@ class Cloud:
         return torch.cat([self.along, self.rest], dim=2).flatten(1).amin(dim=1)
 
 
-def fit_cloud(posterior: Losses, coordinates: Tensor, logits: Tensor, basis: Tensor, steps: int, rate: float) -> Cloud:
+def fit_cloud(
+    posterior: Losses,
+    coordinates: Tensor,
+    others: Sequence[Tensor],
+    basis: Tensor,
+    steps: int,
+    rate: float,
+    rates: Sequence[float] = (),
+) -> Cloud:
     """Fit the distribution by Adam, from pairs of opposite points, one a step.
 
     Args:
-        posterior: (coordinates, logits, shares) -> minus its logarithm (n,), the prior's standard normal one included.
+        posterior: (coordinates, *others) -> minus its logarithm (n,), the prior's standard normal one included.
         coordinates: (n, B, C, H, W), where it starts.
-        logits: (n, B, classes), of the labels; they stay.
+        others: tensors (n * m, ...) on which the posterior depends too: their most probable values are sought, as far
+            as they have a learning rate; the others stay.
         basis: (P, r), the prior's principal directions.
         steps: of Adam.
         rate: its learning rate.
+        rates: those of the first of ``others``.
     """
     rows, examples = coordinates.shape[:2]
-    others = coordinates[0, 0].numel() - basis.shape[1]
+    outside = coordinates[0, 0].numel() - basis.shape[1]
     middle = coordinates.clone()
     along = coordinates.new_full((rows, examples, basis.shape[1]), math.log(NARROW))
     rest = coordinates.new_full((rows, examples, 1), math.log(NARROW))
-    whole = coordinates.new_ones(rows)
+    fitted = tuple(value.clone() for value in others)
     generator = torch.Generator().manual_seed(DRAWS)
 
-    def divergence(middle: Tensor, along: Tensor, rest: Tensor, draw: Tensor) -> Tensor:
+    def divergence(middle: Tensor, along: Tensor, rest: Tensor, draw: Tensor, *fitted: Tensor) -> Tensor:
         flat = draw.flatten(-3)
         offsets = rest.exp() * flat + ((along.exp() - rest.exp()) * (flat @ basis)) @ basis.mT
         offset = offsets.unflatten(-1, middle.shape[2:])
-        both = posterior(middle + offset, logits, whole) + posterior(middle - offset, logits, whole)
+        both = posterior(middle + offset, *fitted) + posterior(middle - offset, *fitted)
         # The prior's share of it is known without drawing.
-        known = _prior_and_entropy(along).sum(dim=(1, 2)) + others * _prior_and_entropy(rest).sum(dim=(1, 2))
+        known = _prior_and_entropy(along).sum(dim=(1, 2)) + outside * _prior_and_entropy(rest).sum(dim=(1, 2))
         total: Tensor = both / 2 - offset.square().flatten(1).sum(dim=1) / 2 + known
         return total
 
     evaluate = Evaluator(divergence, steps)
-    adam = torch.optim.Adam([middle, along, rest], betas=BETAS)
+    moved = [(middle, rate), (along, rate), (rest, rate), *zip(fitted, rates, strict=False)]
+    adam = torch.optim.Adam([{"params": [value], "lr": each} for value, each in moved], betas=BETAS)
     for step in range(steps):
         draw = torch.randn(coordinates.shape[1:], generator=generator).to(coordinates)
-        _, (middle.grad, along.grad, rest.grad, _) = evaluate(middle, along, rest, draw)
+        _, (middle.grad, along.grad, rest.grad, _, *gradients) = evaluate(middle, along, rest, draw, *fitted)
+        for (value, _), gradient in zip(moved[3:], gradients, strict=False):
+            value.grad = gradient
         fall = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * step / steps)) / 2
-        adam.param_groups[0]["lr"] = rate * fall
+        for group, (_, each) in zip(adam.param_groups, moved, strict=True):
+            group["lr"] = each * fall
         adam.step()
-    return Cloud(middle, along.exp(), rest.exp())
+    return Cloud(middle, along.exp(), rest.exp(), fitted)
 
 
 def _prior_and_entropy(logarithms: Tensor) -> Tensor:

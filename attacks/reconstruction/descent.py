@@ -124,7 +124,8 @@ def _adam(problem: Problem, variables: Tensor, logits: Tensor, config: Any, reci
     best.keep(problem.losses(variables, logits).detach(), variables, logits)
     iterations = torch.full((len(variables),), config.iterations)
     images, labels = problem.images(best.variables), problem.labels.final(best.logits)
-    return Outcome(images, labels, best.losses, iterations, problem.labels.notes)
+    notes = tuple("; ".join(text for text in (note, evaluate.note) if text) for note in problem.labels.notes)
+    return Outcome(images, labels, best.losses, iterations, notes)
 
 
 class Best:

@@ -25,7 +25,7 @@ class Evaluator:
     With ``compiling = "auto"`` the first evaluations run in eager mode and are timed. Where all would take long,
     the whole computation, derivatives included, is traced and compiled (``torch.compile``), and kept if it is faster.
     Results are the same up to rounding. Where it cannot be compiled, for example without a C++ compiler, ``note`` says
-    so, and everything runs in eager mode.
+    so, which belongs into the attack's notes, and everything runs in eager mode.
 
     Args:
         losses: the loss; rows must not depend on each other.
@@ -33,7 +33,7 @@ class Evaluator:
         compiling: auto, always (at the first evaluation, kept in any case) or never.
 
     Attributes:
-        note: why it is not compiled although it was to be; may be empty.
+        note: why it could not be compiled although that would have paid; may be empty.
         compiled: whether compiled code is in use.
         compile_seconds: what compiling took.
     """
@@ -85,7 +85,6 @@ class Evaluator:
             return
         self.compile_seconds = time.perf_counter() - began
         if self._compiling == "auto" and _seconds(run, variables) > self._seconds[-1]:
-            self.note = "not compiled: that is no faster here"
             return
         self._run, self.compiled = run, True
 

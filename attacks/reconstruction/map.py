@@ -12,14 +12,15 @@ probability lies. The most probable of all starts' results is kept.
 Where an upload pins down no direction of an image, the posterior's mean is taken in place of its mode, which is worse
 than the prior's mean there (:mod:`~attacks.reconstruction.averaging`); without kinks only, since it needs derivatives.
 
-Behind kinks the closed form is the answer itself, wherever it explains the upload at all. An image that is slightly off
-has some units wrong, and the likelihood takes each for strong evidence against it: images far off with lucky units
-are more probable. The closed form leaves the errors behind the first layer free and averages over contrasts and images:
-it is near the posterior's mean, and searches for the mode mostly make it worse (``docs/results.md`` has figures).
+Behind kinks such searches mostly make the closed form's image worse: one that is slightly off has some units wrong, and
+the likelihood takes each for strong evidence against it, so that images far off with lucky units are more probable.
+There the units are read from the upload together with the image (:mod:`~attacks.reconstruction.gates`), by all layers,
+and the closed form's image is where that starts. Where the units cannot be unknowns of their own, as after several
+local steps, the closed form is the answer itself wherever it explains the upload at all.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +31,7 @@ from attacks.reconstruction.averaging import fit_cloud
 from attacks.reconstruction.closed_form import run_closed_form, same_scale
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.evaluation import Evaluator, Losses
+from attacks.reconstruction.gates import can_be_gated, read_gated
 from attacks.reconstruction.labels import OutputLayer, find_output_layer, read_labels
 from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.memory import chunks
@@ -97,6 +99,10 @@ def run_map(
     settled: list[_Ended] = []
     for some in _parts(scene, [start for start in known if _speaks_for_itself(scene, start.victim)]):
         settled += _Search(scene, config, some, _silent).stay()
+    settled = [
+        *_gated(scene, [one for one in settled if can_be_gated(scene, one.start.victim)], config),
+        *(one for one in settled if not can_be_gated(scene, one.start.victim) and _explains(one)),
+    ]
     done = {one.start.row for one in settled}
     starts = [start for start in starts if start.row not in done]
     annealed: list[_Start] = []
@@ -106,12 +112,14 @@ def run_map(
     ended: list[_Ended] = []
     for some in _parts(scene, starts):
         ended += _Search(scene, config, some, teller(some, len(starts), len(ended), TURNS[1], 1.0)).finish()
-    best = _best([*settled, *ended], len(rows))
+    most_probable = _best([*settled, *ended])
+    best = [most_probable[row] for row in range(len(rows))]
     pictures = scene.box(torch.stack([one.images for one in best]))
     labels = torch.stack([one.labels for one in best])
     losses = torch.stack([one.loss for one in best])
     report(config.iterations, losses)
-    notes = tuple(JOINT if one.start.labels is None else "" for one in best)
+    joint = [JOINT if one.start.labels is None else "" for one in best]
+    notes = tuple("; ".join(text for text in (note, one.note) if text) for note, one in zip(joint, best, strict=True))
     return Outcome(pictures, labels, losses, torch.full((len(rows),), config.iterations), notes)
 
 
@@ -142,22 +150,23 @@ class _Start:
 
 @dataclass(frozen=True, eq=False)
 class _Ended:
-    """Where a search ended: images (B, C, H, W), labels (B,), and minus the log-posterior ()."""
+    """Where a search ended: images (B, C, H, W), labels (B,), minus the log-posterior (), and what is to be noted."""
 
     start: _Start
     images: Tensor
     labels: Tensor
     loss: Tensor
+    note: str
 
 
-def _best(ended: Sequence[_Ended], rows: int) -> list[_Ended]:
+def _best(ended: Iterable[_Ended]) -> dict[int, _Ended]:
     """The most probable result of each row; a NaN only where there is nothing else."""
-    best: list[_Ended | None] = [None] * rows
+    best: dict[int, _Ended] = {}
     for one in ended:
-        other = best[one.start.row]
+        other = best.get(one.start.row)
         if other is None or bool(one.loss < other.loss) or bool(other.loss.isnan()):
             best[one.start.row] = one
-    return [one for one in best if one is not None]
+    return best
 
 
 def _parts(scene: Scene, starts: Sequence[_Start]) -> Iterator[Sequence[_Start]]:
@@ -250,6 +259,29 @@ def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
     return not torch.equal(plain, smooth)
 
 
+def _explains(one: _Ended) -> bool:
+    """Whether it explains the upload better than nothing at all."""
+    return bool(one.loss < one.start.coordinates.square().sum() / 2)
+
+
+def _gated(scene: Scene, ended: Sequence[_Ended], config: MapConfig) -> list[_Ended]:
+    """For each row's most probable labels the image that is read together with the units."""
+    alike: dict[tuple[int, UploadModel], list[_Start]] = {}
+    for one in _best(ended).values():
+        victim = one.start.victim
+        start = replace(one.start, labels=one.labels)
+        alike.setdefault((id(victim.parameters), victim.model), []).append(start)
+    found: list[_Ended] = []
+    for some in (part for starts in alike.values() for part in _parts(scene, starts)):
+        victims = [start.victim for start in some]
+        labels = torch.stack([one.labels for one in some if one.labels is not None])
+        begin = torch.stack([start.coordinates for start in some])
+        read = read_gated(scene, victims, labels, begin, config.iterations, config.learning_rate)
+        there = [replace(start, coordinates=read[number]) for number, start in enumerate(some)]
+        found += _Search(scene, config, there, _silent).stay()
+    return found
+
+
 def _nobody(iterations: int, losses: Tensor) -> None:
     """Tell nobody."""
 
@@ -275,6 +307,7 @@ class _Search:
         self._config = config
         self._starts = starts
         self._tell = tell
+        self._note = ""
         self._whitening = Whitening(scene.prior, scene.shape)
         self._posterior = _Posterior(scene, self._whitening, starts)
         self._coordinates = torch.stack([start.coordinates for start in starts])
@@ -297,12 +330,10 @@ class _Search:
         ]
 
     def stay(self) -> list[_Ended]:
-        """Stay at the starts; those that explain the uploads no better than nothing at all are left out."""
+        """Stay at the starts."""
         whole = torch.ones_like(self._lowest)
         with torch.no_grad():
-            losses = self._posterior(self._coordinates, self._logits, whole)
-        misfits = losses - self._coordinates.square().flatten(1).sum(dim=1) / 2
-        return [one for one, value in zip(self._ended(losses), misfits.tolist(), strict=True) if value < 0]
+            return self._ended(self._posterior(self._coordinates, self._logits, whole))
 
     def finish(self) -> list[_Ended]:
         """Search with the network as it is."""
@@ -316,7 +347,9 @@ class _Search:
             return losses
         steps = int(AVERAGED * self._config.iterations)
         basis, rate = self._whitening.prior.basis, self._config.learning_rate
-        cloud = fit_cloud(self._posterior, self._coordinates, self._logits, basis, steps, rate)
+        cloud = fit_cloud(
+            self._posterior, self._coordinates, (self._logits, torch.ones_like(losses)), basis, steps, rate
+        )
         vague = smooth & (cloud.least > VAGUE)
         self._coordinates.copy_(torch.where(vague[:, None, None, None, None], cloud.middle, self._coordinates))
         with torch.no_grad():
@@ -327,7 +360,8 @@ class _Search:
         images = self._whitening.images(self._coordinates)
         labels = self._posterior.labels(self._logits).argmax(dim=2)
         return [
-            _Ended(start, images[number], labels[number], losses[number]) for number, start in enumerate(self._starts)
+            _Ended(start, images[number], labels[number], losses[number], self._note)
+            for number, start in enumerate(self._starts)
         ]
 
     def _climb(self, objective: Losses, steps: int, before: float) -> Tensor:
@@ -349,6 +383,7 @@ class _Search:
             )
             self._lowest = torch.fmin(self._lowest, lowest)
             self._tell(before + (1 - before) * step / max(steps, 1), self._lowest)
+        self._note = evaluate.note
         self._coordinates.copy_(best[0])
         self._logits.copy_(best[1])
         return lowest

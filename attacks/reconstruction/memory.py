@@ -41,6 +41,8 @@ def chunks(
     Raises:
         AttackRefused: not even one row fits.
     """
+    if not rows:
+        return
     each = max(
         len(victim.uploads) * row_bytes(network, victim, shape, classes, written=written)
         for victim in {(victim.model, len(victim.uploads)): victim for victim in rows}.values()

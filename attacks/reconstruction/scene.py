@@ -102,17 +102,21 @@ class Trace:
         self._victims = torch.tensor(victims)
         self._losses = torch.full((len(victims),), torch.inf)
         self._told = -1
+        self._begun = 0
 
-    def of(self, rows: range) -> Report:
-        """Return the report of one chunk."""
+    def of(self, rows: Sequence[int]) -> Report:
+        """Return the report of one chunk, rows of these numbers; the chunks before it are done."""
+        before = self._begun
+        self._begun += len(rows)
+        numbers = torch.tensor(rows)
 
         def report(done: int, losses: Tensor) -> None:
-            share = (rows.start * self._iterations + done * len(rows)) / len(self._victims)
+            share = (before * self._iterations + done * len(rows)) / len(self._victims)
             percent = int(100 * share / self._iterations)
             if self._listener is None or percent == self._told:
                 return
             self._told = percent
-            self._losses[rows.start : rows.stop] = losses.detach().cpu().to(self._losses)
+            self._losses[numbers] = losses.detach().cpu().to(self._losses)
             self._listener(int(share), self._iterations, self._mean_of_best())
 
         return report

@@ -39,6 +39,8 @@ class Attack:
         config: its settings' class.
         method: its parts; or, where it is not made of them, what runs it on a chunk of rows: (scene, rows, images,
             logits, config, report) -> Outcome.
+        turns: further recipes, with which ``method`` takes turns: of a victim's restarts the first runs ``method``, the
+            second the first of these, and so on, and then from the start again.
     """
 
     name: str
@@ -48,16 +50,20 @@ class Attack:
     tunable: tuple[str, ...]
     config: type[Settings]
     method: Recipe | Callable[..., Outcome]
+    turns: tuple[Recipe, ...] = ()
 
     @property
-    def run(self) -> Callable[..., Outcome]:
-        """What runs it on a chunk of rows."""
-        return partial(run_recipe, self.method) if isinstance(self.method, Recipe) else self.method
+    def runs(self) -> tuple[Callable[..., Outcome], ...]:
+        """What runs it on a chunk of rows, for a victim's restarts in turn."""
+        methods = (self.method, *self.turns)
+        return tuple(partial(run_recipe, one) if isinstance(one, Recipe) else one for one in methods)
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """Kind of part -> part; empty where it is not made of these."""
-        return self.method.parts if isinstance(self.method, Recipe) else {}
+        """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
+        every = [one.parts for one in (self.method, *self.turns) if isinstance(one, Recipe)]
+        kinds = every[0] if every else ()
+        return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in every)) for kind in kinds}
 
     @property
     def active(self) -> bool:
@@ -93,6 +99,7 @@ ATTACKS: Mapping[str, Attack] = {
             (),
             DlgConfig,
             Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
+            (Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),),
         ),
         Attack(
             "idlg",

@@ -70,7 +70,7 @@ def test_only_long_jobs_are_compiled_and_only_where_it_pays(
         assert losses.tolist() == [0.5, 6.5, 20.5]
     assert len(made) == compilations
     assert evaluate.compiled == used
-    assert ("no faster" in evaluate.note) == (compilations == 1 and not used)
+    assert evaluate.note == ""
 
 
 def test_never_and_always(monkeypatch: pytest.MonkeyPatch) -> None:

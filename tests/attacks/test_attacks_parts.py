@@ -236,7 +236,7 @@ def test_idlg_is_dlg_that_knows_the_labels(make: Any) -> None:
     rows, known = (prepare_victims(one, network.names, network.device) for one in (heard, told))
 
     def run(name: str, victims: Any, config: DlgConfig) -> Any:
-        return ATTACKS[name].run(scene, victims, numbers, logits, config, lambda done, losses: None)
+        return ATTACKS[name].runs[0](scene, victims, numbers, logits, config, lambda done, losses: None)
 
     one, other = run("idlg", rows, IdlgConfig(iterations=30)), run("dlg", known, DlgConfig(iterations=30))
     assert torch.equal(one.images, other.images)

@@ -13,10 +13,13 @@ from attack_victims import digits, errors, lenet, mlp, normalise, observe, obser
 from attacks import reconstruction as room
 from attacks.baselines import guesses
 from attacks.observation import Observation, read_observation, write_observation
-from attacks.reconstruction import ATTACKS, AttackRefused, Attempt, memory, reconstruct
+from attacks.reconstruction import ATTACKS, AttackRefused, Attempt, evaluation, memory, reconstruct
+from attacks.reconstruction.descent import run_recipe
 from attacks.reconstruction.network import Network
+from attacks.reconstruction.parts import Recipe
+from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.uploads import prepare_victims
-from fedpriv.config import AdversaryConfig, DlgConfig, IgaConfig
+from fedpriv.config import AdversaryConfig, DlgConfig, IgaConfig, MapConfig
 
 SHORT = {"dlg": DlgConfig(iterations=5, restarts=3), "iga": IgaConfig(iterations=6, restarts=3)}
 LONG = {"dlg": DlgConfig(iterations=100, restarts=2), "iga": IgaConfig(iterations=80, tv=1e-5)}
@@ -58,6 +61,41 @@ def test_chunks_do_not_change_results(name: str, monkeypatch: pytest.MonkeyPatch
         for left, right in zip(one.attempts, other.attempts, strict=True):
             assert left.loss == pytest.approx(right.loss, rel=1e-6)
             torch.testing.assert_close(left.images, right.images, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rows_at_once", [None, 2])
+def test_restarts_take_turns_with_coordinates(rows_at_once: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLG's restarts 0 and 2 run in decorrelated coordinates, 1 in pixels, however rows are cut into chunks."""
+    model, heard = doubled(2)
+    network = Network(model)
+    victims = prepare_victims(heard, network.names, network.device)
+    scene = Scene.of(network, heard[0].settings, torch.float64)
+    if rows_at_once:
+        size = memory.row_bytes(network, victims[0], scene.shape, scene.classes)
+        monkeypatch.setattr(memory, "CPU_BYTES", rows_at_once * size)
+    found = reconstruct("dlg", heard, model, SHORT["dlg"], seed=3)
+    for victim, result in zip(victims, found, strict=True):
+        images, logits = scene.starts(3, "dlg", victim, 3)
+        for restart, attempt in enumerate(result.attempts):
+            one = slice(restart, restart + 1)
+            variables = "pixels" if restart == 1 else "decorrelated"
+            recipe = Recipe("squared-distance", "lbfgs", variables=variables, labels=("optimised",))
+            alone = run_recipe(recipe, scene, [victim], images[one], logits[one], SHORT["dlg"], lambda *_: None)
+            assert attempt.loss == pytest.approx(float(alone.losses), rel=1e-6)
+    assert ATTACKS["dlg"].parts["variables"] == "decorrelated and in turn pixels"
+
+
+@pytest.mark.parametrize("name", ["iga", "map"])
+def test_that_nothing_could_be_compiled_is_in_the_notes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(evaluation, "_compiled", none)
+    monkeypatch.setattr(evaluation, "LONG", 0.0)
+    model, heard = doubled(1)
+    config = {"iga": IgaConfig(iterations=6), "map": MapConfig(iterations=20)}[name]
+    (found,) = reconstruct(name, heard, model, config, 0)
+    assert "not compiled: No working C++ compiler found" in found.note
 
 
 @BOTH
