@@ -1,19 +1,20 @@
 # The image of all parties: SuperLink, SuperNodes, their executors, and the command line. It holds no keys and no data.
 #
 #   docker build --tag fedpriv .
-#   docker build --tag fedpriv:cuda --build-arg TORCH_INDEX=https://pypi.org/simple .
+#   docker build --tag fedpriv --build-arg TORCH_INDEX=URL .
 
 FROM python:3.11.11-slim-bookworm AS build
 
-# PyTorch for CPUs, a tenth of the size of that for CUDA (which is on PyPI).
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Where PyTorch is taken from; empty: where pip takes all else, which has the build for CUDA. The index of builds for CPUs,
+# a tenth of the size, is named on PyTorch's own page of installation.
+ARG TORCH_INDEX=
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/fedpriv && /opt/fedpriv/bin/pip install pip==25.0.1
 ENV PATH=/opt/fedpriv/bin:$PATH
 WORKDIR /source
 COPY containers/constraints.txt containers/constraints.txt
-RUN pip install --constraint containers/constraints.txt --index-url "$TORCH_INDEX" torch torchvision
+RUN pip install --constraint containers/constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
 COPY pyproject.toml README.md LICENSE ./
 COPY attacks attacks
 COPY clients clients
