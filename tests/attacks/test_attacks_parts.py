@@ -146,7 +146,7 @@ def test_the_box_is_kept_and_only_where_it_is_asked_for() -> None:
     numbers = 3 * torch.randn(1, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     for optimiser, variables, box in itertools.product(OPTIMISERS, VARIABLES, (False, True)):
         recipe = Recipe("cosine", optimiser, variables=variables, box=box)
-        run = ATTACKS["custom"].run
+        run = ATTACKS["custom"].runs[0]
         config = CustomConfig(optimiser=optimiser, variables=variables, box=box, iterations=5, tv=0.0)
         images = run(scene, rows, numbers, torch.zeros(1, 1, 10), config, lambda done, losses: None).images.detach()
         inside = bool(torch.allclose(images, scene.box(images).to(images), atol=1e-6))
