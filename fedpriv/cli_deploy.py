@@ -49,6 +49,9 @@ def up(
     listens: Annotated[
         bool, typer.Option("--listener", help="Put an eavesdropper between the nodes and the SuperLink; DIR/heard.")
     ] = False,
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="0,1,...", help="GPUs to share out among clients; default: each sees all.")
+    ] = "",
     folder: Folder = _DEFAULT,
     quiet: Quiet = False,
 ) -> None:
@@ -62,7 +65,7 @@ def up(
         if not quiet:
             err.print(text, style="dim", markup=False, soft_wrap=True)
 
-    record = start(folder, nodes, port, insecure, tell, listens)
+    record = start(folder, nodes, port, insecure, tell, listens, [name for name in gpus.split(",") if name])
     how = "INSECURE, without TLS and keys" if insecure else "TLS and SuperNode keys"
     how += f", a listener on {record.listener}" if listens else ""
     print_line(f"Up: {record.nodes} SuperNodes on {record.server}, {how}; stop it with: fedpriv deploy down")

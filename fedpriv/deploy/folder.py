@@ -27,6 +27,7 @@ class Record:
         processes: what was started.
         node_ids: Flower's number for each node, by partition; empty without authentication, where nodes get new ones.
         listens: an eavesdropper sits between the SuperNodes and the SuperLink.
+        gpus: those that the apps see, by CUDA's names, shared out among the clients in turn; empty: all see all.
         is_contained: the processes are not ours but containers', which whoever started them restarts and stops.
     """
 
@@ -36,12 +37,18 @@ class Record:
     processes: tuple[Started, ...]
     node_ids: tuple[str, ...] = ()
     listens: bool = False
+    gpus: tuple[str, ...] = ()
     is_contained: bool = False
 
     @property
     def listener(self) -> str:
         """The listener's host and port: the port after those of the SuperNodes."""
         return f"{HOST}:{self.port + self.nodes + 1}"
+
+    def gpu(self, name: str) -> str | None:
+        """The GPU that the process of that name sees; ``None``: all that there are."""
+        kind, _, partition = name.partition("-")
+        return self.gpus[int(partition or 0) % len(self.gpus)] if self.gpus and kind.endswith("app") else None
 
     @property
     def ports(self) -> range:

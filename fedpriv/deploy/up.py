@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,7 +54,15 @@ class Status:
     runs: tuple[flower.RunStatus, ...]
 
 
-def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell, listens: bool = False) -> Record:
+def up(
+    path: Path,
+    nodes: int,
+    port: int,
+    insecure: bool,
+    tell: _Tell,
+    listens: bool = False,
+    gpus: Sequence[str] = (),
+) -> Record:
     """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected.
 
     Args:
@@ -64,6 +72,7 @@ def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell, listens: 
         insecure: no TLS and no keys: for showing what a listener hears, and for nothing else.
         tell: told what happens.
         listens: an eavesdropper sits between the SuperNodes and the SuperLink, on one port more.
+        gpus: shared out among the clients' apps, by CUDA's names; none: every app sees every GPU.
 
     Raises:
         InputError: a deployment is up in this folder, or a port is not free.
@@ -72,7 +81,7 @@ def up(path: Path, nodes: int, port: int, insecure: bool, tell: _Tell, listens: 
     folder = DeploymentFolder(path)
     if folder.is_up():
         _refuse_second(folder)
-    record = Record(nodes, port, insecure, (), listens=listens)
+    record = Record(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
     _check_ports(record)
     for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
         flower.program(name)
@@ -125,7 +134,7 @@ def restart(path: Path) -> tuple[str, ...]:
     dead = record.dead()
     for one in dead:
         _wait_until_missed(folder, record, one.name)
-        fresh = start_process(folder, commands[one.name])
+        fresh = start_process(folder, commands[one.name], record.gpu(one.name))
         record = replace(record, processes=tuple(fresh if each == one else each for each in record.processes))
         folder.write(record)
     return tuple(one.name for one in dead)
@@ -162,12 +171,13 @@ def keys_of(folder: DeploymentFolder, record: Record) -> Keys | None:
     return Keys(tls / "ca.pem", tls / "server.pem", tls / "server.key", folder.keys / "executors.secret")
 
 
-def start_process(folder: DeploymentFolder, command: Command) -> Started:
-    """Start one process of a deployment; its log carries its name."""
+def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = None) -> Started:
+    """Start one process of a deployment, which sees one GPU, or all of them; its log carries its name."""
+    visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     return start(
         command.name,
         [flower.program(command.program), *command.arguments],
-        flower.environment(folder),
+        {**flower.environment(folder), **visible},
         Path.cwd(),
         folder.logs / f"{command.name}.log",
     )
@@ -256,7 +266,7 @@ def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
 
 def _add(folder: DeploymentFolder, record: Record, command: Command) -> Record:
     """Start one process and write it down at once, so that it can be stopped whatever happens next."""
-    record = replace(record, processes=(*record.processes, start_process(folder, command)))
+    record = replace(record, processes=(*record.processes, start_process(folder, command, record.gpu(command.name))))
     folder.write(record)
     return record
 

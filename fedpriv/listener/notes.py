@@ -111,6 +111,8 @@ class Notes:
         """Store the upload in an exchange, or the reason why it has none that can be stored."""
         exchanges = self.listened.exchanges + 1
         self.listened = replace(self.listened, exchanges=exchanges)
+        if exchange.kind.startswith("train."):
+            self.give_up(f"a {exchange.kind} message: its upload is not sent as it is")
         if exchange.kind != "train":
             return
         try:

@@ -1,6 +1,7 @@
 """The parts of a deployment without Flower's processes: records, processes, seeds, the app as sent, error texts."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
 from deployments import SMALL, fedpriv, free_ports, one_line
 
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.deploy.app import make_app
+from fedpriv.deploy.commands import Command
+from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.flower import environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.deploy.up import start_process
 from fedpriv.errors import InputError
 from fedpriv.seeds import SEEDS, forget_seed, keep_seed, with_seed, without_seed
 
@@ -76,6 +81,79 @@ def test_the_record_comes_back_as_it_was_and_is_the_owners_alone(tmp_path: Path)
     assert deployment.read() == record
     assert deployment.path.stat().st_mode & 0o077 == 0
     assert (deployment.path / "deployment.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen"),
+    [
+        ((), [None, None, None, None, None]),
+        (("3",), ["3", "3", "3", "3", None]),
+        (("0", "1"), ["0", "0", "1", "0", None]),
+    ],
+)
+def test_gpus_are_shared_out_among_those_who_run_apps(gpus: tuple[str, ...], seen: list[str | None]) -> None:
+    record = Record(3, 8000, False, (), gpus=gpus)
+    names = ("serverapp", "clientapp-0", "clientapp-1", "clientapp-2", "supernode-1")
+    assert [record.gpu(name) for name in names] == seen
+
+
+def test_a_process_sees_its_gpu(tmp_path: Path) -> None:
+    deployment = recorded(tmp_path / "d")
+    arguments = ("-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))")
+    for name, gpu in (("clientapp-0", "1"), ("clientapp-1", None)):
+        started = start_process(deployment, Command(name, Path(sys.executable).name, arguments), gpu)
+        wait_until_ended(started)
+    shown = [(deployment.logs / f"clientapp-{number}.log").read_text().strip() for number in (0, 1)]
+    assert shown == ["1", str(os.environ.get("CUDA_VISIBLE_DEVICES"))]
+
+
+def wait_until_ended(started: Started) -> None:
+    deadline = time.monotonic() + 30
+    while is_alive(started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+CONTAINED = [
+    (("down",), "docker compose down"),
+    (("restart",), "docker compose up"),
+    (("up",), "docker compose down"),
+    (("run", "small.toml"), "does not answer"),
+]
+
+
+@pytest.mark.parametrize(("command", "told"), CONTAINED)
+def test_containers_are_not_ours_to_start_and_stop(here: Path, command: tuple[str, ...], told: str) -> None:
+    prepare(here / "deployment", here / "keys", 3, free_ports(1), False)
+    code = 1 if command[0] == "run" else 2
+    one_line(fedpriv("deploy", *command, cwd=here), code, told)
+
+
+def test_keys_are_made_once_and_each_partys_are_its_own(tmp_path: Path) -> None:
+    folder, keys = tmp_path / "deployment", tmp_path / "keys"
+    assert prepare(folder, keys, 2, 8000, False, ["fl.example.org"])
+    before = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    assert not prepare(folder, keys, 2, 8000, False, ["fl.example.org"])
+    assert {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()} == before
+    secret = [path for path in before if path.suffix not in (".pem", ".pub")]
+    assert len(secret) == 1 + 1 + 2 * 3  # the server's key and executors' secret; each node's these and its own key
+    assert len({before[path] for path in secret}) == len(secret)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secret)
+    assert not [path for path in (keys / "admission").iterdir() if path.name != "ca.pem" and path.suffix != ".pub"]
+    assert {(each / "ca.pem").read_bytes() for each in (*keys.iterdir(), folder / "tls")} == {
+        (folder / "tls" / "ca.pem").read_bytes()
+    }
+    (keys / "supernode-1" / "server.pem").unlink()
+    assert prepare(folder, keys, 2, 8000, False), "a missing certificate is made anew, with all others"
+    assert (keys / "supernode-0" / "ca.pem").read_bytes() != before[keys / "supernode-0" / "ca.pem"]
+
+
+def test_the_superlinks_certificate_has_its_names(tmp_path: Path) -> None:
+    prepare(tmp_path / "deployment", tmp_path / "keys", 1, 8000, False, ["fl.example.org", "10.0.0.5"])
+    found = x509.load_pem_x509_certificate((tmp_path / "keys" / "superlink" / "server.pem").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["superlink", "localhost", "fl.example.org"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.5"]
 
 
 def test_down_forgets_secrets_and_keeps_logs_and_runs(tmp_path: Path) -> None:

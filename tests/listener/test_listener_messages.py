@@ -18,7 +18,7 @@ from fedpriv.config import Experiment
 from fedpriv.listener import read_listened
 from fedpriv.listener.conversation import Spoken
 from fedpriv.listener.ear import Ear
-from fedpriv.listener.messages import Messages
+from fedpriv.listener.messages import Exchange, Messages
 from fedpriv.listener.notes import Listened, Notes
 from fedpriv.seeds import without_seed
 from fedpriv.wire import pack
@@ -143,6 +143,16 @@ def test_an_upload_becomes_an_observation_with_what_is_public(tmp_path: Path) ->
     assert (settings.client_examples, settings.local_steps) == (700, 1)
     assert (settings.mechanism["sigma"], settings.mechanism["clip_norm"]) == (2.0, 0.5)
     assert "seed" not in json.dumps(json.loads((tmp_path / f"run-{RUN}" / "experiment.json").read_text())["model"])
+
+
+@pytest.mark.parametrize(("kind", "unread"), [("query", 0), ("query.keys", 0), ("train.masked", 1)])
+def test_what_is_no_upload_in_the_clear_is_not_stored(kind: str, unread: int, tmp_path: Path) -> None:
+    question, answer = exchange(experiment())
+    notes = Notes(tmp_path, Listened("here", "there", {"http": 1}))
+    notes.note(Exchange(RUN, kind, question.content, answer.content))
+    assert (notes.listened.exchanges, notes.listened.uploads, len(notes.listened.unread)) == (1, 0, unread)
+    assert "stored no upload" in notes.listened.verdict
+    assert not list(tmp_path.glob("run-*"))
 
 
 def bad_round(question: Message, answer: Message) -> None:
