@@ -68,6 +68,7 @@ def test_a_bound_above_the_proof_is_an_error_in_red(make_run: MakeRun) -> None:
     root = parse(render_page(load_view(audited(make_run(), bound=3.6, proven=3.5))))
     (error,) = root.find("div", "error")
     assert "the ledger is refuted" in error.text
+    assert "ε of at least 3.6, claimed: at most 3.5" in root.section("refuted").text
     assert "ε of at least 3.6" in error.text and "3.5 is claimed to be proven" in error.text
     assert root.section("membership").find("dd", "error")
     tile = next(one for one in root.find("section", "tile") if "Membership" in one.text)
