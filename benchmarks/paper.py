@@ -151,10 +151,10 @@ def _head(setting: Setting) -> str:
     first = setting.first
     mechanism, blocks = setting.series
     level = _level(setting)
-    name = {"none": "none", "gaussian": f"Gaussian {level:g}" if level else "", "vmf": f"VMF {level:g}, {blocks}"}
+    name = "none" if level is None else f"VMF {level:g}, {blocks}" if mechanism == "vmf" else f"Gaussian {level:g}"
     cells = [
         f"{first.model}, {first.data}",
-        name[mechanism],
+        name,
         "" if first.draws is None else f"{first.draws:,}",
         "" if first.noise is None else f"{first.noise:.4g}",
         "" if first.nominal_epsilon is None else f"{first.nominal_epsilon:.4g}",

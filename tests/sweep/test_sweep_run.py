@@ -16,6 +16,7 @@ from rich.console import Console
 
 import fedpriv.lab.sweep as lab
 from benchmarks.comparison import synthetic_records as synthetic
+from fedpriv.cli import main
 from fedpriv.errors import InputError
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.lab.trial import TrialTask, run_trial
@@ -214,54 +215,62 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_path: Path) -> None:
-    """On Ray. The killed process is the one that was started; its workers end by themselves."""
+    """The one that is killed runs on Ray; its workers end by themselves. The others run here, to be quick."""
     slower = {**SMALL, "federation": {"clients": 2, "rounds": 60}}
     path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
-    command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out"]
-    running = subprocess.Popen([*command, "killed"], cwd=tmp_path, env=_environment(), stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out", "killed"]
+    running = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=subprocess.DEVNULL)
     first = tmp_path / "killed" / "trials" / "0001" / "record.json"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not first.is_file() and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGKILL)
     running.wait()
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "trials").glob("*/record.json")}
     assert 1 <= len(done) < 6
-    for name in ("killed", "whole"):
-        ended = subprocess.run([*command, name], cwd=tmp_path, env=_environment(), capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
+    asked = sweep(tmp_path, base=slower)
+    run(asked, tmp_path / "killed")
     assert {path: path.stat().st_mtime_ns for path in done} == done
+    run(asked, tmp_path / "whole")
     assert len(figures(tmp_path / "killed")) == 6
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_a_sweep_as_a_user_meets_it(tmp_path: Path) -> None:
-    write(tmp_path, seeds=[1])
-    ended = _fedpriv(tmp_path, "sweep", "sweep.toml")
+def test_a_sweep_on_ray_as_a_user_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sweep is a process of its own; what comes after it is asked for here, as quick as it is."""
+    write(tmp_path, seeds=[1], resources={"cpus": 1})
+    command = [sys.executable, "-m", "fedpriv.cli", "sweep", "sweep.toml"]
+    ended = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "Report: sweeps/small/report.html" in ended.stdout
     assert "3 of 3 trials over" in ended.stderr
-    compared = _fedpriv(tmp_path, "compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
-    assert compared.returncode == 0, compared.stderr
-    assert [trial["trial"] for trial in json.loads(compared.stdout)["trials"]] == [1, 2, 3, 4]
-    assert (tmp_path / "comparison.html").is_file()
+    monkeypatch.chdir(tmp_path)
+
+    def fedpriv(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedpriv", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    code, out, _ = fedpriv("compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
+    assert code == 0 and (tmp_path / "comparison.html").is_file()
+    assert [trial["trial"] for trial in json.loads(out)["trials"]] == [1, 2, 3, 4]
     (tmp_path / "sweeps" / "small" / "report.html").unlink()
-    assert _fedpriv(tmp_path, "report", "sweeps/small").stdout == "Report: sweeps/small/report.html\n"
+    assert fedpriv("report", "sweeps/small")[:2] == (0, "Report: sweeps/small/report.html\n")
+    assert fedpriv("sweep", "sweep.toml", "--list")[1].startswith("1: mechanism.name=none, seed=1\n2: ")
     for arguments, said in (
         (["sweep", "sweep.toml", "--scale", "full"], "scale 'full' is not known"),
         (["sweep", "nowhere.toml"], "no such file"),
         (["compare", "sweeps"], "is not the folder of a run"),
         (["compare", "sweeps/small", "--attack", "dlg"], "no trial has a reconstruction attack 'dlg'"),
     ):
-        refused = _fedpriv(tmp_path, *arguments)
-        assert refused.returncode == 2
-        assert said in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
-
-
-def _fedpriv(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedpriv.cli", *arguments]
-    return subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True)
+        code, _, refused = fedpriv(*arguments)
+        assert code == 2
+        assert said in refused and len(refused.strip().splitlines()) == 1
 
 
 def _environment() -> dict[str, str]:
