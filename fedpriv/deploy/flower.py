@@ -5,6 +5,8 @@ import os
 import subprocess
 import sysconfig
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
@@ -123,9 +125,21 @@ def submit(folder: DeploymentFolder, app: Path, settings: Mapping[str, str]) -> 
         folder: of the deployment.
         app: the app's folder, with its pyproject.toml.
         settings: run configuration; values without quotes.
+
+    Raises:
+        RunFailedError: the SuperLink does not take it.
+        KeyboardInterrupt: Ctrl-C; if the run had begun by then, it was stopped.
     """
     pairs = " ".join(f'{key}="{value}"' for key, value in settings.items())
-    return str(_ask(folder, "run", str(app), _CONNECTION, "--run-config", pairs)["run-id"])
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        answer = thread.submit(_ask, folder, "run", str(app), _CONNECTION, "--run-config", pairs)
+        try:
+            return str(answer.result()["run-id"])
+        except KeyboardInterrupt:
+            # Too late to take it back: wait for its number, since a run that nobody follows must not go on.
+            with suppress(RunFailedError):
+                stop_run(folder, str(answer.result()["run-id"]))
+            raise
 
 
 def run_status(folder: DeploymentFolder, run_id: str) -> RunStatus:
@@ -165,6 +179,8 @@ def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
             capture_output=True,
             text=True,
             timeout=_PATIENCE_SECONDS,
+            # Ctrl-C in the terminal is for this process, which then decides what to ask.
+            start_new_session=True,
         )
     except subprocess.TimeoutExpired:
         raise RunFailedError(f"{question}: no answer from the SuperLink within {_PATIENCE_SECONDS:g} s") from None

@@ -17,6 +17,7 @@ from cryptography import x509
 from deployments import SMALL, fedpriv, free_ports, one_line
 
 from fedpriv.config import Experiment, load_experiment
+from fedpriv.deploy import flower
 from fedpriv.deploy.app import make_app
 from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import prepare
@@ -24,7 +25,7 @@ from fedpriv.deploy.flower import environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.deploy.up import start_process
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunFailedError
 from fedpriv.seeds import SEEDS, forget_seed, keep_seed, with_seed, without_seed
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -154,6 +155,28 @@ def test_the_superlinks_certificate_has_its_names(tmp_path: Path) -> None:
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["superlink", "localhost", "fl.example.org"]
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.5"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_ctrl_c_while_a_run_is_submitted_stops_it_if_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def slow(folder: DeploymentFolder, *arguments: str) -> dict[str, object]:
+        if arguments[0] == "run":
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+            if refused:
+                raise RunFailedError("no")
+        asked.append(arguments[:2])
+        return {"run-id": "17"}
+
+    monkeypatch.setattr(flower, "_ask", slow)
+    with pytest.raises(KeyboardInterrupt):
+        flower.submit(recorded(tmp_path / "d"), tmp_path, {"seed": "x"})
+    assert asked == ([] if refused else [("run", str(tmp_path)), ("stop", "17")])
 
 
 def test_down_forgets_secrets_and_keeps_logs_and_runs(tmp_path: Path) -> None:
