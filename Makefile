@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
-BENCH ?= message step accounting attack shadow
+BENCH ?= message step accounting attack shadow comparison
 # One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
@@ -13,12 +13,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist w
 PORT ?= 8600
 DEMO := runs/deploy-demo
 
-.PHONY: help demo deploy-demo tapped test test-fast lint format bench clean
+.PHONY: help demo deploy-demo tapped test test-fast soak lint format bench clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report"
 	@echo "make deploy-demo       real processes and a listener, without TLS and with it; PORT=8600"
 	@echo "make test [ARGS=...]   all tests (test-fast: without the slow ones)"
+	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
 
@@ -53,6 +54,9 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(PYTEST) -m "not slow" $(ARGS)
+
+soak: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --numprocesses 0 tests/soak.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
