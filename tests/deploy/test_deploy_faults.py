@@ -1,0 +1,206 @@
+"""Faults on real processes: what lies, hangs or dies is named, nothing written is lost, and the run can be finished."""
+
+import html
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+from deployments import SMALL, fedpriv, free_ports
+
+from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.runs import RoundRecord, RunFolder
+
+NODES = 3
+CHECKPOINT = Path("checkpoint") / "server.safetensors"
+# A model whose code spoils what its process sends: a client that lies, in the one app that all clients run.
+LIARS = """
+import sys
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+LIES = {(1, 0): "nan", (1, 1): "shape", (2, 0): "large", (2, 1): "cut"}
+
+
+def build(shape, classes):
+    app = sys.modules.get("clients.app")
+    if app is not None and not hasattr(app, "honest"):
+        app.honest, honest_pack, cut = app.local_upload, app.pack, []
+
+        def local_upload(world, client, before, number):
+            upload, lie = app.honest(world, client, before, number), LIES.get((number, client))
+            cut[:] = [True] if lie == "cut" else []
+            spoil = {
+                "nan": lambda value: value * torch.nan,
+                "shape": lambda value: value[:1],
+                "large": lambda value: value * 100,
+            }.get(lie, lambda value: value)
+            return replace(upload, parameters={name: spoil(value) for name, value in upload.parameters.items()})
+
+        def pack(vector):
+            record = honest_pack(vector)
+            for array in record.values() if cut else ():
+                array.data = array.data[:-3]
+            return record
+
+        app.local_upload, app.pack = local_upload, pack
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+REASONS = (
+    ((1, 0), "sent NaN or infinity in"),
+    ((1, 1), "of shape (1, 64), expected (10, 64)"),
+    ((2, 0), "sent an upload of norm"),
+    ((2, 1), "sent an upload that cannot be read: an array"),
+    ((3, 2), "did not reply within 20 s"),
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
+    here = tmp_path_factory.mktemp("faults")
+    (here / "small.toml").write_text(SMALL)
+    (here / "liars.py").write_text(LIARS)
+    done = fedpriv("deploy", "up", "--nodes", str(NODES), "--port", str(free_ports(NODES + 1)), "--insecure", cwd=here)
+    assert done.returncode == 0, done.stderr
+    yield DeploymentFolder(here / "deployment")
+    assert fedpriv("deploy", "down", cwd=here).returncode == 0
+
+
+class Deployed:
+    """A run on the deployment, in the background."""
+
+    def __init__(self, deployment: DeploymentFolder, out: str, *settings: str) -> None:
+        self.here, self.folder = deployment.path.parent, RunFolder(deployment.path.parent / out)
+        flags = [part for text in settings for part in ("--set", text)]
+        self._before = set(deployment.runs.iterdir())
+        self._runs = deployment.runs
+        self._thread = Thread(target=self._go, args=(["deploy", "run", "small.toml", *flags, "--out", out],))
+        self._thread.start()
+
+    def _go(self, arguments: list[str]) -> None:
+        self._done = fedpriv(*arguments, cwd=self.here)
+
+    def wait_for_round(self, number: int) -> None:
+        wait_for(lambda: len(self.served()) > number)
+
+    def served(self) -> list[RoundRecord]:
+        """The rounds that the server has written."""
+        new = set(self._runs.iterdir()) - self._before
+        return RunFolder(min(new)).rounds() if new else []
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        self._thread.join()
+        return self._done
+
+    def rounds(self) -> list[RoundRecord]:
+        return self.folder.rounds()[1:]
+
+    def bytes_when_finished(self) -> bytes:
+        """The parameters after what is missing was done here."""
+        done = fedpriv("run", "--resume", str(self.folder.path), cwd=self.here)
+        assert done.returncode == 0, done.stderr
+        return (self.folder.path / CHECKPOINT).read_bytes()
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def uninterrupted(here: Path, rounds: int) -> bytes:
+    """The parameters of the same run inline."""
+    out = here / f"inline-{rounds}"
+    if not out.exists():
+        arguments = ("run", "small.toml", "--set", f"federation.rounds={rounds}", "--out", out.name)
+        done = fedpriv(*arguments, cwd=here)
+        assert done.returncode == 0, done.stderr
+    return (out / CHECKPOINT).read_bytes()
+
+
+def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentFolder) -> None:
+    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=4", "federation.round_timeout=20")
+    run.wait_for_round(2)
+    node = psutil.Process(deployment.read().process("supernode-2").pid)
+    node.send_signal(signal.SIGSTOP)
+    try:
+        run.wait_for_round(3)
+    finally:
+        node.send_signal(signal.SIGCONT)
+    done = run.end()
+    assert done.returncode == 0, done.stderr
+    report = (run.folder.path / "report.html").read_text()
+    *judged, last = run.rounds()
+    told = {(record.round, failure.client): failure.reason for record in judged for failure in record.failures}
+    assert set(told) == {key for key, _ in REASONS}
+    for key, words in REASONS:
+        assert words in told[key]
+        assert html.escape(told[key]) in report
+    assert [record.used for record in judged] == [(2,), (2,), (0, 1)]
+    # Whether the node that hung is back in time is the machine's business.
+    assert {0, 1} <= set(last.used)
+
+
+def test_a_superlink_killed_and_restarted_keeps_its_state(deployment: DeploymentFolder) -> None:
+    here = deployment.path.parent
+    run = Deployed(deployment, "cut", "federation.rounds=4")
+    run.wait_for_round(1)
+    psutil.Process(deployment.read().process("superlink").pid).send_signal(signal.SIGKILL)
+    done = run.end()
+    assert done.returncode == 1
+    # In our words or in those of Flower's command line: whoever of the two looks first.
+    words = re.compile("superlink of the deployment in .* has died|SuperLink is unavailable")
+    assert words.search(done.stderr)
+    summary = json.loads((run.folder.path / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert words.search(summary["reason"])
+    assert words.search((run.folder.path / "report.html").read_text())
+    assert run.rounds()[0].used == (0, 1, 2)
+
+    again = fedpriv("deploy", "restart", cwd=here)
+    assert again.returncode == 0, again.stderr
+    assert "superlink" in again.stdout
+    after = Deployed(deployment, "after", "federation.rounds=1")
+    assert after.end().returncode == 0, after.end().stderr
+    assert [record.used for record in after.rounds()] == [(0, 1, 2)]
+    assert run.bytes_when_finished() == uninterrupted(here, 4)
+
+
+@pytest.fixture
+def small_disk(deployment: DeploymentFolder) -> Iterator[Path]:
+    """A disk of one MiB where the server writes its runs."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(deployment.runs)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
+    yield deployment.runs
+    subprocess.run(["umount", "--lazy", str(deployment.runs)], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_there_is(deployment: DeploymentFolder, small_disk: Path) -> None:
+    run = Deployed(deployment, "full", "federation.rounds=4")
+    run.wait_for_round(1)
+    with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    done = run.end()
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "No space left on device" in json.loads((run.folder.path / "summary.json").read_text())["reason"]
+    assert run.rounds()[0].used == (0, 1, 2)
+    assert run.bytes_when_finished() == uninterrupted(deployment.path.parent, 4)
