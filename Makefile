@@ -46,7 +46,6 @@ tapped: $(READY)
 	$(BIN)/fedpriv deploy up $(DIR) --nodes 2 --port $(PORT) --listener $(INSECURE)
 	@trap '$(BIN)/fedpriv deploy down $(DIR)' EXIT; set -ex; \
 	$(BIN)/fedpriv deploy run $(DIR) configs/wiretap.toml --quiet --out $(DEMO)/$(KIND); \
-	$(BIN)/fedpriv deploy status $(DIR); \
 	$(BIN)/fedpriv attack $(DEMO)/$(KIND) --heard $(DEMO)/$(KIND)-deployment/heard --quiet --out $(DEMO)/$(KIND)-heard
 
 test: $(READY)
