@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from fedpriv.config import load_experiment
 from fedpriv.errors import InputError
@@ -223,5 +224,6 @@ def _processes(found: "Status") -> Table:
     for heading in ("process", "pid", "runs", "last words"):
         table.add_column(heading, overflow="fold")
     for one in found.processes:
-        table.add_row(one.name, str(one.pid), "yes" if one.alive else "no", one.last_words)
+        # What a process said is no markup, whatever brackets it has.
+        table.add_row(one.name, str(one.pid), "yes" if one.alive else "no", Text(one.last_words))
     return table

@@ -123,7 +123,7 @@ def _check_server(deployment: DeploymentFolder) -> None:
     dead = [one.name for one in deployment.read().dead() if one.name in ("superlink", "serverapp")]
     for name in dead:
         raise RunFailedError(
-            f"{name} of the deployment in {deployment.path} has died: {deployment.last_words(name)}; "
+            f"{name} of the deployment in {deployment.path} has died (last in its log: {deployment.last_words(name)}); "
             "start it again with: fedpriv deploy restart"
         )
 

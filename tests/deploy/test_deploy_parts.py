@@ -297,7 +297,10 @@ def test_run_where_the_servers_process_has_died(here: Path) -> None:
     started = sleeper(here)
     psutil.Process(started.pid).send_signal(signal.SIGKILL)
     deployment = recorded(here / "deployment", replace(started, name="superlink"))
-    (deployment.logs / "superlink.log").write_text("\x1b[91mERROR\x1b[0m: disk full\nINFO: bye\n")
+    (deployment.logs / "superlink.log").write_text("\x1b[91mERROR\x1b[0m: [/v1/x][Api] disk full\nINFO: bye\n")
+    status = fedpriv("deploy", "status", cwd=here)
+    assert status.returncode == 0, status.stderr
+    assert "[/v1/x][Api] disk" in status.stdout  # brackets in a log are no markup
     done = fedpriv("deploy", "run", "small.toml", "--set", "federation.clients=1", cwd=here)
     one_line(done, 1, "superlink", "has died", "disk full", "fedpriv deploy restart")
 
