@@ -124,4 +124,4 @@ class Problem:
         if make is None:
             return self.project(numbers)
         images = self._scene.box(make(self._scene, rows, numbers))
-        return images if self._coordinates is None else self._coordinates.of(images)
+        return images if self._coordinates is None else self._coordinates.of(images.to(self._coordinates.down))

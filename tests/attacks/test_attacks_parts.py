@@ -80,6 +80,16 @@ def test_all_parts_combine(objective: str, optimiser: str, variables: str, start
         assert one.loss < first.loss or (start == "closed-form" and one.loss == pytest.approx(first.loss, rel=1e-3))
 
 
+@pytest.mark.parametrize(("optimiser", "variables", "start"), list(itertools.product(OPTIMISERS, VARIABLES, STARTS)))
+def test_parts_combine_for_networks_in_single_precision(optimiser: str, variables: str, start: str) -> None:
+    model = mlp("tanh")
+    heard, _, labels = observe_digits(model, 1)
+    config = CustomConfig(optimiser=optimiser, variables=variables, start=start, iterations=3, learning_rate=0.02)
+    (found,) = reconstruct("custom", heard, model, config, 0, public_images=PUBLIC)
+    assert found.loss is not None
+    assert found.labels.tolist() == labels[0].tolist()
+
+
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 def test_the_likelihood_of_normal_noise_is_a_squared_distance(optimiser: str) -> None:
     """Of one example: |expected - heard|^2 over twice the variance, less the same of nothing; clipping included."""
