@@ -215,7 +215,7 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_path: Path) -> None:
-    """The one that is killed runs on Ray; its workers end by themselves. The others run here, to be quick."""
+    """The one that is killed and its second start run on Ray, the other one inline; workers end by themselves."""
     slower = {**SMALL, "federation": {"clients": 2, "rounds": 60}}
     path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
     command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out", "killed"]
@@ -228,25 +228,18 @@ def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_pa
     running.wait()
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "trials").glob("*/record.json")}
     assert 1 <= len(done) < 6
-    asked = sweep(tmp_path, base=slower)
-    run(asked, tmp_path / "killed")
+    _, notes = run(sweep(tmp_path, base=slower, resources={"cpus": 1}), tmp_path / "killed")
+    assert len(notes.before) == len(done) and len(notes.over) == 6 - len(done)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    run(asked, tmp_path / "whole")
+    run(sweep(tmp_path, base=slower), tmp_path / "whole")
     assert len(figures(tmp_path / "killed")) == 6
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_a_sweep_on_ray_as_a_user_meets_it(
+def test_sweeps_as_a_user_meets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sweep is a process of its own; what comes after it is asked for here, as quick as it is."""
     write(tmp_path, seeds=[1], resources={"cpus": 1})
-    command = [sys.executable, "-m", "fedpriv.cli", "sweep", "sweep.toml"]
-    ended = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert "Report: sweeps/small/report.html" in ended.stdout
-    assert "3 of 3 trials over" in ended.stderr
     monkeypatch.chdir(tmp_path)
 
     def fedpriv(*arguments: str) -> tuple[int, str, str]:
@@ -256,6 +249,9 @@ def test_a_sweep_on_ray_as_a_user_meets_it(
         said = capsys.readouterr()
         return int(left.value.code or 0), said.out, said.err
 
+    code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
+    assert code == 0 and "Report: sweeps/small/report.html" in out
+    assert "3 of 3 trials over" in shown
     code, out, _ = fedpriv("compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
     assert code == 0 and (tmp_path / "comparison.html").is_file()
     assert [trial["trial"] for trial in json.loads(out)["trials"]] == [1, 2, 3, 4]

@@ -1,0 +1,57 @@
+"""The equal-privacy comparison as a table: ``python -m benchmarks.equal_privacy sweeps/equal-privacy-small``.
+
+One row a mechanism and target: accuracy, the reconstruction's MSE and images recovered, the AUC of membership inference,
+and epsilon from below, at the same proven (epsilon, delta).
+"""
+
+import argparse
+from pathlib import Path
+
+from fedpriv.report.comparison import Estimate, Setting, choose_attacks, settings_of
+from fedpriv.report.tradeoffs import series_name
+from fedpriv.sweep import SweepFolder
+
+
+def main() -> None:
+    """Print the table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    records = SweepFolder.open(asked.folder).records()
+    chosen = choose_attacks(records)
+    print(
+        "| proven epsilon | mechanism | m | kappa or sigma | accuracy, % | MSE | recovered | AUC | measured epsilon |"
+    )
+    print("| --: | --- | --: | --: | --- | --- | --: | --- | --: |")
+    for setting in sorted(settings_of(records, chosen), key=lambda one: (one.epsilon is not None, one.epsilon or 0.0)):
+        print(_row(setting, chosen.reconstruction))
+
+
+def _row(setting: Setting, attack: str) -> str:
+    first = setting.first
+    found = [one for record in setting.records for one in record.reconstruction if one.attack == attack]
+    cells = [
+        "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
+        series_name(setting.series),
+        "" if first.draws is None else f"{first.draws:,}",
+        "" if first.noise is None else f"{first.noise:.4g}",
+        _estimate(setting.accuracy, 100, 1),
+        _estimate(setting.mse, 1, 3),
+        f"{sum(one.recovered for one in found)} of {sum(one.victims for one in found)}",
+        _estimate(setting.auc, 1, 3),
+        "" if setting.bound is None else f"{setting.bound:.2g}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _estimate(found: Estimate | None, factor: float, places: int) -> str:
+    if found is None:
+        return ""
+    text = f"{factor * found.value:.{places}f}"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} ({factor * found.low:.{places}f} to {factor * found.high:.{places}f})"
+
+
+if __name__ == "__main__":
+    main()
