@@ -1,7 +1,7 @@
 """The equal-privacy comparison as a table: ``python -m benchmarks.equal_privacy sweeps/equal-privacy-small``.
 
-One row a mechanism and target: accuracy, the reconstruction's MSE and images recovered, the AUC of membership inference,
-and epsilon from below, at the same proven (epsilon, delta).
+One row a mechanism, target and rate: accuracy, the reconstruction's MSE and images recovered, the AUC of membership
+inference, and epsilon from below, at the same proven (epsilon, delta).
 """
 
 import argparse
@@ -11,6 +11,8 @@ from fedpriv.report.comparison import Estimate, Setting, choose_attacks, setting
 from fedpriv.report.tradeoffs import series_name
 from fedpriv.sweep import SweepFolder
 
+HEAD = ("proven ε", "mechanism", "m", "kappa or sigma", "rate", "accuracy, %", "MSE", "recovered", "AUC", "ε measured")
+
 
 def main() -> None:
     """Print the table in Markdown."""
@@ -19,12 +21,15 @@ def main() -> None:
     asked = parser.parse_args()
     records = SweepFolder.open(asked.folder).records()
     chosen = choose_attacks(records)
-    print(
-        "| proven epsilon | mechanism | m | kappa or sigma | accuracy, % | MSE | recovered | AUC | measured epsilon |"
-    )
-    print("| --: | --- | --: | --: | --- | --- | --: | --- | --: |")
-    for setting in sorted(settings_of(records, chosen), key=lambda one: (one.epsilon is not None, one.epsilon or 0.0)):
+    print(f"| {' | '.join(HEAD)} |")
+    print(f"|{' --- |' * len(HEAD)}")
+    for setting in sorted(settings_of(records, chosen), key=_order):
         print(_row(setting, chosen.reconstruction))
+
+
+def _order(setting: Setting) -> tuple[float, tuple[str, str], float]:
+    rate = setting.first.settings.get("training.learning_rate", 0.0)
+    return round(setting.epsilon or 0.0), setting.series, rate
 
 
 def _row(setting: Setting, attack: str) -> str:
@@ -35,9 +40,10 @@ def _row(setting: Setting, attack: str) -> str:
         series_name(setting.series),
         "" if first.draws is None else f"{first.draws:,}",
         "" if first.noise is None else f"{first.noise:.4g}",
+        f"{first.settings.get('training.learning_rate', '')}",
         _estimate(setting.accuracy, 100, 1),
         _estimate(setting.mse, 1, 3),
-        f"{sum(one.recovered for one in found)} of {sum(one.victims for one in found)}",
+        f"{sum(one.recovered for one in found)} of {sum(one.victims for one in found)}" if found else "",
         _estimate(setting.auc, 1, 3),
         "" if setting.bound is None else f"{setting.bound:.2g}",
     ]
