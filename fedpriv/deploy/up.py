@@ -121,6 +121,8 @@ def look(path: Path) -> Status:
 def restart(path: Path) -> tuple[str, ...]:
     """Start again what has died; a SuperNode keeps its key, and so its number and its partition.
 
+    Runs that were under way when the SuperLink died are stopped; ``fedpriv run --resume`` finishes them.
+
     Returns:
         The names of the processes that were started.
 
@@ -137,6 +139,9 @@ def restart(path: Path) -> tuple[str, ...]:
         fresh = start_process(folder, commands[one.name], record.gpu(one.name))
         record = replace(record, processes=tuple(fresh if each == one else each for each in record.processes))
         folder.write(record)
+        if one.name == "superlink":
+            # Of the others some may still be down.
+            _stop_orphans(folder, replace(record, processes=(fresh,)))
     return tuple(one.name for one in dead)
 
 
@@ -247,6 +252,14 @@ def _wait_until_missed(folder: DeploymentFolder, record: Record, name: str) -> N
         if time.monotonic() > deadline:
             raise RunFailedError(f"{name} has ended, and the SuperLink still holds it for connected; try again later")
         time.sleep(_LOOK_SECONDS)
+
+
+def _stop_orphans(folder: DeploymentFolder, record: Record) -> None:
+    """Stop the runs that the SuperLink has kept on disk: whoever followed them gave up when it died."""
+    _wait_for_health(folder, record)
+    for run in flower.list_runs(folder):
+        if not run.is_over:
+            flower.stop_run(folder, run.run_id)
 
 
 def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:

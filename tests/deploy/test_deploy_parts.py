@@ -1,5 +1,6 @@
 """The parts of a deployment without Flower's processes: records, processes, seeds, the app as sent, error texts."""
 
+import importlib
 import json
 import os
 import signal
@@ -21,12 +22,15 @@ from fedpriv.deploy import flower
 from fedpriv.deploy.app import make_app
 from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import prepare
-from fedpriv.deploy.flower import environment, program
+from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.deploy.up import start_process
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.seeds import SEEDS, forget_seed, keep_seed, with_seed, without_seed
+
+# The package has a function of the same name.
+deploy_up = importlib.import_module("fedpriv.deploy.up")
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -177,6 +181,24 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it_if_it_has_begun(
     with pytest.raises(KeyboardInterrupt):
         flower.submit(recorded(tmp_path / "d"), tmp_path, {"seed": "x"})
     assert asked == ([] if refused else [("run", str(tmp_path)), ("stop", "17")])
+
+
+def test_restart_stops_the_runs_that_nobody_follows_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = Started("superlink", 1, 0.0)
+    deployment = recorded(tmp_path / "d", dead)
+    fresh = replace(sleeper(tmp_path), name="superlink")
+    stopped: list[str] = []
+    runs = (RunStatus("1", "running", ""), RunStatus("2", "finished:failed", ""), RunStatus("3", "pending", ""))
+    monkeypatch.setattr(deploy_up, "start_process", lambda *_: fresh)
+    monkeypatch.setattr(deploy_up, "answers", lambda *_: True)
+    monkeypatch.setattr(flower, "list_runs", lambda _: runs)
+    monkeypatch.setattr(flower, "stop_run", lambda _, number: stopped.append(number))
+    try:
+        assert deploy_up.restart(deployment.path) == ("superlink",)
+        assert deploy_up.restart(deployment.path) == ()
+    finally:
+        stop([fresh])
+    assert stopped == ["1", "3"]
 
 
 def test_down_forgets_secrets_and_keeps_logs_and_runs(tmp_path: Path) -> None:
