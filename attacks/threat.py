@@ -83,8 +83,8 @@ _EACH = (
 _SUM = (
     "the parameters sent to the clients before the round",
     "which clients take part",
-    "the sum of their uploads, weighted as the server averages them (secure aggregation is assumed here, not "
-    "carried out: the adversary is handed the sum only)",
+    "the sum of their uploads, weighted as the server averages them (secure aggregation is carried out with "
+    "federation.secure_aggregation, and assumed without it: the adversary is handed the sum only)",
 )
 _PASSIVE = "passive: it follows the protocol and only listens"
 _ACTIVE = (

@@ -5,6 +5,7 @@ from functools import lru_cache
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.secure import give_shares, masked_upload, offer_keys, share_secrets
 from clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.seeds import with_seed
@@ -32,25 +33,44 @@ def train(message: Message, context: Context) -> Message:
     Raises:
         RuntimeError: the model's code wants to end the process; this client fails, and no other.
     """
+    world, upload = _trained(message, context)
+    if world.experiment.federation.secure_aggregation:
+        raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
+    reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
+    reply["client"] = _about(world, _partition(context))
+    return Message(reply, reply_to=message)
+
+
+@app.train("masked")
+def train_masked(message: Message, context: Context) -> Message:
+    """Train as :func:`train` does, and reply with an upload of which the server can read the sum only."""
+    world, upload = _trained(message, context)
+    reply = masked_upload(message, context, world, upload)
+    reply["client"] = _about(world, _partition(context))
+    return Message(reply, reply_to=message)
+
+
+app.query("keys")(offer_keys)
+app.query("shares")(share_secrets)
+app.query("unmask")(give_shares)
+
+
+def _trained(message: Message, context: Context) -> tuple[World, State]:
+    """The experiment, and what this client computes in the round that the message is about."""
     task = message.content.config_records["task"]
-    client = _partition(context)
     arrays = message.content.array_records
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
     try:
         world = _world(str(task["experiment"]), str(context.run_config.get("seed", "")))
         with cpu_threads(world.experiment.engine.threads):
-            upload = local_upload(world, client, before, int(str(task["round"])))
+            return world, local_upload(world, _partition(context), before, int(str(task["round"])))
     except SystemExit as error:
         # A model's own code must not end the process: on Ray it serves other clients, too.
         raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
-    reply = RecordDict(
-        {
-            "upload": pack(upload.parameters),
-            "buffers": pack(upload.buffers),
-            "client": MetricRecord({"partition": client, "examples": len(world.partitions[client])}),
-        }
-    )
-    return Message(reply, reply_to=message)
+
+
+def _about(world: World, client: int) -> MetricRecord:
+    return MetricRecord({"partition": client, "examples": len(world.partitions[client])})
 
 
 def _partition(context: Context) -> int:

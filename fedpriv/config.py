@@ -79,6 +79,8 @@ Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
 
 MOST_KAPPA = 1e7
 
+MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
+
 _LONGEST_VALUE = 200  # characters of a wrong value that an error quotes
 
 # The noise of each mechanism, in its own term.
@@ -161,6 +163,13 @@ class FederationConfig(_Section):
     aggregation: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
         "mean", description="of the uploads; all but mean withstand some wrong ones, and count every client once"
     )
+    secure_aggregation: bool = Field(
+        False, description="uploads go out masked, and the server learns their sum only (SecAgg)"
+    )
+    secure_limit: Positive = Field(
+        8.0,
+        description="secure aggregation: uploads are clipped to this in each coordinate, and rounded to 1 / 2^21 of it",
+    )
     trim: Annotated[Real, Field(ge=0, lt=0.5)] = Field(
         0.2, description="trimmed-mean: share of the uploads left out at each end, in each coordinate"
     )
@@ -189,6 +198,19 @@ class FederationConfig(_Section):
                 f"aggregation = 'krum' with malicious = {self.malicious} needs {self.needed} uploads a round, and "
                 f"a round has {asked} clients"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_summed(self) -> Self:
+        asked = self.clients_per_round or self.clients
+        if not self.secure_aggregation:
+            return self
+        if not 2 <= asked <= MOST_MASKED:
+            raise ValueError(f"secure_aggregation is of 2 to {MOST_MASKED} clients a round, not of {asked}")
+        if self.aggregation != "mean":
+            raise ValueError(f"secure_aggregation hides each upload, and aggregation = {self.aggregation!r} needs it")
+        if self.max_update_norm is not None:
+            raise ValueError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
         return self
 
     @property
@@ -563,6 +585,21 @@ class Experiment(_Section):
                 "few may be left to compare; use mean"
             )
         return self
+
+    @model_validator(mode="after")
+    def _sums_hold_what_they_should(self) -> Self:
+        listener = self.adversary.threat_model
+        if self.federation.secure_aggregation and self.adversary.crafts and listener not in SUM_LISTENERS:
+            raise ValueError(
+                f"federation.secure_aggregation with imprint under adversary.threat_model = {listener!r}: the "
+                "server reads the sum only; use malicious-secure-aggregation"
+            )
+        return self
+
+    @property
+    def hears_masked(self) -> bool:
+        """Whether single uploads reach the adversary, but masked."""
+        return self.federation.secure_aggregation and self.adversary.threat_model not in SUM_LISTENERS
 
     @model_validator(mode="after")
     def _uploads_for_every_attack(self) -> Self:

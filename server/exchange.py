@@ -16,19 +16,28 @@ from fedpriv.wire import pack
 from fedpriv.world import State
 from server.uploads import Allowed, Upload, number_in, read_upload
 
-__all__ = ["Replies", "Upload", "ask_clients", "find_clients"]
+__all__ = ["Replies", "Upload", "ask_clients", "find_clients", "question", "send_and_receive"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
 @dataclass(frozen=True)
 class Replies:
-    """The outcome of a round's exchange, both parts in the order of the clients."""
+    """The outcome of a round's exchange, uploads and failures in the order of the clients.
+
+    Attributes:
+        uploads: what can be aggregated, one a client; masked where ``mean`` is there.
+        failures: who was left out, and why.
+        bytes_up: of the uploads.
+        bytes_down: of the parameters sent.
+        mean: the mean of the uploads, where secure aggregation keeps all else from the server.
+    """
 
     uploads: tuple[Upload, ...]
     failures: tuple[Failure, ...]
     bytes_up: int
     bytes_down: int
+    mean: State | None = None
 
 
 def find_clients(grid: Grid, count: int, timeout: float) -> dict[int, int]:
@@ -46,7 +55,7 @@ def find_clients(grid: Grid, count: int, timeout: float) -> dict[int, int]:
         raise RunFailedError(f"no client connected within {timeout:g} s")
     questions = [Message(RecordDict(), node, "query") for node in nodes]
     found: dict[int, int] = {}
-    for number, reply in sorted(_send_and_receive(grid, questions, timeout).items()):
+    for number, reply in sorted(send_and_receive(grid, questions, timeout).items()):
         partition = _partition(reply)
         if partition is not None and 0 <= partition < count:
             # A second node that says the same does not push the first one out.
@@ -91,12 +100,12 @@ def ask_clients(
     asked = {nodes[client]: client for client in clients if client in nodes}
     sent = {client: (instead or {}).get(client, state) for client in asked.values()}
     distinct = {id(each): each for each in sent.values()}
-    contents = {key: _question(each, experiment, round_number) for key, each in distinct.items()}
+    contents = {key: question(each, experiment, round_number) for key, each in distinct.items()}
     messages = [
         Message(contents[id(sent[client])], node, "train", group_id=str(round_number)) for node, client in asked.items()
     ]
     # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
-    received = _send_and_receive(grid, messages, timeout)
+    received = send_and_receive(grid, messages, timeout)
     replies = {client: received[number] for number, client in enumerate(asked.values()) if number in received}
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
     outcomes = [_outcome(client, nodes, replies, state, allowed[client], silent) for client in clients]
@@ -121,7 +130,8 @@ def _outcome(
     return read_upload(replies[client], client, like, allowed)
 
 
-def _question(state: State, experiment: str, round_number: int) -> RecordDict:
+def question(state: State, experiment: str, round_number: int) -> RecordDict:
+    """What a client is told that is to train in a round."""
     return RecordDict(
         {
             "parameters": pack(state.parameters),
@@ -131,7 +141,7 @@ def _question(state: State, experiment: str, round_number: int) -> RecordDict:
     )
 
 
-def _send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> dict[int, Message]:
+def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> dict[int, Message]:
     """Send messages and return the replies by the number of the message, from 0.
 
     Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner.

@@ -14,11 +14,12 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
 from fedpriv.runs import Checkpoint, RoundRecord, RunFolder
-from fedpriv.world import World
+from fedpriv.world import State, World
 from server.aggregation import ServerOptimizer, aggregate
 from server.crafting import check_crafting, crafted_clients, crafted_state
 from server.evaluation import evaluate
 from server.exchange import Replies, ask_clients, find_clients
+from server.secure import ask_for_sum
 from server.tap import Tap
 from server.uploads import Allowed, Upload, allowed_uploads, norm
 
@@ -136,14 +137,17 @@ def _round(
     folder.append_asked(number, asked)
     deceived = crafted_clients(world.experiment, number, asked)
     made = crafted_state(world, before) if deceived else before
-    instead = dict.fromkeys(deceived, made)
-    replies = ask_clients(grid, nodes, asked, before, allowed, task, number, federation.round_timeout, instead)
+    if federation.secure_aggregation:
+        replies = ask_for_sum(grid, nodes, asked, world, made, task, number)
+    else:
+        instead = dict.fromkeys(deceived, made)
+        replies = ask_clients(grid, nodes, asked, before, allowed, task, number, federation.round_timeout, instead)
     _require(replies, federation, number)
     honest = [upload for upload in replies.uploads if upload.client not in deceived]
     stolen = [upload for upload in replies.uploads if upload.client in deceived]
-    tap.record(number, before, honest)
-    tap.record(number, made, stolen)
-    _move(optimizer, honest, federation)
+    tap.record(number, before, honest, replies.mean)
+    tap.record(number, made, stolen, replies.mean)
+    _move(optimizer, honest, federation, replies.mean)
     loss, accuracy = evaluate(world, optimizer.state)
     if not math.isfinite(loss):
         raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(honest)}")
@@ -161,10 +165,12 @@ def _round(
     )
 
 
-def _move(optimizer: ServerOptimizer, honest: Sequence[Upload], federation: FederationConfig) -> None:
+def _move(
+    optimizer: ServerOptimizer, honest: Sequence[Upload], federation: FederationConfig, mean: State | None
+) -> None:
     """Take the server's step; gradients of parameters that the server has made are about another network."""
     if honest:
-        optimizer.step(aggregate(honest, federation))
+        optimizer.step(aggregate(honest, federation) if mean is None else mean)
     else:
         optimizer.skip()
 

@@ -23,16 +23,18 @@ class Tap:
         self._world = world
         self._folder = folder
 
-    def record(self, round_number: int, before: State, uploads: Sequence[Upload]) -> None:
+    def record(self, round_number: int, before: State, uploads: Sequence[Upload], mean: State | None = None) -> None:
         """Write the observations of a round that will be attacked; others are not kept."""
         adversary = self._world.experiment.adversary
         if not adversary.attacks or round_number not in adversary.rounds:
             return
-        for observation in observe(self._world, round_number, before, uploads):
+        for observation in observe(self._world, round_number, before, uploads, mean):
             write_observation(self._folder.observations, observation)
 
 
-def observe(world: World, round_number: int, before: State, uploads: Sequence[Upload]) -> tuple[Observation, ...]:
+def observe(
+    world: World, round_number: int, before: State, uploads: Sequence[Upload], mean: State | None = None
+) -> tuple[Observation, ...]:
     """Return what the threat model lets the adversary see of a round.
 
     Args:
@@ -40,6 +42,7 @@ def observe(world: World, round_number: int, before: State, uploads: Sequence[Up
         round_number: the round, from 1.
         before: the state that these clients were sent: the global one, or one that an active server has made.
         uploads: the usable uploads, by client.
+        mean: their mean, where they are masked and only secure aggregation can tell.
 
     Returns:
         The uploads of the first ``adversary.victims`` clients; or one sum of all of them; or nothing.
@@ -49,25 +52,26 @@ def observe(world: World, round_number: int, before: State, uploads: Sequence[Up
     threat = threat_model(world.experiment.adversary)
     if Access.UPLOADS in threat.grants:
         heard = uploads[: world.experiment.adversary.victims]
-        return tuple(_observation(world, threat, round_number, before, [upload]) for upload in heard)
+        return tuple(_observation(world, threat, round_number, before, [upload], upload.state) for upload in heard)
     if Access.SUM in threat.grants:
-        return (_observation(world, threat, round_number, before, uploads),)
+        weighting = world.experiment.federation.weighting
+        known = mean_upload(uploads, weighting) if mean is None else mean
+        return (_observation(world, threat, round_number, before, uploads, known),)
     return ()
 
 
 def _observation(
-    world: World, threat: ThreatModel, round_number: int, before: State, uploads: Sequence[Upload]
+    world: World, threat: ThreatModel, round_number: int, before: State, uploads: Sequence[Upload], heard: State
 ) -> Observation:
-    """One upload, or the sum of several as the server would average them."""
+    """One upload, or the sum of several as the server averages them."""
     plans = [world.plans[upload.client] for upload in uploads]
     settings = [public_settings(world, plan) for plan in plans]
-    mean = uploads[0].state if len(uploads) == 1 else mean_upload(uploads, world.experiment.federation.weighting)
     told = Access.MECHANISM in threat.grants
     return Observation(
         round=round_number,
         client=uploads[0].client if len(uploads) == 1 else 0,
         parameters=before.parameters,
-        upload=mean.parameters,
+        upload=heard.parameters,
         settings=replace(
             settings[0],
             batch_size=settings[0].batch_size if Access.BATCH_SIZE in threat.grants else None,

@@ -20,7 +20,7 @@ from fedpriv.runs import Failure
 from fedpriv.wire import unpack
 from fedpriv.world import State, World
 
-__all__ = ["Allowed", "Upload", "allowed_uploads", "norm", "number_in", "read_upload", "refusal"]
+__all__ = ["Allowed", "Upload", "allowed_uploads", "norm", "number_in", "raised", "read_upload", "refusal"]
 
 # How often an honest upload may be taken for too long.
 _TAIL = 1e-12
@@ -106,7 +106,7 @@ def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> U
         allowed: what this client may send.
     """
     if reply.has_error():
-        return refusal(client, f"raised an error: {_last_line(reply.error.reason or '')}")
+        return refusal(client, raised(reply))
     arrays = reply.content.array_records
     if "upload" not in arrays:
         return refusal(client, "sent no upload")
@@ -127,6 +127,11 @@ def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> U
     return Upload(
         client, examples, State(_ordered(state.parameters, like.parameters), _ordered(state.buffers, like.buffers))
     )
+
+
+def raised(reply: Message) -> str:
+    """Say what a client raised instead of an answer."""
+    return f"raised an error: {_last_line(reply.error.reason or '')}"
 
 
 def refusal(client: int, reason: str) -> Failure:
@@ -165,7 +170,7 @@ def _misfit(given: Vector, expected: Vector) -> str | None:
             return f"sent {name} of shape {tuple(value.shape)}, expected {tuple(want.shape)}"
         if value.dtype != want.dtype:
             return f"sent {name} as {value.dtype}, expected {want.dtype}"
-        if value.numel() and not torch.linalg.vector_norm(value, math.inf).isfinite():
+        if value.numel() and value.is_floating_point() and not torch.linalg.vector_norm(value, math.inf).isfinite():
             return f"sent NaN or infinity in {name}"
     return None
 

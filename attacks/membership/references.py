@@ -81,8 +81,8 @@ def train_references(
         Round -> the models, name -> (R, *shape).
 
     Raises:
-        InputError: the network has BatchNorm or dropout, a share has another size than the target's, or a round is not
-            in the schedule.
+        InputError: the run aggregates by a robust rule, the network has BatchNorm or dropout, a share has another size
+            than the target's, or a round is not in the schedule.
         RunFailedError: a model diverged.
     """
     _check(world, references, schedule, keep)
@@ -229,6 +229,9 @@ def _fitting(world: World, memory: int) -> int:
 def _check(
     world: World, references: Sequence[Reference], schedule: Mapping[int, Sequence[int]], keep: Collection[int]
 ) -> None:
+    rule = world.experiment.federation.aggregation
+    if rule != "mean":
+        raise InputError(f"federation.aggregation = {rule!r}: reference models average uploads by the mean only")
     if not references:
         raise InputError("at least one reference model is wanted")
     sizes = tuple(len(rows) for rows in world.partitions)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import ray
 from flwr.app import Context, Message, RecordDict
+from flwr.app.typing import ConfigRecordValues
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -46,9 +47,7 @@ def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: 
                 server_app=_guarded(server_app, stopped, outcome),
                 client_app=client_app,
                 num_supernodes=clients,
-                backend_config={
-                    "client_resources": {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}
-                },
+                backend_config={"client_resources": _actor_options(config)},
             )
     except RuntimeError as error:
         if outcome.error is None:
@@ -61,6 +60,20 @@ def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: 
         raise outcome.error
     if not outcome.finished:
         raise RunFailedError("Ray: the simulation ended before the server was done")
+
+
+def _actor_options(config: EngineConfig) -> dict[str, ConfigRecordValues]:
+    """What a client's actor is given, and what becomes of one that dies (out of memory, a crash in native code).
+
+    Flower hands all of this to Ray. By itself it puts a dead actor back into its pool, and every later message fails;
+    so Ray starts the actor anew and asks it once more. A client computes the same again, so nothing else changes.
+    """
+    return {
+        "num_cpus": config.cpus_per_client,
+        "num_gpus": config.gpus_per_client,
+        "max_restarts": -1,
+        "max_task_retries": 1,
+    }
 
 
 class _Outcome:

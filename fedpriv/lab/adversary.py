@@ -261,6 +261,9 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
 
 def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
     """What was sent, and what would have been sent without the mechanism, which only the laboratory can compute."""
+    if world.experiment.hears_masked:
+        # What would be heard without the mechanism is masked as well, and says as little.
+        return {PROTECTED: observation}
     if world.experiment.mechanism.name == "none":
         return {UNPROTECTED: observation}
     kinds = {PROTECTED: observation}

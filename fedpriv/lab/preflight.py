@@ -24,7 +24,12 @@ def warnings_for(world: World) -> tuple[str, ...]:
     """
     experiment = world.experiment
     check_crafting(world)
-    lines = [*_ignored_settings(experiment.mechanism), *_few_clients(experiment), *_unreached_rounds(world)]
+    lines = [
+        *_ignored_settings(experiment.mechanism),
+        *_masked(experiment),
+        *_few_clients(experiment),
+        *_unreached_rounds(world),
+    ]
     return (*lines, *attack_warnings(world, experiment.adversary.attacks))
 
 
@@ -55,6 +60,17 @@ def _few_clients(experiment: Experiment) -> list[str]:
     if not adversary.attacks or Access.UPLOADS not in threat_model(adversary).grants or adversary.victims <= asked:
         return []
     return [f"adversary.victims = {adversary.victims}, but a round has {asked} uploads: those are attacked"]
+
+
+def _masked(experiment: Experiment) -> list[str]:
+    """Single uploads that the adversary cannot read."""
+    adversary = experiment.adversary
+    if not adversary.attacks or not experiment.hears_masked or Access.UPLOADS not in threat_model(adversary).grants:
+        return []
+    return [
+        f"federation.secure_aggregation: under adversary.threat_model = {adversary.threat_model!r} each upload is "
+        "heard masked; their sum is attacked under 'secure-aggregation'"
+    ]
 
 
 def _unreached_rounds(world: World) -> list[str]:

@@ -231,7 +231,7 @@ def verdict(
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
     sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
-    sentences += _beside_the_pictures(parts, unattacked)
+    sentences += _beside_the_pictures(experiment, parts, unattacked)
     if not finished:
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
@@ -284,6 +284,11 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         return ["No upload could be attacked, so nothing is said about what the uploads leak."]
     if mechanism == "none" and bare is not None:
         return [f"Without protection the eavesdropper recovers {bare[0]} of {bare[1]} images."]
+    if experiment.hears_masked and protected is not None:
+        return [
+            f"From masked uploads (secure aggregation) the eavesdropper recovers {protected[0]} of {protected[1]} "
+            "images; what their sum tells is another question: adversary.threat_model = 'secure-aggregation'."
+        ]
     if bare is None and protected is not None:
         return [
             f"With {mechanism} the eavesdropper recovers {protected[0]} of {protected[1]} images; without "
@@ -338,7 +343,7 @@ def _recovered(scores: Sequence[Score], upload: str) -> tuple[int, int] | None:
     return sum(images.values()), len(images)
 
 
-def _beside_the_pictures(parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
+def _beside_the_pictures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
     """What a reader must know beside the numbers of recovered images."""
     sentences = [
         f"{'By the active server’s pictures' if active else 'By the pictures'} made {text}"
@@ -347,7 +352,8 @@ def _beside_the_pictures(parts: Mapping[bool, Sequence[Score]], unattacked: int)
         if (text := _picked(part, kind))
     ]
     if any(score.clients > 1 for part in parts.values() for score in part):
-        sentences.append("The adversary had only sums of uploads: secure aggregation is assumed here, not carried out.")
+        how = "was carried out" if experiment.federation.secure_aggregation else "is assumed here, not carried out"
+        sentences.append(f"The adversary had only sums of uploads: secure aggregation {how}.")
     if unattacked:
         uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
         sentences.append(f"{uploads} could not be attacked: no part of these figures; the warnings say why.")

@@ -1,0 +1,201 @@
+"""A client's part of secure aggregation: SecAgg (Bonawitz et al. 2017) with Flower's keys, shares and encryption.
+
+Four messages a round: public keys; shares of this round's secrets, encrypted for each other client; the masked upload;
+and of those shares the ones by which the server can take off the masks of the sum. All secrets are of one round and
+come from the operating system, never from the experiment's seed; they are forgotten with the last answer.
+
+A client gives out the seed's share of clients that survived or the key's share of clients that dropped out, never both
+of one: with both the server could read that client's upload.
+"""
+
+import base64
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.secure_aggregation.crypto.shamir import create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    generate_key_pairs,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
+
+from fedpriv.masking import Words, flat, least_survivors, mask, quantised, weights
+from fedpriv.wire import pack
+from fedpriv.world import State, World
+
+__all__ = ["give_shares", "masked_upload", "offer_keys", "share_secrets"]
+
+_STATE = "secure-aggregation"
+
+
+def offer_keys(message: Message, context: Context) -> Message:
+    """Make two pairs of keys for a round and reply with the public halves."""
+    secret, public = generate_key_pairs()
+    secret_channel, public_channel = generate_key_pairs()
+    offered = {"public": public_key_to_bytes(public), "channel": public_key_to_bytes(public_channel)}
+    _remember(
+        context,
+        round=int(message.metadata.group_id),
+        stage="keys",
+        secret=private_key_to_bytes(secret),
+        secret_channel=private_key_to_bytes(secret_channel),
+        **offered,
+    )
+    return _reply(message, **offered)
+
+
+def share_secrets(message: Message, context: Context) -> Message:
+    """Split this round's seed and key among the clients named in the message; each part is encrypted for its client.
+
+    Raises:
+        ValueError: the server asks out of turn, or names keys under which the protocol protects nothing.
+    """
+    asked, own = _asked(message), _at(message, context, "keys")
+    me, clients = _partition(context), _integers(asked, "clients")
+    publics, channels = _many(asked, "public"), _many(asked, "channel")
+    needed = least_survivors(len(clients))
+    if len(clients) < 2 or len({*publics, *channels}) != 2 * len(clients) or sorted(set(clients)) != clients:
+        raise ValueError("secure aggregation needs two clients or more, with keys that are all different")
+    place = clients.index(me)
+    if (publics[place], channels[place]) != (own["public"], own["channel"]):
+        raise ValueError("the server passes on another key than this client's")
+    seed = os.urandom(32)
+    seed_shares = create_shares(seed, needed, len(clients))
+    key_shares = create_shares(_bytes(own, "secret"), needed, len(clients))
+    ciphertexts = [
+        encrypt(_channel(own, channels[k]), share_keys_plaintext_concat(me, other, seed_shares[k], key_shares[k]))
+        for k, other in enumerate(clients)
+        if other != me
+    ]
+    _remember(
+        context,
+        **dict(own) | {"stage": "shares", "seed": seed, "clients": clients, "publics": publics, "channels": channels},
+        seed_share=seed_shares[place],
+        key_share=key_shares[place],
+    )
+    return _reply(message, to=[other for other in clients if other != me], ciphertexts=ciphertexts)
+
+
+def masked_upload(message: Message, context: Context, world: World, upload: State) -> RecordDict:
+    """Return an upload that says nothing by itself: quantised, weighted, and masked towards every other client.
+
+    Raises:
+        ValueError: the server asks out of turn, passes on shares of too few clients, or the upload is not finite.
+    """
+    asked, own = _asked(message, "shares"), _at(message, context, "shares")
+    me, clients = _partition(context), _integers(own, "clients")
+    held: dict[int, tuple[bytes, bytes]] = {me: (_bytes(own, "seed_share"), _bytes(own, "key_share"))}
+    for other, ciphertext in zip(_integers(asked, "from"), _many(asked, "ciphertexts"), strict=True):
+        key = _channel(own, _many(own, "channels")[clients.index(other)])
+        sender, receiver, seed_share, key_share = share_keys_plaintext_separate(decrypt(key, ciphertext))
+        if (sender, receiver) != (other, me):
+            raise ValueError(f"the server passes on shares of client {sender} for client {receiver} as {other}'s")
+        held[other] = (seed_share, key_share)
+    if len(held) < least_survivors(len(clients)):
+        raise ValueError(f"shares of {len(held)} clients are too few to mask an upload towards")
+    federation = world.experiment.federation
+    weight = weights([plan.sampling.examples for plan in world.plans], federation.weighting)[me]
+    values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
+    words = quantised(weight * values, federation.secure_limit)
+    words = (
+        words
+        + mask(_bytes(own, "seed"), len(words))
+        + _pairwise(own, me, [one for one in held if one != me], len(words))
+    )
+    _remember(
+        context,
+        **dict(own) | {"stage": "masked"},
+        held=list(held),
+        seed_shares=[pair[0] for pair in held.values()],
+        key_shares=[pair[1] for pair in held.values()],
+    )
+    return RecordDict({"upload": pack({"masked": torch.from_numpy(words.view(np.int32))})})
+
+
+def give_shares(message: Message, context: Context) -> Message:
+    """Reply with the shares that take the masks off the sum, and forget this round's secrets.
+
+    Raises:
+        ValueError: the server asks out of turn, for too few survivors, or for both shares of one client.
+    """
+    asked, own = _asked(message), _at(message, context, "masked")
+    survivors, dropped, held = _integers(asked, "survivors"), _integers(asked, "dropped"), _integers(own, "held")
+    context.state.config_records.pop(_STATE)
+    if sorted({*survivors, *dropped}) != sorted(held) or set(survivors) & set(dropped):
+        raise ValueError("every client that is masked towards either survived or dropped out")
+    if len(survivors) < least_survivors(len(_integers(own, "clients"))):
+        raise ValueError(f"the sum of {len(survivors)} clients is not unmasked")
+    seeds = dict(zip(held, _many(own, "seed_shares"), strict=True))
+    keys = dict(zip(held, _many(own, "key_shares"), strict=True))
+    return _reply(message, seeds=[seeds[one] for one in survivors], keys=[keys[one] for one in dropped])
+
+
+def _pairwise(own: ConfigRecord, me: int, others: Sequence[int], count: int) -> Words:
+    """The sum of the masks shared with each other client: one of the two adds it, the other takes it off."""
+    total = np.zeros(count, dtype=np.uint32)
+    clients, publics = _integers(own, "clients"), _many(own, "publics")
+    secret = bytes_to_private_key(_bytes(own, "secret"))
+    for other in others:
+        shared = generate_shared_key(secret, bytes_to_public_key(publics[clients.index(other)]))
+        words = mask(base64.urlsafe_b64decode(shared), count)
+        total = total + words if me > other else total - words
+    return total
+
+
+def _channel(own: ConfigRecord, public: bytes) -> bytes:
+    """The key under which messages to and from the client with this public key are encrypted."""
+    return generate_shared_key(bytes_to_private_key(_bytes(own, "secret_channel")), bytes_to_public_key(public))
+
+
+def _partition(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def _asked(message: Message, name: str = "asked") -> ConfigRecord:
+    return message.content.config_records[name]
+
+
+def _at(message: Message, context: Context, stage: str) -> ConfigRecord:
+    """What this client remembers of the round in the message, if that is where it stands."""
+    records = context.state.config_records
+    own = records[_STATE] if _STATE in records else ConfigRecord({"stage": "none"})
+    number = int(message.metadata.group_id)
+    if own["stage"] != stage or own["round"] != number:
+        raise ValueError(f"secure aggregation: round {number} is not at {stage!r} here, but at {own['stage']!r}")
+    return own
+
+
+def _remember(context: Context, **values: object) -> None:
+    context.state.config_records[_STATE] = ConfigRecord(values)  # type: ignore[arg-type]
+
+
+def _reply(message: Message, **values: object) -> Message:
+    return Message(RecordDict({"answer": ConfigRecord(values)}), reply_to=message)  # type: ignore[arg-type]
+
+
+def _integers(record: ConfigRecord, key: str) -> list[int]:
+    value = record[key]
+    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+        raise TypeError(f"{key} is {value!r}, expected whole numbers")
+    return [int(one) for one in value if isinstance(one, int)]
+
+
+def _bytes(record: ConfigRecord, key: str) -> bytes:
+    value = record[key]
+    if not isinstance(value, bytes):
+        raise TypeError(f"{key} is not a string of bytes")
+    return value
+
+
+def _many(record: ConfigRecord, key: str) -> list[bytes]:
+    value = record[key]
+    if not isinstance(value, list) or not all(isinstance(one, bytes) for one in value):
+        raise TypeError(f"{key} is not a list of strings of bytes")
+    return [one for one in value if isinstance(one, bytes)]

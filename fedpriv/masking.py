@@ -1,0 +1,89 @@
+"""The arithmetic of secure aggregation: uploads as whole numbers modulo 2^32, and masks that cancel in their sum.
+
+Each coordinate is clipped to [-limit, limit] and rounded to the nearest of 2^22 + 1 levels, so that the same upload
+gives the same numbers everywhere. Sums of up to 1,000 clients stay below 2^32 and are exact, whatever the masks.
+
+Masks are AES-256 in counter mode. Flower's own generator (``pseudo_rand_gen``) folds the 256 bits of a key into a seed
+of 32 and draws from a Mersenne Twister: whoever hears a masked upload could try all seeds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = [
+    "LEVELS",
+    "MOST_CLIENTS",
+    "Words",
+    "flat",
+    "least_survivors",
+    "mask",
+    "quantised",
+    "restored",
+    "split",
+    "weights",
+]
+
+LEVELS = 1 << 22
+MOST_CLIENTS = 1000
+
+Words = NDArray[np.uint32]
+
+
+def least_survivors(clients: int) -> int:
+    """How many of ``clients`` must stay to the end: more than two thirds (Bonawitz et al. 2017, active server)."""
+    return 2 * clients // 3 + 1
+
+
+def weights(examples: Sequence[int], weighting: str) -> tuple[float, ...]:
+    """By what each client multiplies its upload: its examples over the most that a client holds, or 1."""
+    most = max(examples)
+    return tuple(count / most if weighting == "examples" else 1.0 for count in examples)
+
+
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return tensors laid end to end, in float64."""
+    return torch.cat([value.detach().cpu().double().reshape(-1) for value in tensors.values()])
+
+
+def quantised(values: Tensor, limit: float) -> Words:
+    """Return levels, from 0 for -limit to 2^22 for limit.
+
+    Args:
+        values: float64 (K,); what lies outside [-limit, limit] is clipped.
+        limit: above 0.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    if not bool(values.isfinite().all()):
+        raise ValueError("an upload with NaN or infinity in it cannot be masked")
+    shares = (values.clamp(-limit, limit) / limit + 1) / 2
+    levels: Words = np.rint(shares.numpy() * LEVELS).astype(np.uint32)
+    return levels
+
+
+def restored(total: Words, clients: int, limit: float) -> Tensor:
+    """Return the sum, float64 (K,), of ``clients`` vectors of which ``total`` is the sum of levels modulo 2^32."""
+    return torch.from_numpy((total.astype(np.float64) / LEVELS * 2 - clients) * limit)
+
+
+def mask(key: bytes, count: int) -> Words:
+    """Return ``count`` words that look random to whoever does not have the key of 32 bytes; a key is used once."""
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    words: Words = np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4").astype(np.uint32, copy=False)
+    return words
+
+
+def split(values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of the names, shapes and types of ``like`` out of :func:`flat` ones."""
+    sizes = [math.prod(value.shape) for value in like.values()]
+    parts = values.split(sizes) if sizes else ()
+    return {
+        name: part.reshape(value.shape).to(value.dtype) for part, (name, value) in zip(parts, like.items(), strict=True)
+    }

@@ -1,0 +1,228 @@
+"""The server's part of secure aggregation: it passes on keys and shares, adds up masked uploads, and unmasks the sum.
+
+SecAgg (Bonawitz et al. 2017) with Flower's keys, secret shares and encryption; the client's part and what it refuses is
+in :mod:`clients.secure`. A client may vanish at any of the four steps: before its masked upload it is left out, and its
+masks are rebuilt from the others' shares; after it, its upload is in the sum. Fewer than two thirds end the round.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+
+from fedpriv.errors import RunFailedError
+from fedpriv.masking import Words, least_survivors, mask, restored, split, weights
+from fedpriv.runs import Failure
+from fedpriv.world import State, World
+from server.exchange import Replies, question, send_and_receive
+from server.uploads import Allowed, Upload, raised, read_upload, refusal
+
+__all__ = ["ask_for_sum"]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a round has come to: who is still in it, and who was left out."""
+
+    grid: Grid
+    nodes: Mapping[int, int]
+    number: int
+    timeout: float | None
+    needed: int
+    failures: dict[int, Failure]
+
+    def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
+        """Send each client its content; returns the answers, by client, ascending; who gives none is left out."""
+        clients = [client for client in sorted(contents) if client in self.nodes]
+        messages = [Message(contents[one], self.nodes[one], kind, group_id=str(self.number)) for one in clients]
+        received = send_and_receive(self.grid, messages, self.timeout)
+        answers = {}
+        for number, client in enumerate(clients):
+            if number not in received:
+                self.leave_out(client, f"did not reply to {kind} in time")
+            elif received[number].has_error():
+                self.leave_out(client, raised(received[number]))
+            else:
+                answers[client] = received[number]
+        return answers
+
+    def leave_out(self, client: int, reason: str) -> None:
+        """Note why a client takes no further part."""
+        self.failures.setdefault(client, refusal(client, reason))
+
+    def require(self, there: int, what: str) -> None:
+        """End the round where too few clients are left for their sum to be unmasked."""
+        if there < self.needed:
+            reasons = "; ".join(f"client {one.client} {one.reason}" for one in self.failures.values())
+            raise RunFailedError(
+                f"round {self.number}: {there} {what}, and secure aggregation needs {self.needed} of them: {reasons}"
+            )
+
+
+def ask_for_sum(
+    grid: Grid,
+    nodes: Mapping[int, int],
+    clients: Sequence[int],
+    world: World,
+    state: State,
+    task: str,
+    number: int,
+) -> Replies:
+    """Have ``clients`` train and return the mean of their uploads, of which nothing else reaches the server.
+
+    Args:
+        grid: Flower's way to the clients.
+        nodes: node ids by partition.
+        clients: the partitions asked.
+        world: the experiment, built.
+        state: what the clients are sent.
+        task: the experiment as JSON.
+        number: the round, from 1.
+
+    Raises:
+        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
+    """
+    federation = world.experiment.federation
+    going = _Round(grid, nodes, number, federation.round_timeout, max(2, least_survivors(len(clients))), {})
+    for client in clients:
+        if client not in nodes:
+            going.leave_out(client, "never connected")
+    keys = _public_keys(going, clients)
+    shares = _shares(going, keys)
+    uploads, words = _masked(going, shares, world, state, task)
+    survivors = tuple(upload.client for upload in uploads)
+    total = _unmasked(going, keys, survivors, tuple(client for client in shares if client not in survivors), words)
+    factors = weights([plan.sampling.examples for plan in world.plans], federation.weighting)
+    mean = restored(total, len(survivors), federation.secure_limit) / sum(factors[client] for client in survivors)
+    failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
+    size = sum(value.nbytes for vector in (state.parameters, state.buffers) for value in vector.values())
+    bytes_up = sum(each.nbytes for each in words)
+    return Replies(uploads, failures, bytes_up, size * len(shares), _state(mean, state))
+
+
+def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes, bytes]]:
+    answers = going.ask("query.keys", {client: RecordDict() for client in clients})
+    keys = {}
+    for client, answer in answers.items():
+        public, channel = (_answer(answer, key) for key in ("public", "channel"))
+        if isinstance(public, bytes) and isinstance(channel, bytes):
+            keys[client] = (public, channel)
+        else:
+            going.leave_out(client, "sent no keys")
+    going.require(len(keys), "clients have sent keys")
+    return keys
+
+
+def _shares(going: _Round, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int, dict[int, bytes]]:
+    """For each client its encrypted shares, by the client that they are for."""
+    everybody = sorted(keys)
+    publics, channels = ([keys[client][k] for client in everybody] for k in (0, 1))
+    asked = ConfigRecord({"clients": everybody, "public": publics, "channel": channels})
+    answers = going.ask("query.shares", {client: RecordDict({"asked": asked}) for client in everybody})
+    shares: dict[int, dict[int, bytes]] = {}
+    for client, answer in answers.items():
+        wanted = [other for other in everybody if other != client]
+        ciphertexts = _list_of_bytes(answer, "ciphertexts", len(wanted))
+        if ciphertexts is None or _answer(answer, "to") != wanted:
+            going.leave_out(client, "sent no shares of its secrets")
+        else:
+            shares[client] = dict(zip(wanted, ciphertexts, strict=True))
+    going.require(len(shares), "clients have shared their secrets")
+    return shares
+
+
+def _masked(
+    going: _Round, shares: Mapping[int, Mapping[int, bytes]], world: World, state: State, task: str
+) -> tuple[tuple[Upload, ...], list[Words]]:
+    """The masked uploads, as what they look like and as they are."""
+    contents = {}
+    for client in shares:
+        senders = [other for other in shares if other != client]
+        content = question(state, task, going.number)
+        passed_on = [shares[other][client] for other in senders]
+        content["shares"] = ConfigRecord({"from": senders, "ciphertexts": passed_on})
+        contents[client] = content
+    count = sum(value.numel() for vector in (state.parameters, state.buffers) for value in vector.values())
+    like = State({"masked": torch.zeros(count, dtype=torch.int32)}, {})
+    uploads, words = [], []
+    for client, answer in going.ask("train.masked", contents).items():
+        # A masked upload has no norm that says anything.
+        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False)
+        read = read_upload(answer, client, like, allowed)
+        if isinstance(read, Failure):
+            going.leave_out(client, read.reason)
+            continue
+        masked = read.state.parameters["masked"].numpy().view(np.uint32)
+        shown = _state(restored(masked >> np.uint32(10), 1, world.experiment.federation.secure_limit), state)
+        uploads.append(replace(read, state=shown))
+        words.append(masked)
+    going.require(len(uploads), "masked uploads")
+    return tuple(uploads), words
+
+
+def _unmasked(
+    going: _Round,
+    keys: Mapping[int, tuple[bytes, bytes]],
+    survivors: Sequence[int],
+    dropped: Sequence[int],
+    words: Sequence[Words],
+) -> Words:
+    """The sum of the survivors' uploads: masks of each survivor's own are taken off, and those towards the dropped."""
+    asked = ConfigRecord({"survivors": list(survivors), "dropped": list(dropped)})
+    answers = going.ask("query.unmask", {client: RecordDict({"asked": asked}) for client in survivors})
+    seeds: list[list[bytes]] = []
+    secrets: list[list[bytes]] = []
+    for client, answer in answers.items():
+        seed_shares = _list_of_bytes(answer, "seeds", len(survivors))
+        key_shares = _list_of_bytes(answer, "keys", len(dropped))
+        if seed_shares is None or key_shares is None:
+            going.leave_out(client, "sent no shares to unmask with")
+        else:
+            seeds.append(seed_shares)
+            secrets.append(key_shares)
+    going.require(len(seeds), "clients have sent shares to unmask with")
+    enough = slice(least_survivors(len(keys)))
+    count = len(words[0])
+    total = np.zeros(count, dtype=np.uint32)
+    for each in words:
+        total = total + each
+    try:
+        for k in range(len(survivors)):
+            total = total - mask(combine_shares([shares[k] for shares in seeds[enough]]), count)
+        for k, gone in enumerate(dropped):
+            secret = bytes_to_private_key(combine_shares([shares[k] for shares in secrets[enough]]))
+            for client in survivors:
+                shared = generate_shared_key(secret, bytes_to_public_key(keys[client][0]))
+                words_between = mask(base64.urlsafe_b64decode(shared), count)
+                total = total - words_between if client > gone else total + words_between
+    except ValueError as error:
+        raise RunFailedError(f"round {going.number}: the shares of the clients' secrets do not fit: {error}") from None
+    return total
+
+
+def _answer(message: Message, key: str) -> object:
+    """One value of a client's answer; ``None`` where it has none."""
+    record = message.content.config_records.get("answer")
+    return record.get(key) if record is not None else None
+
+
+def _list_of_bytes(message: Message, key: str, count: int) -> list[bytes] | None:
+    """So many strings of bytes of a client's answer; ``None`` where it has something else."""
+    value = _answer(message, key)
+    if not isinstance(value, list) or len(value) != count:
+        return None
+    strings = [one for one in value if isinstance(one, bytes)]
+    return strings if len(strings) == count else None
+
+
+def _state(values: torch.Tensor, like: State) -> State:
+    """Return tensors like those of a state out of numbers laid end to end."""
+    count = sum(value.numel() for value in like.parameters.values())
+    return State(split(values[:count], like.parameters), split(values[count:], like.buffers))
