@@ -18,7 +18,6 @@ from torch import Tensor
 
 __all__ = [
     "LEVELS",
-    "MOST_CLIENTS",
     "Words",
     "flat",
     "least_survivors",
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 LEVELS = 1 << 22
-MOST_CLIENTS = 1000
 
 Words = NDArray[np.uint32]
 
