@@ -17,7 +17,7 @@ DEMO := runs/deploy-demo
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report"
-	@echo "make deploy-demo       real processes and a listener, without TLS and with it; PORT=8600"
+	@echo "make deploy-demo       two minutes: real processes and a listener, without TLS and with it; PORT=8600"
 	@echo "make test [ARGS=...]   all tests (test-fast: without the slow ones)"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make lint              ruff, mypy, import-linter"
