@@ -453,7 +453,11 @@ class AdversaryConfig(_Section):
         "malicious-secure-aggregation",
         "network-plaintext",
         "network-tls",
-    ] = Field("honest-but-curious-server", description="who listens, and so what they see and whether they interfere")
+    ] = Field(
+        "honest-but-curious-server",
+        description="who listens, and so what they see and whether they interfere; with federation.secure_aggregation "
+        "it is secure-aggregation unless set",
+    )
     knows_mechanism: bool = Field(True, description="whether they know the mechanism and its parameters (Kerckhoffs)")
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
@@ -559,6 +563,18 @@ class Experiment(_Section):
     adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     report: ReportConfig = Field(default_factory=lambda: ReportConfig())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _masked_uploads_leave_the_sum(cls, tree: Any) -> Any:
+        """Where uploads are masked and the experiment does not say who listens, the sum is attacked."""
+        if not isinstance(tree, Mapping):
+            return tree
+        federation, adversary = tree.get("federation"), tree.get("adversary", {})
+        masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
+        if not masked or not isinstance(adversary, Mapping):
+            return tree
+        return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
 
     @model_validator(mode="after")
     def _rooms_agree(self) -> Self:

@@ -191,14 +191,15 @@ def test_masked_uploads_are_heard_and_say_nothing(tmp_path: Path) -> None:
     The masked words are uniform (Kolmogorov and Smirnov; a false alarm once in a million).
     """
     sections = {"training": {"batch_size": 1}, "model": {"activation": "relu"}}
+    server = {**ATTACKED, "threat_model": "honest-but-curious-server"}
     plain = start_run(
-        secure(federation={"secure_aggregation": False, "rounds": 1}, adversary=ATTACKED, **sections),
+        secure(federation={"secure_aggregation": False, "rounds": 1}, adversary=server, **sections),
         tmp_path / "plain",
         "",
         Silent(),
     )
     masked = start_run(
-        secure(federation={"rounds": 1}, adversary=ATTACKED, **sections), tmp_path / "masked", "", Silent()
+        secure(federation={"rounds": 1}, adversary=server, **sections), tmp_path / "masked", "", Silent()
     )
     recovered = [sum(attack.recovered for attack in one.attacks if attack.upload != "none") for one in (plain, masked)]
     assert recovered == [2, 0]
@@ -214,7 +215,8 @@ def test_masked_uploads_are_heard_and_say_nothing(tmp_path: Path) -> None:
 
 
 def test_the_sum_is_attacked_instead(tmp_path: Path) -> None:
-    adversary = {**ATTACKED, "attacks": ["iga"], "iga": {"iterations": 3}, "threat_model": "secure-aggregation"}
+    """That is what happens unless the experiment names another threat model."""
+    adversary = {**ATTACKED, "attacks": ["iga"], "iga": {"iterations": 3}}
     summary = start_run(
         secure(federation={"rounds": 1, "clients": 2}, adversary=adversary, training={"batch_size": 1}),
         tmp_path / "run",
