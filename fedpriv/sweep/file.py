@@ -45,8 +45,8 @@ __all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "pl
 
 MOST_TRIALS = 100_000
 
-# How many settings or trials one error line names.
-_NAMED = 12
+# How many trials of one reason an error line names with their settings.
+_NAMED = 3
 
 Key = tuple[str, ...]
 Values = tuple[tuple[Key, Any], ...]
@@ -312,8 +312,19 @@ def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str)
 
 def _listed(trials: Sequence[str]) -> str:
     """The first trials with their settings, the others by number."""
-    rest = [one.split(" ")[0] for one in trials[_NAMED:]]
-    return ", ".join(trials[:_NAMED]) + (f", and {', '.join(rest)}" if rest else "")
+    rest = _ranges([int(one.split(" ")[0]) for one in trials[_NAMED:]])
+    return ", ".join(trials[:_NAMED]) + (f", and {rest}" if rest else "")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in few words: 4-7, 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
