@@ -105,9 +105,7 @@ def attack_folder(
 
 def _copy_of(folder: Path, out_dir: Path | None) -> Path:
     if out_dir is None:
-        raise InputError(
-            f"--heard: the observations in {folder} are the run's own; give --out DIR for a copy"
-        )
+        raise InputError(f"--heard: the observations in {folder} are the run's own; give --out DIR for a copy")
     return out_dir
 
 
