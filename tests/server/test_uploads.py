@@ -152,7 +152,7 @@ CUT["a"].data = CUT["a"].data[:-5]
         (reply(records={"buffers": None}), "left out running"),
         (reply(records={"upload": CUT}), "cannot be read: an array of float32"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_does_not_fit_is_refused_and_named(message: Message, words: str) -> None:
     refused = read(message)
