@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.stats import binom
 
 from fedpriv.randomness import numpy_stream
 
@@ -55,7 +54,12 @@ class Sampling:
 
     def most(self, tail: float) -> int:
         """Return the number of examples that a batch exceeds with probability ``tail`` at most; only Poisson's vary."""
-        return int(binom.isf(tail, self.examples, self.rate)) if self.kind == "poisson" else self.batch_size
+        if self.kind != "poisson":
+            return self.batch_size
+        # Imported here: it takes a second, which listing data sets need not wait for.
+        from scipy.stats import binom
+
+        return int(binom.isf(tail, self.examples, self.rate))
 
     def batch(self, seed: int, partition: int, step: int) -> np.ndarray:
         """Return the batch of a step.
