@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +162,15 @@ def test_the_superlinks_certificate_has_its_names(tmp_path: Path) -> None:
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.5"]
 
 
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Python's own answer to Ctrl-C, which a shell switches off for what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 @pytest.mark.parametrize("refused", [False, True])
 def test_ctrl_c_while_a_run_is_submitted_stops_it_if_it_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
