@@ -34,7 +34,7 @@ def check_crafting(world: World) -> None:
     if not world.experiment.adversary.crafts:
         return
     for plan in world.plans:
-        refuse_local_training(public_settings(world, plan))
+        refuse_local_training(public_settings(world.experiment, world.dataset, plan))
     crafted_state(world, world.initial)
 
 

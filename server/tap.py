@@ -6,7 +6,8 @@ from statistics import fmean
 
 from attacks.observation import Observation, PublicSettings, write_observation
 from attacks.threat import Access, ThreatModel, threat_model
-from fedpriv.config import MechanismConfig
+from fedpriv.config import Experiment, MechanismConfig
+from fedpriv.data import Dataset
 from fedpriv.plan import Plan
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
@@ -65,7 +66,7 @@ def _observation(
 ) -> Observation:
     """One upload, or the sum of several as the server averages them."""
     plans = [world.plans[upload.client] for upload in uploads]
-    settings = [public_settings(world, plan) for plan in plans]
+    settings = [public_settings(world.experiment, world.dataset, plan) for plan in plans]
     told = Access.MECHANISM in threat.grants
     return Observation(
         round=round_number,
@@ -91,9 +92,8 @@ def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple
     return tuple(sorted(int(label) for part in rows for label in world.dataset.y_train[part]))
 
 
-def public_settings(world: World, plan: Plan) -> PublicSettings:
+def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> PublicSettings:
     """What everybody may know of a client's work (Kerckhoffs: the mechanism and its parameters included)."""
-    experiment, dataset = world.experiment, world.dataset
     return PublicSettings(
         model=experiment.model.model_dump(mode="json"),
         shape=dataset.shape,

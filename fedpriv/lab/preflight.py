@@ -40,7 +40,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
     possible = [name for name in names if name not in refused and not ATTACKS[name].active]
-    settings = public_settings(world, world.plans[0])
+    settings = public_settings(world.experiment, world.dataset, world.plans[0])
     if Access.UPLOADS not in threat.grants:
         settings = replace(settings, clients=_asked(experiment))
     world.model.train()  # as the clients do before they compute an upload

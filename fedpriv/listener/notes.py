@@ -19,6 +19,7 @@ from fedpriv.listener.messages import Exchange
 from fedpriv.mechanisms import Redistribution, layer_shares, uniform_shares
 from fedpriv.plan import plan_client
 from fedpriv.wire import unpack
+from server.tap import public_settings
 
 __all__ = ["EXPERIMENT", "LISTENED", "Listened", "NotReadableError", "Notes", "read_listened", "write_listened"]
 
@@ -157,22 +158,7 @@ def _public(
     dataset = load_dataset(told.data, told.seed)
     shares = _shares(told, parameters)
     plan = plan_client(told, client, examples, [value.numel() for value in parameters.values()], shares)
-    settings = PublicSettings(
-        model=told.model.model_dump(mode="json"),
-        shape=dataset.shape,
-        classes=dataset.classes,
-        mean=dataset.mean,
-        std=dataset.std,
-        algorithm=told.federation.algorithm,
-        batch_size=told.training.batch_size,
-        local_steps=plan.steps_per_round,
-        learning_rate=told.training.learning_rate,
-        optimizer=told.training.optimizer,
-        momentum=told.training.momentum,
-        client_examples=examples,
-        mechanism=plan.config.model_dump(mode="json", exclude_none=True),
-    )
-    return settings, shares
+    return public_settings(told, dataset, plan), shares
 
 
 def _shares(told: Experiment, parameters: Vector) -> Redistribution | None:
