@@ -1,13 +1,15 @@
 """The paper's tables beside ours: ``python -m benchmarks.paper table2 sweeps/table2-small`` prints one in Markdown.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
-Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``.
+Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``. Table 5,
+the differences in Tables 3 and 4, is read from one folder that has both attacks or from one for each.
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedpriv.report.comparison import Chosen, Estimate, Setting, settings_of
 from fedpriv.sweep import SweepFolder
@@ -76,11 +78,16 @@ def main() -> None:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="+")
+    parser.add_argument("--brief", action="store_true", help="in the shape of the paper: levels by networks")
     asked = parser.parse_args()
-    records = SweepFolder.open(asked.folder).records()
+    records = [record for folder in asked.folder for record in SweepFolder.open(folder).records()]
     settings = settings_of(records, Chosen("iga", "attack-r"))
-    print("\n".join(differences(settings) if asked.table == "table5" else table(asked.table, settings)))
+    if asked.table == "table5":
+        lines = differences(settings)
+    else:
+        lines = (brief if asked.brief else table)(asked.table, settings)
+    print("\n".join(lines))
 
 
 def table(name: str, settings: Sequence[Setting]) -> list[str]:
@@ -98,26 +105,77 @@ def table(name: str, settings: Sequence[Setting]) -> list[str]:
     return lines
 
 
+def brief(name: str, settings: Sequence[Setting]) -> list[str]:
+    """Return Markdown lines as the paper prints them, a row a level and a column a network: its figure / ours."""
+    facets = list(dict.fromkeys(setting.facet for setting in settings))
+    rows = [
+        f"| noise | {' | '.join(f'{model}, {data}' for data, model in facets)} |",
+        f"| --- |{' --- |' * len(facets)}",
+    ]
+    found = {(one.facet, _name(one)): one for one in settings}
+    for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
+        cells = [_beside(name, found.get((facet, label))) for facet in facets]
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return rows
+
+
+def _order(row: Row) -> tuple[str, str, int]:
+    """No noise, Gaussian, then VMF by the size of its blocks from large to small."""
+    mechanism, blocks = row.setting.series
+    kinds = {"none": "0", "gaussian": "1"}
+    sizes = {"whole": "0", "layer": "1"}
+    return kinds.get(mechanism, "2"), sizes.get(blocks, "2"), row.place
+
+
+def _beside(name: str, setting: Setting | None) -> str:
+    if setting is None:
+        return ""
+    column = PAPER.get((name, *setting.facet))
+    row = next(_rows([setting]))
+    return f"{_plain(name, setting)}" if column is None else f"{column[row.place]:g} / {_plain(name, setting)}"
+
+
+def _plain(name: str, setting: Setting) -> str:
+    if name == "table4":
+        return f"{_normalised([setting]):.2f}"
+    found = setting.accuracy if name == "table2" else setting.auc
+    return "" if found is None else f"{100 * found.value:.1f}"
+
+
 def differences(settings: Sequence[Setting]) -> list[str]:
     """Return Markdown lines of VMF minus Gaussian, in AUC (percent) and in MSE."""
     lines = [
         "| network, data | level | blocks | AUC, paper | AUC, here | MSE, paper | MSE, here |",
         "| --- | --: | --- | --: | --: | --: | --: |",
     ]
+    alike: dict[tuple[Any, ...], list[Setting]] = {}
     for one in settings:
-        other = _gaussian_of(one, settings)
-        if one.series[0] != "vmf" or other is None:
+        alike.setdefault((one.facet, _level(one), one.series), []).append(one)
+    for (facet, level, series), found in alike.items():
+        printed = DIFFERENCES.get((*facet, level or 0.0))
+        others = alike.get((facet, level, ("gaussian", "")))
+        if series[0] != "vmf" or printed is None or others is None:
             continue
-        level = _level(one)
-        printed = DIFFERENCES.get((*one.facet, level or 0.0), ("", ""))
-        auc = 100 * (one.auc.value - other.auc.value) if one.auc and other.auc else None
-        mse = _normalised(one) - _normalised(other)
+        auc, mse = _auc(found) - _auc(others), _normalised(found) - _normalised(others)
         cells = (
-            f"{one.facet[1]}, {one.facet[0]}", f"{level:g}", one.series[1], str(printed[0]),
-            "" if auc is None else f"{auc:.1f}", str(printed[1]), f"{mse:.2f}",
-        )  # fmt: skip
+            facet[1] + ", " + facet[0],
+            f"{level:g}",
+            series[1],
+            *_pair(printed[0], auc, 1),
+            *_pair(printed[1], mse, 2),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _pair(paper: float, here: float, places: int) -> tuple[str, str]:
+    return f"{paper:+.{places}f}", "" if math.isnan(here) else f"{here:+.{places}f}"
+
+
+def _auc(settings: Sequence[Setting]) -> float:
+    """MIA-R's area in percent; NaN where no trial was audited."""
+    values = [100 * one.auc.value for one in settings if one.auc]
+    return sum(values) / len(values) if values else math.nan
 
 
 def _rows(settings: Sequence[Setting]) -> Iterator[Row]:
@@ -136,25 +194,19 @@ def _level(setting: Setting) -> float | None:
     return None if value is None else float(value)
 
 
-def _gaussian_of(one: Setting, settings: Sequence[Setting]) -> Setting | None:
-    return next(
-        (
-            other
-            for other in settings
-            if other.series[0] == "gaussian" and other.facet == one.facet and _level(other) == _level(one)
-        ),
-        None,
-    )
+def _name(setting: Setting) -> str:
+    mechanism, blocks = setting.series
+    level = _level(setting)
+    if level is None:
+        return "none"
+    return f"VMF {level:g}, {blocks}" if mechanism == "vmf" else f"Gaussian {level:g}"
 
 
 def _head(setting: Setting) -> str:
     first = setting.first
-    mechanism, blocks = setting.series
-    level = _level(setting)
-    name = "none" if level is None else f"VMF {level:g}, {blocks}" if mechanism == "vmf" else f"Gaussian {level:g}"
     cells = [
         f"{first.model}, {first.data}",
-        name,
+        _name(setting),
         "" if first.draws is None else f"{first.draws:,}",
         "" if first.noise is None else f"{first.noise:.4g}",
         "" if first.nominal_epsilon is None else f"{first.nominal_epsilon:.4g}",
@@ -170,17 +222,19 @@ def _figure(name: str, setting: Setting) -> str:
         return _percent(setting.auc)
     found = setting.mse
     clamped = "" if found is None else f" ({found.value:.3f} on [0, 1])"
-    return f"{_normalised(setting):.2f}{clamped}"
+    return f"{_normalised([setting]):.2f}{clamped}"
 
 
-def _normalised(setting: Setting) -> float:
+def _normalised(settings: Sequence[Setting]) -> float:
+    """IGA's MSE on the scale of the network's input; NaN where it did not run."""
     values = [
         one.mse_normalised
+        for setting in settings
         for record in setting.records
         for one in record.reconstruction
         if one.attack == "iga" and one.mse_normalised is not None
     ]
-    return sum(values) / len(values) if values else float("nan")
+    return sum(values) / len(values) if values else math.nan
 
 
 def _percent(found: Estimate | None) -> str:
