@@ -60,7 +60,7 @@ REASONS = (
     ((1, 1), "of shape (1, 64), expected (10, 64)"),
     ((2, 0), "sent an upload of norm"),
     ((2, 1), "sent an upload that cannot be read: an array"),
-    ((3, 2), "did not reply within 20 s"),
+    ((3, 2), "did not reply within 30 s"),
 )
 
 pytestmark = pytest.mark.slow
@@ -142,7 +142,7 @@ def test_secure_aggregation_gives_the_bits_of_inline(deployment: DeploymentFolde
 
 
 def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentFolder) -> None:
-    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=4", "federation.round_timeout=20")
+    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=4", "federation.round_timeout=30")
     run.wait_for_round(2)
     node = psutil.Process(deployment.read().process("supernode-2").pid)
     node.send_signal(signal.SIGSTOP)
@@ -160,8 +160,10 @@ def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentF
         assert words in told[key]
         assert told[key] in report
     assert [record.used for record in judged] == [(2,), (2,), (0, 1)]
-    # Whether the node that hung is back in time is the machine's business.
-    assert {0, 1} <= set(last.used)
+    # How soon the node that hung is back, and what it costs the others, is the machine's business.
+    late = {failure.client: failure.reason for failure in last.failures}
+    assert last.used and {*last.used, *late} == {0, 1, 2}
+    assert all("did not reply within 30 s" in reason for reason in late.values())
 
 
 def test_a_superlink_killed_and_restarted_keeps_its_state(deployment: DeploymentFolder) -> None:
