@@ -11,17 +11,21 @@ from fedpriv.report.comparison import Estimate, Setting, choose_attacks, setting
 from fedpriv.report.tradeoffs import series_name
 from fedpriv.sweep import SweepFolder
 
-HEAD = ("proven ε", "mechanism", "m", "kappa or sigma", "rate", "accuracy, %", "MSE", "recovered", "AUC", "ε measured")
+HEAD = (
+    "proven ε", "mechanism", "m", "kappa or sigma", "rate", "accuracy, %", "{0}: MSE", "{0}: recovered", "{1}: AUC",
+    "ε measured",
+)  # fmt: skip
 
 
 def main() -> None:
     """Print the table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--attack", default="", help="reconstruction attack; default: the strongest on average")
     asked = parser.parse_args()
     records = SweepFolder.open(asked.folder).records()
-    chosen = choose_attacks(records)
-    print(f"| {' | '.join(HEAD)} |")
+    chosen = choose_attacks(records, asked.attack)
+    print(f"| {' | '.join(HEAD)} |".format(chosen.reconstruction, chosen.membership))
     print(f"|{' --- |' * len(HEAD)}")
     for setting in sorted(settings_of(records, chosen), key=_order):
         print(_row(setting, chosen.reconstruction))
