@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, logsumexp
 from scipy.stats import norm
 
-from attacks.membership.signals import Signals, losses
+from attacks.membership.shadow import shadow_models
+from attacks.membership.signals import Signals, losses, need_references
 from fedpriv.errors import InputError
 
 __all__ = ["ATTACKS", "attack_p", "attack_r", "lira_offline", "lira_online", "rmia_offline", "rmia_online"]
@@ -66,7 +67,7 @@ def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float
     Raises:
         InputError: a candidate has fewer than two references that were trained without it.
     """
-    _need(~inside, 2, "trained without it")
+    need_references(~inside, 2, "trained without it")
     if bandwidth is None:
         _, residuals = _centred(references, ~inside)
         freedom = (~inside).sum() - inside.shape[1]
@@ -95,8 +96,8 @@ def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
     Raises:
         InputError: a candidate has fewer than two references of one kind.
     """
-    _need(inside, 2, "trained with it")
-    _need(~inside, 2, "trained without it")
+    need_references(inside, 2, "trained with it")
+    need_references(~inside, 2, "trained without it")
     return _log_density(target, references, inside) - _log_density(target, references, ~inside)
 
 
@@ -114,7 +115,7 @@ def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
     Raises:
         InputError: a candidate has fewer than two references trained without it.
     """
-    _need(~inside, 2, "trained without it")
+    need_references(~inside, 2, "trained without it")
     mean, residuals = _centred(references, ~inside)
     scores: Floats = norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
     return scores
@@ -134,8 +135,8 @@ def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:
         InputError: a candidate lacks references of one kind.
     """
     inside = signals.inside
-    _need(inside, 1, "trained with it")
-    _need(~inside, 1, "trained without it")
+    need_references(inside, 1, "trained with it")
+    need_references(~inside, 1, "trained without it")
     logs = log_expit(signals.references[:, -1])
     average = np.logaddexp(_log_mean(logs, inside), _log_mean(logs, ~inside)) - np.log(2)
     return _beaten(signals, average, _population_average(signals), gamma)
@@ -155,7 +156,7 @@ def rmia_offline(signals: Signals, gamma: float = GAMMA, slope: float = OFFLINE_
     Raises:
         InputError: a candidate has no reference trained without it.
     """
-    _need(~signals.inside, 1, "trained without it")
+    need_references(~signals.inside, 1, "trained without it")
     average = _log_mean(log_expit(signals.references[:, -1]), ~signals.inside)
     others = _population_average(signals)
     return _beaten(signals, _stretched(average, slope), _stretched(others, slope), gamma)
@@ -168,19 +169,10 @@ ATTACKS: Mapping[str, Callable[[Signals], Floats]] = {
     "lira-offline": lambda signals: lira_offline(signals.target[-1], signals.references[:, -1], signals.inside),
     "rmia-online": rmia_online,
     "rmia-offline": rmia_offline,
+    "shadow": shadow_models,
     "lira-rounds": lambda signals: lira_online(signals.target, signals.references, signals.inside),
 }
 """Name -> attack. All but ``lira-rounds`` look at the final model alone; that one at every round's."""
-
-
-def _need(wanted: Bools, least: int, kind: str) -> None:
-    counts = wanted.sum(axis=0)
-    if len(counts) and counts.min() < least:
-        first = int(counts.argmin())
-        raise InputError(
-            f"candidate {first} has {counts[first]} reference models {kind}, and at least {least} are needed; "
-            "train more of them"
-        )
 
 
 def _centred(logits: Floats, kept: Bools) -> tuple[Floats, Floats]:

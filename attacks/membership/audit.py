@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from attacks.membership.attacks import ATTACKS
 from attacks.membership.epsilon import EpsilonBound, canary_epsilon
 from attacks.membership.references import Pool, Reference, train_references
 from attacks.membership.scores import Curve, MembershipScore, curve, score_membership
-from attacks.membership.signals import Signals, label_logits
+from attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from attacks.membership.stacked import StackedNetwork
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
@@ -182,12 +183,20 @@ def membership_signals(
         for number in rounds
     }
 
+    def examples(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(rows).to(pool.images.device)
+        return pool.images[chosen], pool.labels[chosen]
+
     def logits(stacks: Mapping[int, Vector], rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """(models, T, len(rows))."""
-        chosen = torch.from_numpy(rows).to(pool.images.device)
-        x, y = pool.images[chosen], pool.labels[chosen]
+        x, y = examples(rows)
         found = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
         return np.stack(found, axis=1)
+
+    def others(stacks: Mapping[int, Vector]) -> NDArray[np.float64]:
+        """(models, 2 C, K), of the final models."""
+        x, y = examples(candidates.rows)
+        return wrong_log_probabilities(network.outputs(stacks[rounds[-1]], x), y).cpu().numpy()
 
     return Signals(
         target=logits(own, candidates.rows)[0],
@@ -196,6 +205,8 @@ def membership_signals(
         population=logits(own, candidates.population)[0],
         reference_population=logits(trained, candidates.population),
         rounds=np.array(rounds, dtype=np.int64),
+        others=others(own)[0],
+        reference_others=others(trained),
     )
 
 
@@ -242,6 +253,8 @@ def canaries_in_references(signals: Signals, attack: str, delta: float, confiden
         population=signals.reference_population[0],
         reference_population=signals.reference_population[2:],
         rounds=signals.rounds,
+        others=signals.reference_others[0],
+        reference_others=signals.reference_others[2:],
     )
     scores = ATTACKS[attack](posed)
     pairs = len(scores) // 2

@@ -1,8 +1,8 @@
 """What an attack on membership sees of an example: how confident models are of its label. Computed once and stored.
 
-One number says it all: the logit of the probability of the right label, phi = log(p / (1 - p)) (Carlini et al. 2022,
-Section V.A). The loss is log(1 + exp(-phi)) and the probability 1 / (1 + exp(-phi)), so that neither loses digits where
-p is near 1.
+Most attacks need one number: the logit of the probability of the right label, phi = log(p / (1 - p)) (Carlini et al.
+2022, Section V.A). The loss is log(1 + exp(-phi)) and the probability 1 / (1 + exp(-phi)), so that neither loses digits
+where p is near 1. Shadow models are also shown the probabilities of the other classes.
 """
 
 from dataclasses import dataclass, fields
@@ -16,9 +16,20 @@ from torch import Tensor
 
 from fedpriv.errors import InputError
 
-__all__ = ["Signals", "label_logits", "losses", "read_signals", "write_signals"]
+__all__ = [
+    "Signals",
+    "label_logits",
+    "losses",
+    "need_references",
+    "read_signals",
+    "write_signals",
+    "wrong_log_probabilities",
+]
 
 Floats = NDArray[np.float64]
+
+# So many of the other classes are kept: with ten classes all, with more those that the network holds likeliest.
+MOST_OTHERS = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +45,8 @@ class Signals:
         population: (T, Z), of the target on examples that are known to be nobody's training data.
         reference_population: (R, T, Z), of the references on the same.
         rounds: (T,), which rounds, ascending.
+        others: (N, K), the target's :func:`wrong_log_probabilities` at the final model.
+        reference_others: (R, N, K), of the references at theirs.
 
     Raises:
         ValueError: the shapes do not fit, or a number is NaN.
@@ -45,21 +58,26 @@ class Signals:
     population: Floats
     reference_population: Floats
     rounds: NDArray[np.int64]
+    others: Floats
+    reference_others: Floats
 
     def __post_init__(self) -> None:
-        (rounds, candidates), models, others = self.target.shape, len(self.references), self.population.shape[-1]
+        (rounds, candidates), models, people = self.target.shape, len(self.references), self.population.shape[-1]
+        others = self.others.shape[-1]
         wanted = {
             "references": (models, rounds, candidates),
             "inside": (models, candidates),
-            "population": (rounds, others),
-            "reference_population": (models, rounds, others),
+            "population": (rounds, people),
+            "reference_population": (models, rounds, people),
             "rounds": (rounds,),
+            "others": (candidates, others),
+            "reference_others": (models, candidates, others),
         }
         for name, shape in wanted.items():
             found = getattr(self, name).shape
             if found != shape:
                 raise ValueError(f"{name} has the shape {found}; {shape} fits the rest")
-        for name in ("target", "references", "population", "reference_population"):
+        for name in ("target", "references", "population", "reference_population", "others", "reference_others"):
             if np.isnan(getattr(self, name)).any():
                 raise ValueError(f"{name} holds NaN")
 
@@ -78,6 +96,41 @@ def label_logits(outputs: Tensor, labels: Tensor) -> Tensor:
     right = labels.expand(precise.shape[:-1]).unsqueeze(-1)
     others = precise.scatter(-1, right, -torch.inf)
     return precise.gather(-1, right).squeeze(-1) - others.logsumexp(-1)
+
+
+def wrong_log_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the logarithms of the softmax probabilities of wrong labels, the largest first, in float64.
+
+    Args:
+        outputs: (..., B, classes), logits of a network with at least two classes.
+        labels: (B,), the right labels.
+
+    Returns:
+        (..., B, K), K the number of wrong labels, at most 9.
+    """
+    logs = outputs.double().log_softmax(-1)
+    wrong = logs.scatter(-1, labels.expand(logs.shape[:-1]).unsqueeze(-1), -torch.inf)
+    return wrong.topk(min(outputs.shape[-1] - 1, MOST_OTHERS), dim=-1).values
+
+
+def need_references(wanted: NDArray[np.bool_], least: int, kind: str) -> None:
+    """Refuse candidates with fewer references of a kind than an attack needs.
+
+    Args:
+        wanted: (R, N), which references are of that kind for which candidate.
+        least: how many it takes.
+        kind: how the message calls them.
+
+    Raises:
+        InputError: a candidate has fewer.
+    """
+    counts = wanted.sum(axis=0)
+    if len(counts) and counts.min() < least:
+        first = int(counts.argmin())
+        raise InputError(
+            f"candidate {first} has {counts[first]} reference models {kind}, and at least {least} are needed; "
+            "train more of them"
+        )
 
 
 def losses(logits: Floats) -> Floats:
