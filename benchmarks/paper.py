@@ -132,7 +132,7 @@ def _beside(name: str, setting: Setting | None) -> str:
         return ""
     column = PAPER.get((name, *setting.facet))
     row = next(_rows([setting]))
-    return f"{_plain(name, setting)}" if column is None else f"{column[row.place]:g} / {_plain(name, setting)}"
+    return _plain(name, setting) if column is None else f"{column[row.place]:g} / {_plain(name, setting)}"
 
 
 def _plain(name: str, setting: Setting) -> str:

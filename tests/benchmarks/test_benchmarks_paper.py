@@ -1,0 +1,81 @@
+"""The paper's figures as typed, and the tables that set ours beside them."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.paper import DIFFERENCES, PAPER, ROWS, brief, differences, table
+from fedpriv.report.comparison import Chosen, settings_of
+from fedpriv.sweep import Reconstruction, TrialRecord
+from fedpriv.sweep.record import MembershipFigures
+
+CHOSEN = Chosen("iga", "attack-r")
+
+
+def record(mechanism: str, level: float | None, folder: str, **figures: Any) -> TrialRecord:
+    """One trial of Fashion-MNIST and LeNet at a level of the paper's."""
+    key = {"gaussian": "mechanism.target_epsilon", "vmf": "mechanism.epsilon"}.get(mechanism)
+    return TrialRecord(
+        trial=1, folder=f"{folder}/trials/0001", status="completed", settings={key: level} if key else {}, seed=1,
+        data="fashion-mnist", model="lenet", mechanism=mechanism, blocks="whole" if mechanism == "vmf" else None,
+        rounds=1, seconds=1.0, **figures,
+    )  # fmt: skip
+
+
+def auc(value: float) -> dict[str, Any]:
+    return {
+        "memberships": (
+            MembershipFigures(attack="attack-r", auc=value, tpr_at_1_percent=0.0, tpr_at_01_percent=0.0),
+            MembershipFigures(attack="attack-p", auc=0.1, tpr_at_1_percent=0.0, tpr_at_01_percent=0.0),
+        )
+    }
+
+
+def mse(value: float) -> dict[str, Any]:
+    one = Reconstruction(attack="iga", upload="protected", victims=2, recovered=0, mse=0.1, mse_normalised=value)
+    return {"reconstructions": (one, one.model_copy(update={"attack": "map", "mse_normalised": 9.0}))}
+
+
+@pytest.mark.parametrize("key", DIFFERENCES)
+def test_table_5_is_the_difference_of_tables_3_and_4(key: tuple[str, str, float]) -> None:
+    """VMF minus Gaussian, to the last printed digit: a figure typed wrong in any of the three would show."""
+    *network, level = key
+    areas, errors = (PAPER[(name, *network)] for name in ("table3", "table4"))
+    places = [ROWS.index((mechanism, level)) for mechanism in ("vmf", "gaussian")]
+    printed = DIFFERENCES[key]
+    assert printed[0] == pytest.approx(areas[places[0]] - areas[places[1]], abs=0.051)
+    assert printed[1] == pytest.approx(errors[places[0]] - errors[places[1]], abs=0.0051)
+
+
+def test_differences_are_of_runs_in_two_folders() -> None:
+    records = [
+        record("gaussian", 50.0, "three", **auc(0.6)),
+        record("vmf", 50.0, "three", **auc(0.55)),
+        record("gaussian", 50.0, "four", **mse(1.0)),
+        record("vmf", 50.0, "four", **mse(1.5)),
+        record("vmf", 1.0, "four", **mse(1.7)),  # nothing to subtract
+    ]
+    *_, line = differences(settings_of(records, CHOSEN))
+    assert line == "| lenet, fashion-mnist | 50 | whole | -0.6 | -5.0 | +0.49 | +0.50 |"
+    only_errors = differences(settings_of(records[2:], CHOSEN))
+    assert only_errors[-1] == "| lenet, fashion-mnist | 50 | whole | -0.6 |  | +0.49 | +0.50 |"
+    assert len(only_errors) == 3
+
+
+def test_tables_stand_in_the_papers_order() -> None:
+    records = [
+        record("vmf", 300000.0, "three", **auc(0.58)),
+        record("vmf", 1.0, "three", **auc(0.51)),
+        record("gaussian", 0.8, "three", **auc(0.52)),
+        record("none", None, "three", **auc(0.7)),
+    ]
+    settings = settings_of(records, CHOSEN)
+    assert brief("table3", settings)[2:] == [
+        "| none | 54.8 / 70.0 |",
+        "| Gaussian 0.8 | 49.2 / 52.0 |",
+        "| VMF 1, whole | 49.5 / 51.0 |",
+        "| VMF 300000, whole | 51.8 / 58.0 |",
+    ]
+    rows = [line.split(" | ") for line in table("table3", settings)[2:]]
+    assert [row[1] for row in rows] == ["none", "Gaussian 0.8", "VMF 1, whole", "VMF 300000, whole"]
+    assert rows[0][6:] == ["54.8", "70.0 |"]
