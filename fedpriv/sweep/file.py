@@ -60,7 +60,7 @@ class AuditConfig(_Section):
     """Membership inference on every trial, as ``fedpriv audit`` does it."""
 
     references: Count = Field(32, description="reference models to train for each trial; an even number from 6")
-    pairs: Count = Field(1000, description="members, and as many non-members, to tell apart; at least 2")
+    pairs: Count = Field(1000, ge=2, description="members, and as many non-members, to tell apart; at least 2")
 
     @field_validator("references")
     @classmethod
@@ -155,7 +155,9 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
     file = validated(_File, tree, str(path))
     base = _base(file.base, path)
     axes = _axes(file, str(path))
-    override(base, _leaves(file.set), f"{path}: set.")
+    override(base, _values(file.set, f"{path}: set"), f"{path}: set.")
+    if file.seeds is not None and "seed" in file.set:
+        raise InputError(f"{path}: seeds and set.seed exclude each other")
     seeds = _seeds(file.seeds, base, str(path))
     if not axes and len(seeds) < 2:
         raise InputError(f"{path}: nothing varies; give grid, list, or several seeds")
@@ -183,6 +185,8 @@ def _scaled(tree: dict[str, Any], asked: str, source: str) -> dict[str, Any]:
         raise InputError(f"{source}: scales is a section of sections, such as [scales.small]")
     if not name:
         return tree
+    if not isinstance(name, str):
+        raise InputError(f"{source}: scale = {name!r} is not allowed: the name of one of [scales]")
     if name not in scales:
         known = ", ".join(scales) or "none; the file has no [scales]"
         raise InputError(f"{source}: scale {name!r} is not known; known: {known}")
@@ -213,7 +217,9 @@ def _base(base: object, path: Path) -> dict[str, Any]:
 def _seeds(seeds: tuple[int, ...] | None, base: Mapping[str, Any], source: str) -> tuple[int, ...]:
     if seeds is None:
         usual = base.get("seed", 0)
-        return (usual if isinstance(usual, int) else 0,)
+        if not isinstance(usual, int):
+            raise InputError(f"{source}: the base's seed = {usual!r} is not allowed: a number is wanted")
+        return (usual,)
     if not seeds:
         raise InputError(f"{source}: seeds is empty: no trial would run")
     if len(set(seeds)) < len(seeds):
@@ -229,7 +235,7 @@ def _axes(file: _File, source: str) -> dict[str, tuple[Values, ...]]:
     axes = _lists(file.list, source)
     if file.grid is not None and not file.grid:
         raise InputError(f"{source}: grid is empty: no trial would run")
-    for keys, values in _leaves(file.grid or {}):
+    for keys, values in _values(file.grid or {}, f"{source}: grid"):
         name = f"grid.{'.'.join(keys)}"
         if not isinstance(values, list):
             raise InputError(f"{source}: {name} = {values!r}: a list of values is wanted, such as [{values!r}]")
@@ -257,12 +263,21 @@ def _lists(lists: object, source: str) -> dict[str, tuple[Values, ...]]:
         title = name if named is not lists else f"list.{name}"
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise InputError(f"{source}: {title} is not a list of tables; write [[{title}]] before each entry")
-        axes[title] = tuple(_leaves(entry) for entry in entries)
+        axes[title] = tuple(_values(entry, f"{source}: an entry of {title}") for entry in entries)
     return axes
 
 
-def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Values:
+def _values(tree: Mapping[str, Any], where: str) -> Values:
     """The values in nested tables with their keys; a quoted key with dots is as good as nested tables."""
+    found = _leaves(tree)
+    keys = [key for key, _ in found]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise InputError(f"{where} gives {'.'.join(twice)} twice")
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Values:
     found: list[tuple[Key, Any]] = []
     for key, value in tree.items():
         keys = (*prefix, *key.split("."))
@@ -329,8 +344,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
     tree = _merged({}, _copied(base))
-    for values in positions:
-        override(tree, values, f"{source}: ")
+    # All at once: two noise parameters that exclude each other are both there then, and refused.
+    override(tree, [pair for values in positions for pair in values], f"{source}: ")
     tree["seed"] = seed
     experiment = validated(Experiment, tree, source)
     if experiment.engine.name == "ray" or experiment.engine.address:

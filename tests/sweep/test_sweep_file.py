@@ -107,6 +107,14 @@ def test_trials_run_inline_whatever_the_base_says(tmp_path: Path) -> None:
         ({"name": "a b"}, "letters, digits"),
         ({"scales": {"small": 3}, "scale": "small"}, "scales is a section of sections"),
         ({"set": {"seed": {"x": 1}}}, "seed is a value, not a section"),
+        ({"set": {"seed": 3}}, "seeds and set.seed exclude each other"),
+        ({"seeds": None, "base": {**SMALL, "seed": "x"}}, "base's seed = 'x' is not allowed"),
+        ({"audit": {"pairs": 1}}, "audit.pairs = 1 is not allowed"),
+        ({"scales": {"small": {}}, "scale": ["small"]}, r"scale = \['small'\] is not allowed"),
+        ({"scale": 3}, "scale = 3 is not allowed"),
+        ({"set": {"data.name": "digits", "data": {"name": "lfw"}}}, "set gives data.name twice"),
+        ({"grid": {"training.epochs": [1], "training": {"epochs": [2]}}}, "grid gives training.epochs twice"),
+        ({"list": [{"data.name": "lfw", "data": {"name": "digits"}}]}, "an entry of list gives data.name twice"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -125,6 +133,14 @@ def test_every_trial_that_cannot_run_is_named(tmp_path: Path) -> None:
     assert text.count("gaussian needs exactly one of epsilon, sigma or target_epsilon; none is set: trials 4 (") == 1
     assert "9 (mechanism.name=gaussian)" in text
     assert "trials 5 (mechanism.name=laplace, mechanism.sigma=1.0), 10 (" in text
+
+
+@pytest.mark.parametrize("other", ["target_epsilon", "epsilon"])
+def test_noise_is_not_set_twice_by_two_axes(tmp_path: Path, other: str) -> None:
+    """One of them would win, and the table would still show both."""
+    grid = {"mechanism": {"name": ["vmf"], "kappa": [5.0, 50.0], other: [2.0]}}
+    with pytest.raises(InputError, match=r"2 trials of 2 cannot run.*vmf needs exactly one of epsilon, kappa or target"):
+        sweep(tmp_path, seeds=[1], list=None, grid=grid)
 
 
 def test_many_trials_that_cannot_run_are_named_by_ranges(tmp_path: Path) -> None:
