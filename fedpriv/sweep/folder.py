@@ -16,6 +16,7 @@ import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,17 @@ from fedpriv.sweep.table import to_csv, to_parquet, to_table
 
 __all__ = ["SweepFolder"]
 
-_RECORD, _SWEEP = TypeAdapter(TrialRecord), TypeAdapter(dict[str, Any])
+
+@dataclass(frozen=True)
+class _Plan:
+    """sweep.json: the name, and :meth:`Sweep.identity`."""
+
+    name: str
+    audit: dict[str, Any] | None
+    trials: list[dict[str, Any]]
+
+
+_RECORD, _PLAN = TypeAdapter(TrialRecord), TypeAdapter(_Plan)
 _RECORD_FILE = "record.json"
 
 
@@ -47,15 +58,15 @@ class SweepFolder:
             InputError: it holds something else, or results of another sweep, or cannot be made.
         """
         folder = SweepFolder(path)
-        wanted = {"name": sweep.name, **json.loads(json.dumps(sweep.identity()))}
-        if folder._plan.is_file():
-            folder._refuse_another(wanted)
-            return folder
+        content = json.dumps({"name": sweep.name, **sweep.identity()}, indent=2) + "\n"
         try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if folder._plan.is_file():
+                folder._refuse_another(_PLAN.validate_json(content))
+            elif path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise InputError(f"{path} exists and is not the folder of a sweep; choose another --out")
             folder.trials.mkdir(parents=True, exist_ok=True)
-            folder._write("sweep.json", (json.dumps(wanted, indent=2) + "\n").encode())
+            if not folder._plan.is_file():
+                folder._write("sweep.json", content.encode())
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         return folder
@@ -84,16 +95,23 @@ class SweepFolder:
     @property
     def name(self) -> str:
         """The sweep's name."""
-        return str(self._planned().get("name", self.path.name))
+        return self._planned().name
 
     def command(self) -> str:
         """The command that repeats the sweep, or goes on with it."""
         path = self.path / "command.txt"
-        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def write_command(self, text: str) -> None:
-        """Keep the command that repeats the sweep."""
-        self._write("command.txt", f"{text}\n".encode())
+        """Keep the command that repeats the sweep.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        try:
+            self._write("command.txt", f"{text}\n".encode())
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def trial(self, number: int) -> Path:
         """The folder of a trial's run."""
@@ -106,7 +124,15 @@ class SweepFolder:
             InputError: the file is damaged.
         """
         path = self.trial(number) / _RECORD_FILE
-        return parse_json(path.read_bytes(), _RECORD, str(path)) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            record = parse_json(path.read_bytes(), _RECORD, str(path))
+        except InputError as error:
+            raise InputError(f"{error}; remove it, and the sweep writes it again") from None
+        if record.trial != number:
+            raise InputError(f"{path} is that of trial {record.trial}; remove it, and the sweep writes it again")
+        return record
 
     def records(self) -> list[TrialRecord]:
         """The records of all trials that are over, in their order.
@@ -114,7 +140,7 @@ class SweepFolder:
         Raises:
             InputError: a file is damaged.
         """
-        numbers = range(1, len(self._planned().get("trials", ())) + 1)
+        numbers = range(1, len(self._planned().trials) + 1)
         return [record for number in numbers if (record := self.record(number)) is not None]
 
     def write_record(self, record: TrialRecord) -> None:
@@ -138,13 +164,19 @@ class SweepFolder:
         """Keep other processes from running the same sweep here; the operating system lets go when this one ends.
 
         Raises:
-            InputError: another one does.
+            InputError: another one does, or the folder cannot be locked.
         """
-        with (self.path / ".lock").open("w") as file:
+        try:
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise InputError(f"{self.path}: another process runs this sweep") from None
+            except OSError as error:
+                raise InputError(f"{self.path} cannot be locked: {error.strerror}") from None
             yield
 
     @contextmanager
@@ -154,10 +186,14 @@ class SweepFolder:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _planned(self) -> dict[str, Any]:
-        return parse_json(self._plan.read_bytes(), _SWEEP, str(self._plan))
+    def _planned(self) -> _Plan:
+        try:
+            content = self._plan.read_bytes()
+        except OSError as error:
+            raise InputError(f"{self._plan} cannot be read: {error.strerror}") from None
+        return parse_json(content, _PLAN, str(self._plan))
 
-    def _refuse_another(self, wanted: dict[str, Any]) -> None:
+    def _refuse_another(self, wanted: _Plan) -> None:
         held = self._planned()
         if held == wanted:
             return
@@ -171,14 +207,14 @@ class SweepFolder:
         temporary.replace(self.path / name)
 
 
-def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> str:
+def _difference(held: _Plan, wanted: _Plan) -> str:
     """What tells two sweeps apart, in a few words."""
-    if held.get("name") != wanted["name"]:
-        return f"{held.get('name')!r}, not {wanted['name']!r}"
-    if held.get("audit") != wanted["audit"]:
+    if held.name != wanted.name:
+        return f"{held.name!r}, not {wanted.name!r}"
+    if held.audit != wanted.audit:
         return "with another audit"
-    theirs, ours = held.get("trials", []), wanted["trials"]
-    if len(theirs) != len(ours):
-        return f"of {len(theirs)} trials, not {len(ours)}"
-    number = next(place for place, pair in enumerate(zip(theirs, ours, strict=True), 1) if pair[0] != pair[1])
+    if len(held.trials) != len(wanted.trials):
+        return f"of {len(held.trials)} trials, not {len(wanted.trials)}"
+    pairs = zip(held.trials, wanted.trials, strict=True)
+    number = next(place for place, pair in enumerate(pairs, 1) if pair[0] != pair[1])
     return f"its trial {number} has other settings"

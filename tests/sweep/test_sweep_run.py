@@ -151,6 +151,61 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         SweepFolder.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "Invalid JSON"),
+        ('{"name": "small", "audit"', "Invalid JSON"),
+        ("[]", "is damaged"),
+        ("{}", "name: Field required"),
+        ('{"name": "small", "audit": null, "trials": 5}', "trials: Input should be a valid"),
+        ('{"name": "small", "audit": null, "trials": [1, 2]}', "trials.0: Input should be an object"),
+    ],
+)
+def test_a_damaged_plan_is_one_line_wherever_it_is_read(tmp_path: Path, content: str, said: str) -> None:
+    asked = sweep(tmp_path)
+    folder = SweepFolder.prepare(tmp_path / "out", asked)
+    (tmp_path / "out" / "sweep.json").write_text(content)
+    for read in (lambda: SweepFolder.prepare(tmp_path / "out", asked), folder.records, lambda: folder.name):
+        with pytest.raises(InputError, match=f"sweep.json .*{said}") as error:
+            read()
+        assert "\n" not in str(error.value)
+
+
+def test_a_damaged_record_and_that_of_another_trial_are_told_with_what_to_do(tmp_path: Path) -> None:
+    folder = SweepFolder.prepare(tmp_path / "out", sweep(tmp_path))
+    first, second = (record.model_copy(update={"trial": number}) for number, record in enumerate(synthetic(2), 1))
+    folder.write_record(first)
+    folder.write_record(second)
+    path = folder.trial(2) / "record.json"
+    whole = path.read_text()
+    path.write_text(whole[:40])
+    with pytest.raises(InputError, match=r"0002/record.json is damaged: .*; remove it, and the sweep writes it again$"):
+        folder.records()
+    path.write_bytes((folder.trial(1) / "record.json").read_bytes())
+    with pytest.raises(InputError, match=r"0002/record.json is that of trial 1; remove it"):
+        folder.records()
+    path.write_text(whole)
+    assert folder.records() == [first, second]
+
+
+@pytest.mark.parametrize("name", ["command.txt", ".lock"])
+def test_what_cannot_be_written_is_told_before_a_trial_starts(tmp_path: Path, name: str) -> None:
+    asked = sweep(tmp_path)
+    folder = SweepFolder.prepare(tmp_path / "out", asked)
+    (tmp_path / "out" / name).mkdir()
+    with pytest.raises(InputError, match="out cannot be written: Is a directory"):
+        folder.write_command("fedpriv sweep small.toml")
+        run(asked, tmp_path / "out")
+
+
+def test_a_sweep_whose_trials_were_removed_begins_anew(tmp_path: Path) -> None:
+    asked = sweep(tmp_path, seeds=[1], list={"noise": [{"mechanism": {"name": "none"}}]})
+    SweepFolder.prepare(tmp_path / "out", asked).trials.rmdir()
+    records, _ = run(asked, tmp_path / "out")
+    assert [record.status for record in records] == ["completed"]
+
+
 def test_two_processes_do_not_run_one_sweep(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
     folder = SweepFolder.prepare(tmp_path / "out", asked)
