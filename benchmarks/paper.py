@@ -112,6 +112,9 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
         f"| noise | {' | '.join(f'{model}, {data}' for data, model in facets)} |",
         f"| --- |{' --- |' * len(facets)}",
     ]
+    if name == "table4":
+        guesses = [_normalised([one for one in settings if one.facet == facet], "guess-mean") for facet in facets]
+        rows.append(f"| guess: the mean public image | {' | '.join(f'{guess:.2f}' for guess in guesses)} |")
     found = {(one.facet, _name(one)): one for one in settings}
     for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
         cells = [_beside(name, found.get((facet, label))) for facet in facets]
@@ -225,14 +228,14 @@ def _figure(name: str, setting: Setting) -> str:
     return f"{_normalised([setting]):.2f}{clamped}"
 
 
-def _normalised(settings: Sequence[Setting]) -> float:
-    """IGA's MSE on the scale of the network's input; NaN where it did not run."""
+def _normalised(settings: Sequence[Setting], attack: str = "iga") -> float:
+    """The MSE of an attack or a guess on the scale of the network's input; NaN where it did not run."""
     values = [
         one.mse_normalised
         for setting in settings
         for record in setting.records
-        for one in record.reconstruction
-        if one.attack == "iga" and one.mse_normalised is not None
+        for one in (*record.reconstruction, *record.guesses)
+        if one.attack == attack and one.mse_normalised is not None
     ]
     return sum(values) / len(values) if values else math.nan
 

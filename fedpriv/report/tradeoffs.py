@@ -68,7 +68,7 @@ def _guess_error(settings: Sequence[Setting]) -> float | None:
         min(errors)
         for setting in settings
         for record in setting.records
-        if (errors := [one.mse for one in record.reconstructions if one.upload == "none" and one.mse is not None])
+        if (errors := [one.mse for one in record.guesses if one.mse is not None])
     ]
     return statistics.fmean(best) if best else None
 

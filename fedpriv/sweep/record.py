@@ -103,6 +103,11 @@ class TrialRecord(_Record):
         sent = "unprotected" if self.mechanism == "none" else "protected"
         return tuple(one for one in self.reconstructions if one.upload == sent)
 
+    @property
+    def guesses(self) -> tuple[Reconstruction, ...]:
+        """What never saw an upload."""
+        return tuple(one for one in self.reconstructions if one.upload == "none")
+
 
 class _Guarantee(_Record):
     epsilon: float | None = None
