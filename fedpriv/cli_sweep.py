@@ -26,7 +26,7 @@ Member = Annotated[
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file, such as configs/paper/table2.toml.")],
     scale: Annotated[
-        str, typer.Option("--scale", metavar="NAME", help="One of the file's [scales]; default: the one it names.")
+        str, typer.Option("--scale", metavar="NAME", help=r"One of the file's \[scales]; default: the one it names.")
     ] = "",
     out_dir: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME.")
@@ -40,7 +40,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every trial of FILE; started again, it goes on with what is missing."""
-    from fedpriv.sweep.file import load_sweep, plain_settings
+    from fedpriv.sweep.file import load_sweep
 
     asked = load_sweep(file, scale)
     if inline:
@@ -51,17 +51,16 @@ def sweep(
     from fedpriv.sweep import SweepFolder
     from fedpriv.sweep_display import SweepDisplay
 
-    warnings = check_trials(asked)
-    if list_:
-        for trial in asked.trials:
-            print_line(f"{trial.number}: {plain_settings(trial.settings)}, seed={trial.seed}")
-        return
-    folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
-    folder.write_command(shlex.join(["fedpriv", "sweep", str(file), *(["--scale", scale] if scale else [])]))
     silent = quiet or as_json
+    warnings = check_trials(asked)
     if not silent:
         for text in warnings:
             err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+    if list_:
+        _list(asked.trials, as_json)
+        return
+    folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
+    folder.write_command(_command(file, scale, out_dir))
     with nullcontext(_Silent()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
         records = run_sweep(asked, folder, progress, retry)
     report = write_sweep_report(folder.path)
@@ -91,6 +90,24 @@ def compare(
     if not as_json:
         print_line(f"Report: {report}")
     _refuse_faults(records)
+
+
+def _list(trials: Any, as_json: bool) -> None:
+    from fedpriv.sweep.file import plain_settings
+
+    if as_json:
+        print_json(
+            {"trials": [{"trial": one.number, "settings": dict(one.settings), "seed": one.seed} for one in trials]}
+        )
+        return
+    for one in trials:
+        print_line(f"{one.number}: {plain_settings(one.settings)}, seed={one.seed}")
+
+
+def _command(file: Path, scale: str, out_dir: Path | None) -> str:
+    """What repeats the sweep, or goes on with it."""
+    named = {"--scale": scale, "--out": str(out_dir or "")}
+    return shlex.join(["fedpriv", "sweep", str(file), *(part for pair in named.items() if pair[1] for part in pair)])
 
 
 class _Silent:

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedpriv.lab.trial import TrialTask, run_trial
 from fedpriv.report import write_sweep_report
 from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
 from fedpriv.sweep_display import SweepDisplay, result_table
-from tests.sweep.sweeps import SMALL, sweep, write
+from tests.sweep.sweeps import NOISES, SMALL, sweep, write
 
 
 class Notes:
@@ -291,19 +292,55 @@ def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_pa
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
 
 
-def test_sweeps_as_a_user_meets_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path, seeds=[1], resources={"cpus": 1})
+Fedpriv = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fedpriv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fedpriv:
+    """The command in ``tmp_path``; returns exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
-    def fedpriv(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedpriv", *arguments])
         with pytest.raises(SystemExit) as left:
             main()
         said = capsys.readouterr()
         return int(left.value.code or 0), said.out, said.err
 
+    return call
+
+
+def test_the_list_is_the_check(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    """It warns as the sweep would, writes nothing, and is JSON where that is asked for."""
+    unread = {"mechanism": {"name": "none", "kappa": 3.0}}
+    write(tmp_path, seeds=[4], list={"noise": [*NOISES, unread]})
+    code, out, shown = fedpriv("sweep", "sweep.toml", "--list")
+    assert code == 0 and out.splitlines()[3] == "4: mechanism.name=none, mechanism.kappa=3.0, seed=4"
+    assert shown == "warning: mechanism.kappa is set, but mechanism.name is none: uploads go out as they are\n"
+    code, out, shown = fedpriv("sweep", "sweep.toml", "--list", "--json")
+    assert (code, shown) == (0, "")
+    assert json.loads(out)["trials"][3] == {
+        "trial": 4, "settings": {"mechanism.name": "none", "mechanism.kappa": 3.0}, "seed": 4,
+    }  # fmt: skip
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_the_command_in_the_folder_goes_on_with_it(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    one = {"noise": [{"mechanism": {"name": "none"}}]}
+    write(tmp_path, seeds=[1], list=one, scales={"tiny": {"set": {"federation": {"rounds": 1}}}})
+    assert fedpriv("sweep", "sweep.toml", "--scale", "tiny", "--out", "my place", "-q")[0] == 0
+    command = (tmp_path / "my place" / "command.txt").read_text()
+    assert command == "fedpriv sweep sweep.toml --scale tiny --out 'my place'\n"
+    code, _, shown = fedpriv(*shlex.split(command)[1:])
+    assert (code, shown) == (0, "1 of 1 trials were over before\n")
+
+
+def test_the_help_keeps_its_square_brackets(fedpriv: Fedpriv) -> None:
+    assert "One of the file's [scales]" in fedpriv("sweep", "--help")[1]
+
+
+def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    write(tmp_path, seeds=[1], resources={"cpus": 1})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
     assert code == 0 and "Report: sweeps/small/report.html" in out
     assert "3 of 3 trials over" in shown
