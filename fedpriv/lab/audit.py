@@ -6,6 +6,7 @@ and results are added to the folder; nothing that was there is changed but summa
 the report, which gets a section.
 """
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
-from fedpriv.runs import RoundRecord, RunFolder
+from fedpriv.runs import RoundRecord, RunFolder, parse_json
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 
@@ -57,14 +58,15 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
         What is written to membership.json.
 
     Raises:
-        InputError: the folder has no finished round or no summary, the network cannot be trained in stacks, or a number
-            is out of range.
+        InputError: the run is not finished or its folder is damaged, the network cannot be trained in stacks, or a
+            number is out of range.
         RunFailedError: a reference diverged, the results cannot be written, or they refute the ledger (they are written
             before that is told).
     """
     if references < 6 or references % 2:
         raise InputError(f"--references {references}: an even number from 6 is wanted")
     summary = _summary(folder)
+    proven = parse_json(json.dumps(summary.get("ledger")), _GUARANTEE, f"{folder.path / 'summary.json'}, ledger")
     experiment = folder.experiment()
     world = build_world(experiment)
     records = [record for record in folder.rounds() if record.used]
@@ -79,7 +81,6 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     # Which attack the canaries are guessed by is settled before any score of theirs is seen.
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
     bound = canaries_in_references(signals, attack, experiment.mechanism.delta)
-    proven = _GUARANTEE.validate_python(summary.get("ledger"))
     found = _plain(results, bound, proven, references, sorted(target))
     try:
         (folder.path / "membership").mkdir(exist_ok=True)
@@ -99,9 +100,17 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{folder.path} has no summary.json: finish the run with fedpriv run --resume {folder.path}")
     try:
-        return _SUMMARY.validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    summary = parse_json(content, _SUMMARY, str(path))
+    # Figures of an earlier model would stand beside those of the run that was finished later.
+    if summary.get("status") != "completed":
+        raise InputError(
+            f"{folder.path}: the run is {summary.get('status')}, not completed: finish it with fedpriv run --resume "
+            f"{folder.path}"
+        )
+    return summary
 
 
 def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict[int, Vector]:
@@ -115,7 +124,8 @@ def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict
         for name in world.initial.parameters
         if f"parameters/{name}" in checkpoint.tensors
     }
-    if len(final) < len(world.initial.parameters):
+    wanted = {name: value.shape for name, value in world.initial.parameters.items()}
+    if {name: value.shape for name, value in final.items()} != wanted:
         raise InputError(f"{folder.path}: the checkpoint is not of this model")
     return {**_heard(folder, records, done), done[-1]: final}
 

@@ -8,6 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from attacks.threat import threat_model
 from clients.app import app as client_app
 from fedpriv.accounting import Ledger, LedgerEntry, guarantee
@@ -20,11 +22,13 @@ from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
-from fedpriv.runs import RunFolder
+from fedpriv.runs import RunFolder, parse_json
 from fedpriv.world import World, build_world
 from server.app import server_app
 
 __all__ = ["Engine", "resume_run", "start_run"]
+
+_MEMBERSHIP = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -171,9 +175,17 @@ def _close(
         engine=engine,
         command=folder.command(),
     )
-    folder.write_json("summary.json", summary.to_json())
+    folder.write_json("summary.json", {**summary.to_json(), **_audited(folder, status)})
     write_report(folder.path)
     return summary
+
+
+def _audited(folder: RunFolder, status: str) -> dict[str, Any]:
+    """What an audit added to the summary: it stays when a run that was finished is resumed, which changes no model."""
+    path = folder.path / "membership.json"
+    if status != "completed" or not path.is_file():
+        return {}
+    return {"membership": parse_json(path.read_bytes(), _MEMBERSHIP, str(path))}
 
 
 def _data(world: World) -> dict[str, Any]:

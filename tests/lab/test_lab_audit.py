@@ -10,7 +10,7 @@ import torch
 from attacks.membership.signals import label_logits, read_signals
 from fedpriv.accounting import Guarantee
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab import start_run
+from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
@@ -99,3 +99,54 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
     (folder.path / "summary.json").unlink()
     with pytest.raises(InputError, match="has no summary"):
         audit_run(folder, 6, 40, Silent())
+
+
+def test_resuming_a_finished_run_keeps_what_an_audit_found(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    found = audit_run(folder, 6, 20, Silent())
+    resume_run(folder.path, Silent())
+    assert json.loads((folder.path / "summary.json").read_text())["membership"] == found
+    assert audit_run(folder, 6, 20, Silent()) == found
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_an_unfinished_run_is_not_audited(tmp_path: Path, status: str) -> None:
+    """It has a summary, too; its figures would be those of a model that the finished run no longer has."""
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    summary = json.loads((folder.path / "summary.json").read_text())
+    folder.write_json("summary.json", {**summary, "status": status})
+    with pytest.raises(InputError, match=f"the run is {status}, not completed: finish it with fedpriv run --resume"):
+        audit_run(folder, 6, 20, Silent())
+    assert not (folder.path / "membership.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("summary.json", b"{", "summary.json is damaged: Invalid JSON"),
+        ("summary.json", b'{"status": "completed", "ledger": 3}', "summary.json, ledger is damaged: Input should be"),
+        ("metrics.jsonl", b"{}\n", "metrics.jsonl, line 1 is damaged"),
+        ("checkpoint/server.safetensors", b"x", "server.safetensors is damaged"),
+    ],
+)
+def test_damage_is_told_before_references_are_trained(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said) as error:
+        audit_run(folder, 6, 20, Untrained())
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    wider = experiment(**{**SETTINGS, "adversary": {"attacks": []}, "model": {"hidden": [9]}})
+    folder.write_text("config.toml", wider.to_toml())
+    with pytest.raises(InputError, match="the checkpoint is not of this model"):
+        audit_run(folder, 6, 20, Untrained())
+
+
+class Untrained(Silent):
+    """Nobody watches, and no reference model is to be trained."""
+
+    def stage(self, title: str) -> None:
+        pytest.fail(title)
