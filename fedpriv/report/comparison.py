@@ -99,16 +99,27 @@ def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
     Of single runs the settings in which they differ stand for what a sweep sets.
 
     Raises:
-        InputError: a folder is neither, or a file is damaged, or there is not one trial.
+        InputError: a folder is neither or is given twice, or a file is damaged, or there is not one trial.
     """
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
     runs = [path for path in paths if path not in sweeps]
+    _refuse_others(paths, runs)
     found = [(path, record) for path in sweeps for record in SweepFolder.open(path).records()]
     records = [record.model_copy(update={"folder": str(path / record.folder)}) for path, record in found]
     records += _single_runs(runs)
     if not records:
         raise InputError(f"{', '.join(map(str, paths))}: no trial is over, so there is nothing to compare")
     return [record.model_copy(update={"trial": number}) for number, record in enumerate(records, 1)]
+
+
+def _refuse_others(paths: Sequence[Path], runs: Sequence[Path]) -> None:
+    for path in runs:
+        if not (path / "config.toml").is_file():
+            raise InputError(f"{path} is not the folder of a run or a sweep: it has no config.toml and no sweep.json")
+    places = [path.resolve() for path in paths]
+    for number, path in enumerate(paths):
+        if places[number] in places[:number]:
+            raise InputError(f"{path} is given twice")
 
 
 def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:
@@ -157,11 +168,18 @@ def _strongest(strengths: Mapping[str, Sequence[float]], asked: str, what: str) 
 
 
 def settings_of(records: Iterable[TrialRecord], chosen: Chosen) -> list[Setting]:
-    """Group trials that differ in their seed only, in the order of their first trial; failed ones are left out."""
-    groups: dict[str, list[TrialRecord]] = {}
+    """Group trials that differ in their seed only, in the order of their first trial; failed ones are left out.
+
+    The same run made again says nothing about other seeds: a trial whose seed its group has opens another group.
+    """
+    groups: dict[tuple[str, int], list[TrialRecord]] = {}
+    made: dict[tuple[str, int], int] = {}
     for record in records:
         if not record.failed:
-            groups.setdefault(_key(record), []).append(record)
+            key = _key(record)
+            again = made.get((key, record.seed), 0)
+            made[key, record.seed] = again + 1
+            groups.setdefault((key, again), []).append(record)
     return [_setting(tuple(group), chosen) for group in groups.values()]
 
 

@@ -48,7 +48,9 @@ def write_sweep_report(folder: Path) -> Path:
         InputError: it is not the folder of a sweep, or the report cannot be written.
     """
     sweep = SweepFolder.open(folder)
-    return write_comparison(sweep.records(), folder / "report.html", title=sweep.name, command=sweep.command())
+    return write_comparison(
+        sweep.records(), folder / "report.html", title=sweep.name, command=sweep.command(), planned=sweep.planned
+    )
 
 
 def write_comparison(
@@ -59,6 +61,7 @@ def write_comparison(
     *,
     title: str,
     command: str = "",
+    planned: int = 0,
 ) -> Path:
     """Write the report about these trials and return its path.
 
@@ -69,12 +72,13 @@ def write_comparison(
         membership: the same for membership inference.
         title: heading.
         command: what repeats it; may be empty.
+        planned: trials that a sweep has; 0: as many as there are.
 
     Raises:
         InputError: no trial has such an attack, or the file cannot be written.
     """
     chosen = choose_attacks(records, reconstruction, membership)
-    page = render_comparison(records, chosen, title, command)
+    page = render_comparison(records, chosen, title, command, planned)
     temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.write_text(page, encoding="utf-8", newline="\n")
@@ -84,7 +88,9 @@ def write_comparison(
     return path
 
 
-def render_comparison(records: Sequence[TrialRecord], chosen: Chosen, title: str, command: str = "") -> str:
+def render_comparison(
+    records: Sequence[TrialRecord], chosen: Chosen, title: str, command: str = "", planned: int = 0
+) -> str:
     """Return the comparison as one HTML document that needs no network and no script."""
     settings = settings_of(records, chosen)
     room = files("fedpriv.report")
@@ -96,6 +102,7 @@ def render_comparison(records: Sequence[TrialRecord], chosen: Chosen, title: str
         title=title,
         command=command,
         records=records,
+        planned=planned,
         chosen=chosen,
         facets=_facets(settings),
         keys=differing_keys(settings),

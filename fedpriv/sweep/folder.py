@@ -97,6 +97,11 @@ class SweepFolder:
         """The sweep's name."""
         return self._planned().name
 
+    @property
+    def planned(self) -> int:
+        """How many trials the sweep has."""
+        return len(self._planned().trials)
+
     def command(self) -> str:
         """The command that repeats the sweep, or goes on with it."""
         path = self.path / "command.txt"
@@ -140,7 +145,7 @@ class SweepFolder:
         Raises:
             InputError: a file is damaged.
         """
-        numbers = range(1, len(self._planned().trials) + 1)
+        numbers = range(1, self.planned + 1)
         return [record for number in numbers if (record := self.record(number)) is not None]
 
     def write_record(self, record: TrialRecord) -> None:

@@ -64,6 +64,15 @@ def test_trials_that_differ_in_their_seed_only_are_one_setting() -> None:
     assert sum(len(setting.records) for setting in settings_of(failed, CHOSEN)) == 39
 
 
+def test_a_run_made_again_is_no_other_seed() -> None:
+    """Three copies would have an interval of no length after Student."""
+    one = synthetic(1)[0]
+    copies = [one.model_copy(update={"trial": number}) for number in (1, 2, 3)]
+    other = one.model_copy(update={"trial": 4, "seed": one.seed + 1})
+    found = settings_of([*copies, other], CHOSEN)
+    assert [[record.trial for record in setting.records] for setting in found] == [[1, 4], [2], [3]]
+
+
 def test_the_strongest_attack_on_average_is_plotted_for_all() -> None:
     records = synthetic(20)
     assert choose_attacks(records) == CHOSEN
@@ -112,6 +121,13 @@ def test_the_page_names_every_setting_and_its_fronts() -> None:
     best = max(lenet, key=lambda record: record.accuracy or 0)
     row = next(row for row in rows if row.find("th")[0].text == str(best.trial))
     assert "ε" in row.find("td")[-2].text
+
+
+def test_the_page_of_an_unfinished_sweep_says_so() -> None:
+    records = synthetic(3)
+    assert "3 of 1,000 trials over, 0 failed" in render_comparison(records, CHOSEN, "t", planned=1000)
+    for planned in (0, 3):
+        assert "3 trials, 0 failed" in render_comparison(records, CHOSEN, "t", planned=planned)
 
 
 def test_the_same_records_give_the_same_bytes() -> None:

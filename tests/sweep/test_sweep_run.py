@@ -347,13 +347,19 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     code, out, _ = fedpriv("compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
     assert code == 0 and (tmp_path / "comparison.html").is_file()
     assert [trial["trial"] for trial in json.loads(out)["trials"]] == [1, 2, 3, 4]
+    (tmp_path / "sweeps" / "small" / "trials" / "0002" / "record.json").unlink()
+    assert fedpriv("report", "sweeps/small")[0] == 0
+    assert "2 of 3 trials over" in (tmp_path / "sweeps" / "small" / "report.html").read_text()
     (tmp_path / "sweeps" / "small" / "report.html").unlink()
     assert fedpriv("report", "sweeps/small")[:2] == (0, "Report: sweeps/small/report.html\n")
     assert fedpriv("sweep", "sweep.toml", "--list")[1].startswith("1: mechanism.name=none, seed=1\n2: ")
     for arguments, said in (
         (["sweep", "sweep.toml", "--scale", "full"], "scale 'full' is not known"),
         (["sweep", "nowhere.toml"], "no such file"),
-        (["compare", "sweeps"], "is not the folder of a run"),
+        (["compare", "sweeps"], "is not the folder of a run or a sweep"),
+        (["compare", "nowhere"], "is not the folder of a run or a sweep"),
+        (["compare", "sweeps/small", "./sweeps/../sweeps/small"], "sweeps/../sweeps/small is given twice"),
+        (["compare", "sweeps/small/trials/0001", "sweeps/small/trials/0001"], "0001 is given twice"),
         (["compare", "sweeps/small", "--attack", "dlg"], "no trial has a reconstruction attack 'dlg'"),
     ):
         code, _, refused = fedpriv(*arguments)
