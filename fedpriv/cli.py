@@ -21,7 +21,7 @@ from fedpriv.cli_audit import audit
 from fedpriv.cli_deploy import deploy_app
 from fedpriv.cli_sweep import compare, sweep
 from fedpriv.config import Experiment, describe, load_experiment
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
 from fedpriv.terminal import File, Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 __all__ = ["main"]
@@ -192,7 +192,7 @@ def _complain(text: str, code: int) -> int:
     if not text:
         # A command without arguments: its help was printed.
         return code
-    err.print(f"fedpriv: {' '.join(text.split())}", style="red", markup=False, soft_wrap=True)
+    err.print(f"fedpriv: {' '.join(printable(text).split())}", style="red", markup=False, soft_wrap=True)
     return code
 
 

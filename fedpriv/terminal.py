@@ -10,8 +10,9 @@ from rich.console import Console
 
 __all__ = ["File", "Json", "Quiet", "Run", "Set", "err", "out", "plain", "print_json", "print_line", "print_sentences"]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# What is printed quotes what was given: ":b:" in it is no picture.
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")]
 Run = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="The folder of a run.")]

@@ -100,6 +100,7 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
         (["config", "check", "missing.toml"], "missing.toml: no such file"),
         (["confg"], "No such command 'confg'"),
         (["run", "small.toml", "--sett", "a=b"], "No such option"),
+        (["deploy", "admit", "--server", "a:b:c"], "--server a:b:c: expected HOST:PORT"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(here: Path, arguments: list[str], expected: str) -> None:
@@ -173,6 +174,12 @@ def test_config_show_tells_every_key(here: Path) -> None:
     assert "training.batch_size" in done.stdout
     shown = json.loads(fedpriv("config", "show", "small.toml", "--json", cwd=here).stdout)
     assert shown["training"]["batch_size"] == 4
+
+
+def test_what_was_given_is_printed_as_it_is(here: Path) -> None:
+    done = fedpriv("config", "show", "small.toml", "--json", "--set", "data.root=a:b:c", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["data"]["root"] == "a:b:c"
 
 
 def test_data_lists_what_is_here(here: Path) -> None:
