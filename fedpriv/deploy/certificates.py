@@ -4,6 +4,7 @@ The authority signs the servers' certificates and is forgotten. SuperNodes authe
 own, which the SuperLink knows by their public halves.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -16,12 +17,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedpriv.deploy.folder import write_private
+from fedpriv.errors import InputError
 
-__all__ = ["LIFETIME", "Authority", "is_valid", "make_certificates", "make_node_key"]
+__all__ = ["LIFETIME", "Authority", "check_host", "is_valid", "make_certificates", "make_node_key"]
 
 LIFETIME = timedelta(days=30)
 # Clocks of several machines differ a little.
 _EARLIER = timedelta(minutes=5)
+# A name as certificates hold it: labels of letters, digits and hyphens.
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)
+_LONGEST_NAME = 253
 
 
 class Authority:
@@ -100,13 +106,24 @@ def make_certificates(
     Authority(begin, lifetime).certify(folder, hosts)
 
 
-def is_valid(certificate: Path, until: datetime) -> bool:
-    """Whether a certificate is there, and valid now and until then."""
+def is_valid(certificate: Path, until: datetime, hosts: Sequence[str]) -> bool:
+    """Whether a certificate is there, valid now and until then, and made for all these names and addresses."""
     try:
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (FileNotFoundError, ValueError):
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (FileNotFoundError, ValueError, x509.ExtensionNotFound):
         return False
-    return found.not_valid_before_utc <= datetime.now(UTC) and until <= found.not_valid_after_utc
+    in_time = found.not_valid_before_utc <= datetime.now(UTC) and until <= found.not_valid_after_utc
+    return in_time and all(_alternative(host) in names for host in hosts)
+
+
+def check_host(host: str) -> None:
+    """Refuse what no certificate can be made for.
+
+    Raises:
+        InputError: it is neither a name nor an address.
+    """
+    _alternative(host)
 
 
 def make_node_key(path: Path) -> None:
@@ -134,4 +151,8 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
+        if len(host) > _LONGEST_NAME or not _NAME.fullmatch(host):
+            raise InputError(
+                f"{host!r} is no host: expected a name in ASCII or an address, without a port, such as fl.example.org"
+            ) from None
         return x509.DNSName(host)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath, PurePosixPath
 
 from fedpriv.deploy import flower
-from fedpriv.deploy.certificates import Authority, is_valid, make_node_key
+from fedpriv.deploy.certificates import Authority, check_host, is_valid, make_node_key
 from fedpriv.deploy.commands import Keys
 from fedpriv.deploy.folder import DeploymentFolder, Record, write_private
 from fedpriv.errors import InputError, RunFailedError
@@ -37,7 +37,8 @@ def keys_in(folder: PurePath) -> Keys:
 def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, names: Sequence[str] = ()) -> bool:
     """Make certificates and keys for all parties, and write down the deployment.
 
-    What is there and valid is kept, so that this may run before every start.
+    What is there and valid is kept, so that this may run before every start; where anything of it is missing, ends soon
+    or lacks one of ``names``, all is made anew.
 
     Args:
         path: the deployment's folder, which ``fedpriv deploy run`` reads.
@@ -52,8 +53,10 @@ def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, na
         Whether keys were made.
 
     Raises:
-        InputError: a folder cannot be written, or a deployment of processes is up in it.
+        InputError: a name is none, a folder cannot be written, or a deployment of processes is up in it.
     """
+    for name in names:
+        check_host(name)
     folder = DeploymentFolder(path)
     if folder.is_up() and not folder.read().is_contained:
         raise InputError(f"a deployment of processes is up in {folder.path}; first: fedpriv deploy down")
@@ -73,7 +76,7 @@ def _make_keys(folder: DeploymentFolder, volumes: Path, nodes: int, names: Seque
     parties = {_SERVER: (_SERVER, *_LOCAL, *names)}
     parties |= {each.name: (each.name, *_LOCAL) for each in sorted(volumes.glob(f"{_NODE}*"))}
     public = folder.tls / "ca.pem"
-    if all(_is_ready(volumes, party, public) for party in parties):
+    if all(_is_ready(volumes, party, hosts, public) for party, hosts in parties.items()):
         return False
     authority = Authority()
     for party, hosts in parties.items():
@@ -88,13 +91,16 @@ def _make_keys(folder: DeploymentFolder, volumes: Path, nodes: int, names: Seque
     return True
 
 
-def _is_ready(volumes: Path, party: str, public: Path) -> bool:
-    """Whether a party's keys are there, of the present authority, and valid for a while."""
-    mine = volumes / party / "ca.pem"
-    if not (public.is_file() and mine.is_file() and mine.read_bytes() == public.read_bytes()):
+def _is_ready(volumes: Path, party: str, hosts: Sequence[str], public: Path) -> bool:
+    """Whether a party's files are there, of the present authority, and valid for a while under all its names."""
+    files = [volumes / party / name for name in ("ca.pem", "server.pem", "server.key", "executors.secret")]
+    if party != _SERVER:
+        files += [volumes / party / NODE_KEY, volumes / _ADMISSION / f"{party}.pub"]
+    if not all(path.is_file() and path.stat().st_size for path in (*files, public)):
         return False
-    has_key = party == _SERVER or (volumes / party / NODE_KEY).is_file()
-    return has_key and is_valid(volumes / party / "server.pem", datetime.now(UTC) + _MARGIN)
+    if files[0].read_bytes() != public.read_bytes():
+        return False
+    return is_valid(volumes / party / "server.pem", datetime.now(UTC) + _MARGIN, hosts)
 
 
 @dataclass(frozen=True)

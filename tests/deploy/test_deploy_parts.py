@@ -149,9 +149,46 @@ def test_keys_are_made_once_and_each_partys_are_its_own(tmp_path: Path) -> None:
     assert {(each / "ca.pem").read_bytes() for each in (*keys.iterdir(), folder / "tls")} == {
         (folder / "tls" / "ca.pem").read_bytes()
     }
-    (keys / "supernode-1" / "server.pem").unlink()
-    assert prepare(folder, keys, 2, 8000, False), "a missing certificate is made anew, with all others"
-    assert (keys / "supernode-0" / "ca.pem").read_bytes() != before[keys / "supernode-0" / "ca.pem"]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "supernode-1/server.pem",
+        "superlink/server.key",
+        "superlink/executors.secret",
+        "supernode-0/supernode",
+        "admission/supernode-1.pub",
+    ],
+)
+@pytest.mark.parametrize("left", [None, b""])
+def test_where_a_file_is_missing_all_is_made_anew(missing: str, left: bytes | None, tmp_path: Path) -> None:
+    folder, keys = tmp_path / "deployment", tmp_path / "keys"
+    prepare(folder, keys, 2, 8000, False)
+    before = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    (keys / missing).unlink() if left is None else (keys / missing).write_bytes(left)
+    assert prepare(folder, keys, 2, 8000, False)
+    assert not [path for path, content in before.items() if path.read_bytes() == content]
+    assert not prepare(folder, keys, 2, 8000, False)
+
+
+def test_a_further_name_needs_a_new_certificate_and_one_less_does_not(tmp_path: Path) -> None:
+    folder, keys = tmp_path / "deployment", tmp_path / "keys"
+    names = ["fl.example.org", "10.0.0.5", "fe80::1"]
+    assert prepare(folder, keys, 1, 8000, False, names[:1])
+    assert prepare(folder, keys, 1, 8000, False, names)
+    assert not prepare(folder, keys, 1, 8000, False, names[1:])
+    assert not prepare(folder, keys, 1, 8000, False)
+
+
+@pytest.mark.parametrize(
+    "name", ["b\u00fccher.example", "a b", "fl.example.org:8000", "[::1]", "-x.org", "a..b", "x" * 64]
+)
+def test_a_name_that_is_none_is_refused_before_anything_is_written(name: str, here: Path) -> None:
+    before = sorted(here.iterdir())
+    with pytest.raises(InputError, match="is no host"):
+        prepare(here / "deployment", here / "keys", 1, 8000, False, ["fl.example.org", name])
+    assert sorted(here.iterdir()) == before
 
 
 def test_the_superlinks_certificate_has_its_names(tmp_path: Path) -> None:
