@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from attacks.observation import list_observations, read_observation
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.attack import attack_run, plan_attacks, write_attacked
 from fedpriv.listener import LISTENED, Listened, read_listened
@@ -116,8 +116,9 @@ def _stored(heard: Path, source: RunFolder, listened: Listened) -> tuple[_Stored
         raise InputError(f"{path} is damaged") from None
     every = [_Stored.read(each) for each in list_observations(heard / f"run-{run_id}" / "observations")]
     if not every and listened.uploads:
-        others = ", ".join(sorted(each.name for each in heard.glob("run-*")))
-        raise InputError(f"{heard} holds nothing of run {run_id}; it has heard {others}")
+        others = {each.parent.name for each in heard.glob("run-*/observations") if any(each.iterdir())}
+        known = f"it has heard {', '.join(sorted(others))}" if others else "the uploads that it has heard are gone"
+        raise InputError(f"{heard} holds nothing of run {run_id}; {known}")
     answered = {record.round: {*record.used, *record.crafted} for record in source.rounds()}
     # The answers of a round that was cut off are in no line of the metrics.
     return tuple(one for one in every if one.client in answered.get(one.round, ()))
@@ -136,10 +137,7 @@ def _overheard(before: Experiment, names: Sequence[str], listened: Listened, sto
         "knows_labels": False,
     }
     told = before.model_dump()
-    try:
-        return Experiment.model_validate({**told, "adversary": {**told["adversary"], **changes}})
-    except ValueError as error:
-        raise InputError(f"a listener on the network: {' '.join(str(error).split())[:300]}") from None
+    return validated(Experiment, {**told, "adversary": {**told["adversary"], **changes}}, "a listener on the network")
 
 
 def _copy(source: RunFolder, out: Path, experiment: Experiment, heard: Path, stored: Sequence[_Stored]) -> RunFolder:

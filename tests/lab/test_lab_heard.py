@@ -110,6 +110,12 @@ def another_run(run: Path, heard: Path, out: Path) -> str:
     return "nothing of run 4711; it has heard run-4712"
 
 
+def nothing_left(run: Path, heard: Path, out: Path) -> str:
+    for path in (heard / f"run-{RUN}" / "observations").iterdir():
+        path.unlink()
+    return "nothing of run 4711; the uploads that it has heard are gone"
+
+
 def folder_taken(run: Path, heard: Path, out: Path) -> str:
     out.mkdir()
     (out / "mine").touch()
@@ -122,7 +128,16 @@ def cut_off(run: Path, heard: Path, out: Path) -> str:
     return "is damaged"
 
 
-SPOILT = [no_run_of_a_deployment, damaged_number, no_listener, damaged_account, another_run, folder_taken, cut_off]
+SPOILT = [
+    no_run_of_a_deployment,
+    damaged_number,
+    no_listener,
+    damaged_account,
+    another_run,
+    nothing_left,
+    folder_taken,
+    cut_off,
+]
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
@@ -135,10 +150,16 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(spoil,
     assert not (out / "config.toml").exists()
 
 
-@pytest.mark.parametrize("name", ["nonsense", "imprint"])
-def test_attacks_that_a_listener_cannot_make_are_refused(name: str, run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nonsense", "attack 'nonsense' is not known"),
+        ("imprint", r"^a listener on the network: adversary: attacks: imprint .* only listens; allowed: [a-z, -]*$"),
+    ],
+)
+def test_attacks_that_a_listener_cannot_make_are_refused(name: str, reason: str, run: Path, tmp_path: Path) -> None:
     heard = listener(tmp_path / "heard", {"http": 3}, 1)
     hear(run, heard, "0001-0001")
-    with pytest.raises(InputError, match=r"not known|only listens"):
+    with pytest.raises(InputError, match=reason):
         attack(run, heard, tmp_path / "out", name)
     assert not (tmp_path / "out").exists()
