@@ -8,6 +8,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from fedpriv.engines.ray import Share, connect
+from fedpriv.errors import reason_of
 
 __all__ = ["Ended", "Started", "TaskResources", "run_tasks"]
 
@@ -98,7 +99,7 @@ def _outcome(index: int, reference: Any) -> Ended:
         return Ended(index, ray.get(reference))
     except RayTaskError as error:
         cause = error.cause
-        return Ended(index, error=f"{type(cause).__name__}: {cause}" if cause is not None else str(error))
+        return Ended(index, error=reason_of(cause) if isinstance(cause, Exception) else str(error))
     except RayError as error:
         # The worker died, for want of memory as a rule: Ray's text says which and how.
         return Ended(index, error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")

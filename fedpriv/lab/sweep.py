@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.trial import TrialTask, label, run_trial
 from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
@@ -144,7 +144,7 @@ def _called(function: Callable[[Any], Any], argument: Any, index: int) -> Ended:
     except RunInterruptedError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever stops one trial is put on its record, and the rest goes on
-        return Ended(index, error=f"{type(error).__name__}: {error}")
+        return Ended(index, error=reason_of(error))
 
 
 # ---- before anything starts ------------------------------------------------------------------------------------------

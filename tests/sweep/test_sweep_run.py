@@ -18,7 +18,7 @@ from rich.console import Console
 import fedpriv.lab.sweep as lab
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.lab.trial import TrialTask, run_trial
 from fedpriv.report import write_sweep_report
@@ -86,19 +86,29 @@ def test_nothing_that_is_over_is_repeated(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError("no\nroom"), "MemoryError: no room"),
+        (RunFailedError("no client\nanswered"), "no client answered"),
+        (InputError("no noise proves that"), "no noise proves that"),
+    ],
+)
+def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
     def failing(task: TrialTask) -> TrialRecord:
         if task.trial.number == 2:
-            raise MemoryError("no\nroom")
+            raise error
         return run_trial(task)
 
     asked = sweep(tmp_path, seeds=[1])
     monkeypatch.setattr(lab, "run_trial", failing)
     records, _ = run(asked, tmp_path / "out")
     assert [record.status for record in records] == ["completed", "failed", "completed"]
-    assert records[1].reason == "MemoryError: no room"
-    assert [row["reason"] for row in figures(tmp_path / "out")] == [None, "MemoryError: no room", None]
-    assert "MemoryError" in write_sweep_report(tmp_path / "out").read_text()
+    assert records[1].reason == reason
+    assert [row["reason"] for row in figures(tmp_path / "out")] == [None, reason, None]
+    assert reason in write_sweep_report(tmp_path / "out").read_text()
     monkeypatch.undo()
     again, notes = run(asked, tmp_path / "out")
     assert notes.begun == [] and again == records
