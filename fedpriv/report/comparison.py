@@ -198,22 +198,25 @@ def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
     areas = [one for record in records for one in record.memberships if one.attack == chosen.membership]
     return Setting(
         records=records,
-        accuracy=estimate([(one.accuracy, one.accuracy_low, one.accuracy_high) for one in records]),
+        accuracy=estimate([(one.accuracy, one.accuracy_low, one.accuracy_high) for one in records], most=1.0),
         mse=estimate([(one.mse, one.mse_low, one.mse_high) for one in errors]),
-        auc=estimate([(one.auc, one.auc_low, one.auc_high) for one in areas]),
+        auc=estimate([(one.auc, one.auc_low, one.auc_high) for one in areas], most=1.0),
         epsilon=max((one.epsilon for one in records if one.epsilon is not None), default=None),
         bound=max((one.epsilon_bound for one in records if one.epsilon_bound is not None), default=None),
     )
 
 
-def estimate(figures: Iterable[tuple[float | None, float | None, float | None]]) -> Estimate | None:
+def estimate(
+    figures: Iterable[tuple[float | None, float | None, float | None]], most: float = math.inf
+) -> Estimate | None:
     """Return the mean over seeds with a 95 % interval.
 
     From three seeds on the interval is Student's, of the mean over seeds. Below that it spans the runs' own intervals,
-    which are about test examples, candidates or images, not about seeds.
+    which are about test examples, candidates or images, not about seeds. Student's ends are cut off at 0 and ``most``.
 
     Args:
-        figures: (value, low, high) of each run.
+        figures: (value, low, high) of each run; values from 0 to ``most``.
+        most: the largest value that there can be.
     """
     known = [figure for figure in figures if figure[0] is not None]
     values = [value for value, _, _ in known if value is not None]
@@ -223,7 +226,7 @@ def estimate(figures: Iterable[tuple[float | None, float | None, float | None]])
     if len(values) >= SEEDS_FOR_SPREAD:
         half = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values)
         half /= math.sqrt(len(values))
-        return Estimate(mean, mean - half, mean + half)
+        return Estimate(mean, max(0.0, mean - half), min(most, mean + half))
     lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
     return Estimate(mean, _end(lows, min), _end(highs, max))
 

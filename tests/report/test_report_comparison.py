@@ -1,5 +1,6 @@
 """The comparison of many trials: estimates, fronts, plots and the page."""
 
+import math
 import re
 import statistics
 from pathlib import Path
@@ -43,6 +44,26 @@ def test_from_three_seeds_on_the_interval_is_students() -> None:
     wanted = ttest_1samp(values, 0.0).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(wanted.low), pytest.approx(wanted.high))
     assert found.value == pytest.approx(statistics.fmean(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "most", "ends"),
+    [
+        ([0.033, 0.086, 0.061], 1.0, (0.0, None)),
+        ([0.99, 0.95, 1.0], 1.0, (None, 1.0)),
+        ([0.01, 0.9, 1.7], math.inf, (0.0, None)),
+    ],
+)
+def test_an_interval_does_not_leave_the_figures_range(
+    values: list[float], most: float, ends: tuple[float | None, float | None]
+) -> None:
+    """No accuracy below 0 or above 1, no negative MSE; an end inside of the range stays Student's."""
+    found = estimate([(value, None, None) for value in values], most)
+    assert found is not None
+    wanted = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert found.low == pytest.approx(wanted.low if ends[0] is None else ends[0])
+    assert found.high == pytest.approx(wanted.high if ends[1] is None else ends[1])
+    assert wanted.low < 0 or wanted.high > most
 
 
 def test_of_fewer_seeds_the_interval_is_the_runs_own() -> None:
