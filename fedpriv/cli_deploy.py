@@ -69,7 +69,10 @@ def up(
     record = start(folder, nodes, port, insecure, tell, listens, [name for name in gpus.split(",") if name])
     how = "INSECURE, without TLS and keys" if insecure else "TLS and SuperNode keys"
     how += f", a listener on {record.listener}" if listens else ""
-    print_line(f"Up: {record.nodes} SuperNodes on {record.server}, {how}; stop it with: fedpriv deploy down")
+    down = (
+        "fedpriv deploy down" if folder == _DEFAULT else shlex.join(["fedpriv", "deploy", "down", "--dir", str(folder)])
+    )
+    print_line(f"Up: {record.nodes} SuperNodes on {record.server}, {how}; stop it with: {down}")
 
 
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy run configs/quickstart.toml --set federation.clients=3")
@@ -118,7 +121,8 @@ def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
         return
     if found.insecure:
         err.print(_INSECURE, style="bold red", soft_wrap=True)
-    out.print(_processes(found))
+    if found.processes:
+        out.print(_processes(found))
     online = "the SuperLink does not run" if found.online is None else f"{found.online} of {found.nodes} connected"
     print_line(f"SuperNodes: {online}; SuperLink: {found.server}")
     for one in found.runs:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedpriv.deploy.folder import write_private
 from fedpriv.errors import InputError
 
-__all__ = ["LIFETIME", "Authority", "check_host", "is_valid", "make_certificates", "make_node_key"]
+__all__ = ["LIFETIME", "Authority", "check_host", "end_of", "is_valid", "make_certificates", "make_node_key"]
 
 LIFETIME = timedelta(days=30)
 # Clocks of several machines differ a little.
@@ -115,6 +115,16 @@ def is_valid(certificate: Path, until: datetime, hosts: Sequence[str]) -> bool:
         return False
     in_time = found.not_valid_before_utc <= datetime.now(UTC) and until <= found.not_valid_after_utc
     return in_time and all(_alternative(host) in names for host in hosts)
+
+
+def end_of(certificate: Path) -> datetime:
+    """Until when a certificate is valid.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def check_host(host: str) -> None:

@@ -156,7 +156,9 @@ class DeploymentFolder:
         except FileNotFoundError:
             raise InputError(f"no deployment is up in {self.path}; start one with: fedpriv deploy up") from None
         except (OSError, ValidationError):
-            raise InputError(f"{self._record} is damaged") from None
+            raise InputError(
+                f"{self._record} is damaged; end what still runs of the deployment by hand, then delete this file"
+            ) from None
 
     def write(self, record: Record) -> None:
         """Write down what was started."""
@@ -175,7 +177,7 @@ class DeploymentFolder:
         """What a process said last in its log, in one line, for messages: why it ended, where it says so."""
         log = self.logs / f"{name}.log"
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        lines = [line for raw in text.splitlines() if (line := _COLOUR.sub("", raw).strip())]
+        lines = [line for raw in text.splitlines() if _SAYS.search(line := _COLOUR.sub("", raw).strip())]
         ends = [number for number, line in enumerate(lines) if "Exit Code:" in line]
         if ends:
             # Flower's way to give up: the code, and below it what happened.
@@ -185,6 +187,8 @@ class DeploymentFolder:
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# Flower writes empty lines, too, with the level alone: "INFO :".
+_SAYS = re.compile(r"^(?![A-Z]+\s*:$).")
 
 
 def write_private(path: Path, content: bytes) -> None:

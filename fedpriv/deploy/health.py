@@ -2,22 +2,26 @@
 
 import ssl
 import urllib.request
+from datetime import UTC, datetime
 from http.client import HTTPException
 
+from fedpriv.deploy.certificates import end_of
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import is_alive
+from fedpriv.errors import RunFailedError
 
-__all__ = ["answers", "is_serving"]
+__all__ = ["answers", "check_certificates", "is_serving"]
 
 _SECONDS = 5.0
 
 
 def answers(folder: DeploymentFolder, record: Record) -> bool:
     """Ask the SuperLink for its health; over TLS, its certificate is checked against the deployment's own authority."""
-    if not record.insecure and not (folder.tls / "ca.pem").is_file():
-        return False
     scheme = "http" if record.insecure else "https"
-    context = None if record.insecure else ssl.create_default_context(cafile=str(folder.tls / "ca.pem"))
+    try:
+        context = None if record.insecure else ssl.create_default_context(cafile=str(folder.tls / "ca.pem"))
+    except OSError:
+        return False
     # Not through a proxy: it is here, or on a machine that was named.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
@@ -30,3 +34,23 @@ def answers(folder: DeploymentFolder, record: Record) -> bool:
 def is_serving(folder: DeploymentFolder, record: Record) -> bool:
     """Whether there is a SuperLink to ask: by its process, or where that is in a container, by its answer."""
     return answers(folder, record) if record.is_contained else is_alive(record.process("superlink"))
+
+
+def check_certificates(folder: DeploymentFolder, record: Record) -> None:
+    """Say why nothing over TLS will work, before Flower says that the SuperLink is unavailable.
+
+    Raises:
+        RunFailedError: the authority's certificate is missing or damaged, or its time is over.
+    """
+    if record.insecure:
+        return
+    path = folder.tls / "ca.pem"
+    anew = "docker compose up --detach, then restart" if record.is_contained else "fedpriv deploy down, then up"
+    try:
+        end = end_of(path)
+    except (OSError, ValueError):
+        raise RunFailedError(f"{path} is missing or damaged; certificates are made anew by: {anew}") from None
+    if end < datetime.now(UTC):
+        raise RunFailedError(
+            f"the certificates in {folder.tls} were valid until {end:%Y-%m-%d}; they are made anew by: {anew}"
+        )

@@ -10,7 +10,7 @@ from fedpriv.config import Experiment
 from fedpriv.deploy import flower
 from fedpriv.deploy.app import EXPERIMENT, make_app
 from fedpriv.deploy.folder import DeploymentFolder, Record
-from fedpriv.deploy.health import is_serving
+from fedpriv.deploy.health import check_certificates, is_serving
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.progress import Progress
 from fedpriv.runs import DEPLOYMENT, RunFolder
@@ -31,7 +31,7 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
 
     Raises:
         InputError: none is up there, or it has fewer SuperNodes than the experiment has clients.
-        RunFailedError: its server's processes have died.
+        RunFailedError: its server's processes have died, or its certificates are no more valid.
     """
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients
@@ -42,6 +42,7 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
             f"--set federation.clients={record.nodes}, or {more}"
         )
     _check_server(folder)
+    check_certificates(folder, record)
     if record.is_contained:
         _connect(folder, record)
     if experiment.federation.round_timeout is not None:

@@ -11,7 +11,7 @@ from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import make_certificates, make_node_key
 from fedpriv.deploy.commands import Command, Keys, executor, listener, superlink, supernode
 from fedpriv.deploy.folder import HOST, DeploymentFolder, Record, is_free, write_private
-from fedpriv.deploy.health import answers, is_serving
+from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.errors import InputError, RunFailedError
 
@@ -106,11 +106,14 @@ def look(path: Path) -> Status:
 
     Raises:
         InputError: none is up in this folder.
+        RunFailedError: the deployment's certificates are no more valid, or the SuperLink does not answer.
     """
     folder = DeploymentFolder(path)
     record = folder.read()
     processes = tuple(_process_status(folder, one) for one in record.processes)
     serves = is_serving(folder, record)
+    if serves or record.is_contained:
+        check_certificates(folder, record)
     if record.is_contained:
         flower.connect(folder, record)
     online = len(flower.online_nodes(folder)) if serves else None

@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -19,8 +20,9 @@ from cryptography import x509
 from deployments import SMALL, fedpriv, free_ports, one_line
 
 from fedpriv.config import Experiment, load_experiment
-from fedpriv.deploy import flower
+from fedpriv.deploy import flower, for_deployment, look
 from fedpriv.deploy.app import make_app
+from fedpriv.deploy.certificates import make_certificates
 from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
@@ -374,6 +376,43 @@ def test_run_where_the_servers_process_has_died(here: Path) -> None:
     one_line(done, 1, "superlink", "has died", "disk full", "fedpriv deploy restart")
 
 
+@pytest.mark.parametrize("damage", ["missing", "damaged", "ended"])
+@pytest.mark.parametrize("is_contained", [False, True])
+def test_certificates_that_are_no_more_valid(is_contained: bool, damage: str, tmp_path: Path) -> None:
+    started = replace(sleeper(tmp_path), name="superlink")
+    deployment = recorded(tmp_path / "d", started)
+    if is_contained:
+        deployment.write(Record(1, free_ports(1), False, (), is_contained=True))
+    if damage == "damaged":
+        (deployment.tls / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    if damage == "ended":
+        make_certificates(deployment.tls, ["localhost"], datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1))
+    told = "were valid until 2026-01-03" if damage == "ended" else "missing or damaged"
+    anew = "docker compose up" if is_contained else "fedpriv deploy down, then up"
+    one_client = Experiment.model_validate({"federation": {"clients": 1}})
+    try:
+        for ask in (lambda: look(deployment.path), lambda: for_deployment(one_client, deployment.path)):
+            with pytest.raises(RunFailedError, match=f"{told}.* made anew by: {anew}"):
+                ask()
+    finally:
+        stop([started])
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("INFO :      Started\n\x1b[92mINFO \x1b[0m:      \n", "INFO :      Started"),
+        ("INFO :\nWARNING :  \n", "it printed nothing"),
+        ("ERROR: disk full\nINFO : bye\nINFO :\n", "ERROR: disk full"),
+        ("INFO : on\nExit Code: 3\nINFO :\nNo key\nSee there\n", "No key See there"),
+    ],
+)
+def test_last_words_say_something(log: str, said: str, tmp_path: Path) -> None:
+    deployment = recorded(tmp_path / "d")
+    (deployment.logs / "superlink.log").write_text(log)
+    assert deployment.last_words("superlink") == said
+
+
 def test_run_with_more_clients_than_nodes(here: Path) -> None:
     recorded(here / "deployment")
     one_line(fedpriv("deploy", "run", "small.toml", cwd=here), 2, "federation.clients = 3", "1 SuperNodes", "--set")
@@ -383,4 +422,4 @@ def test_a_damaged_record(here: Path) -> None:
     recorded(here / "deployment")
     for text in ("", "{", json.dumps({"nodes": "many"})):
         (here / "deployment" / "deployment.json").write_text(text)
-        one_line(fedpriv("deploy", "status", cwd=here), 2, "deployment.json is damaged")
+        one_line(fedpriv("deploy", "status", cwd=here), 2, "deployment.json is damaged", "then delete this file")
