@@ -179,6 +179,8 @@ def main() -> None:
         code = _complain(str(error), _EXIT_FAILED)
     except RunInterruptedError as error:
         code = _complain(str(error), _EXIT_INTERRUPTED)
+    except PermissionError as error:
+        code = _complain(f"{error.filename or 'a file'}: permission denied", _EXIT_INPUT)
     except (KeyboardInterrupt, click.Abort):
         code = _complain("interrupted", _EXIT_INTERRUPTED)
     except BrokenPipeError:

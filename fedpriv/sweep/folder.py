@@ -126,13 +126,17 @@ class SweepFolder:
         """The record of a trial; ``None``: it is not over.
 
         Raises:
-            InputError: the file is damaged.
+            InputError: the file is damaged or cannot be read.
         """
         path = self.trial(number) / _RECORD_FILE
-        if not path.is_file():
-            return None
         try:
-            record = parse_json(path.read_bytes(), _RECORD, str(path))
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        try:
+            record = parse_json(content, _RECORD, str(path))
         except InputError as error:
             raise InputError(f"{error}; remove it, and the sweep writes it again") from None
         if record.trial != number:
@@ -155,8 +159,16 @@ class SweepFolder:
         RunFolder(path).write_json(_RECORD_FILE, record.model_dump(mode="json"))
 
     def forget_record(self, number: int) -> None:
-        """Have a trial made again."""
-        (self.trial(number) / _RECORD_FILE).unlink(missing_ok=True)
+        """Have a trial made again.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        path = self.trial(number) / _RECORD_FILE
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be removed: {error.strerror}") from None
 
     def write_results(self, records: Sequence[TrialRecord]) -> None:
         """Write the records as results.parquet and results.csv."""

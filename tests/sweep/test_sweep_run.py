@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 import fedpriv.lab.sweep as lab
+import fedpriv.report.comparison as comparison
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
 from fedpriv.errors import InputError, RunFailedError
@@ -200,6 +201,20 @@ def test_a_damaged_record_and_that_of_another_trial_are_told_with_what_to_do(tmp
     assert folder.records() == [first, second]
 
 
+def test_a_record_that_cannot_be_read_or_removed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SweepFolder.prepare(tmp_path / "out", sweep(tmp_path))
+    (folder.trial(1) / "record.json").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"0001/record.json cannot be read: Is a directory$"):
+        folder.records()
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", denied)
+    with pytest.raises(InputError, match=r"0001/record.json cannot be removed: Permission denied$"):
+        folder.forget_record(1)
+
+
 @pytest.mark.parametrize("name", ["command.txt", ".lock"])
 def test_what_cannot_be_written_is_told_before_a_trial_starts(tmp_path: Path, name: str) -> None:
     asked = sweep(tmp_path)
@@ -343,6 +358,16 @@ def test_the_command_in_the_folder_goes_on_with_it(tmp_path: Path, fedpriv: Fedp
     assert command == "fedpriv sweep sweep.toml --scale tiny --out 'my place'\n"
     code, _, shown = fedpriv(*shlex.split(command)[1:])
     assert (code, shown) == (0, "1 of 1 trials were over before\n")
+
+
+def test_what_may_not_be_looked_at_is_one_line(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a folder of somebody else's; root, who runs many tests, may look at everything."""
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "theirs/sweep.json")
+
+    monkeypatch.setattr(comparison, "read_folders", denied)
+    assert fedpriv("compare", "theirs") == (2, "", "fedpriv: theirs/sweep.json: permission denied\n")
 
 
 def test_the_help_keeps_its_square_brackets(fedpriv: Fedpriv) -> None:
