@@ -12,15 +12,16 @@ __all__ = ["Ear"]
 
 
 class Ear:
-    """Follows all connections of one listener. Not for several threads at once."""
+    """Follows all connections of one listener, which adds to what passed before. Not for several threads at once."""
 
     def __init__(self, folder: Path, listened: Listened) -> None:
         self._folder = folder
         self._notes = Notes(folder, listened)
         self._messages = Messages()
         self._conversations: dict[int, Conversation] = {}
-        self._closed: Counter[str] = Counter()
-        self._bytes_up = self._bytes_down = 0
+        self._closed = Counter(listened.connections)
+        self._bytes_up, self._bytes_down = listened.bytes_up, listened.bytes_down
+        self._unanswered = listened.unanswered
         self._written: Listened | None = None
 
     @property
@@ -32,6 +33,7 @@ class Ear:
             connections=dict(sorted(kinds.items())),
             bytes_up=self._bytes_up,
             bytes_down=self._bytes_down,
+            unanswered=self._unanswered,
         )
 
     def asked(self, number: int, data: bytes) -> None:
@@ -49,6 +51,10 @@ class Ear:
         """Forget a connection."""
         conversation = self._conversations.pop(number, None)
         self._closed[str(conversation.kind if conversation else Kind.SILENT)] += 1
+
+    def unanswered(self) -> None:
+        """Count a connection that found no SuperLink."""
+        self._unanswered += 1
 
     def write(self) -> None:
         """Write down what passed so far, where that is news."""

@@ -45,6 +45,7 @@ class Listened:
         exchanges: questions to SuperNodes whose answers it has read, too.
         uploads: how many of them it has stored.
         unread: why others were not, each reason once.
+        unanswered: connections that it could not pass on, since no SuperLink answered.
     """
 
     address: str
@@ -55,6 +56,7 @@ class Listened:
     exchanges: int = 0
     uploads: int = 0
     unread: tuple[str, ...] = ()
+    unanswered: int = 0
 
     @property
     def is_encrypted(self) -> bool:
@@ -64,6 +66,8 @@ class Listened:
     @property
     def verdict(self) -> str:
         """What the listener has, in one sentence."""
+        if self.unanswered and not self.connections:
+            return f"The network listener has passed on nothing: no SuperLink answered on {self.server}."
         passed = (
             f"The network listener between SuperNodes and SuperLink passed on {sum(self.connections.values())} "
             f"connections ({(self.bytes_up + self.bytes_down) / 1e6:.1f} MB)"

@@ -5,17 +5,20 @@ on a thread of its own: the traffic never waits for it.
 """
 
 import asyncio
+import os
 import signal
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.listener.ear import Ear
-from fedpriv.listener.notes import Listened
+from fedpriv.listener.notes import LISTENED, Listened, read_listened
 
 __all__ = ["Address", "listen"]
 
@@ -31,8 +34,8 @@ def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], Non
     Args:
         at: host and port to listen on.
         server: host and port of the SuperLink.
-        folder: where to write; made here.
-        tell: told when it listens.
+        folder: where to write; made here. What a listener has stored there before stays, and is added to.
+        tell: told when it listens, and when there is no SuperLink.
 
     Returns:
         What passed.
@@ -43,18 +46,25 @@ def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], Non
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ear = Ear(folder, Listened(_text(at), _text(server), {}))
+        ear = Ear(folder, _passed_before(folder, at, server))
         ear.write()
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ear") as thread:
-        asyncio.run(_serve(at, _Relay(server, ear, thread), tell))
+        asyncio.run(_serve(at, _Relay(server, ear, thread, tell), tell))
     # What has passed is heard out by now.
     try:
         ear.write()
     except OSError as error:
         raise RunFailedError(f"{folder} cannot be written: {error.strerror}") from None
     return ear.listened
+
+
+def _passed_before(folder: Path, at: Address, server: Address) -> Listened:
+    """What an earlier listener has written in this folder: one that has died and is started again goes on."""
+    if not (folder / LISTENED).exists():
+        return Listened(_text(at), _text(server), {})
+    return replace(read_listened(folder), address=_text(at), server=_text(server))
 
 
 async def _serve(at: Address, relay: "_Relay", tell: Callable[[str], None]) -> None:
@@ -65,7 +75,9 @@ async def _serve(at: Address, relay: "_Relay", tell: Callable[[str], None]) -> N
     try:
         listening = await asyncio.start_server(relay.carry, *at)
     except OSError as error:
-        raise InputError(f"cannot listen on {_text(at)}: {error.strerror}") from None
+        # asyncio wraps the reason in a sentence of its own; an unknown host has no number of the system's.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise InputError(f"cannot listen on {_text(at)}: {why}") from None
     tell(f"listening on {_text(at)}, passing on to {_text(relay.server)}; Ctrl-C ends it")
     writing = asyncio.create_task(relay.write_now_and_then())
     await ended.wait()
@@ -77,9 +89,10 @@ async def _serve(at: Address, relay: "_Relay", tell: Callable[[str], None]) -> N
 class _Relay:
     """Carries connections to the server."""
 
-    def __init__(self, server: Address, ear: Ear, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, server: Address, ear: Ear, thread: ThreadPoolExecutor, tell: Callable[[str], None]) -> None:
         self.server = server
-        self._ear, self._thread = ear, thread
+        self._ear, self._thread, self._tell = ear, thread, tell
+        self._answers = True
         self._numbers = count()
         self._carrying: set[asyncio.Task[None]] = set()
 
@@ -108,9 +121,14 @@ class _Relay:
     async def _carry(self, number: int, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
         try:
             server, to_server = await asyncio.open_connection(*self.server)
-        except OSError:
+        except OSError as error:
             to_node.close()  # no SuperLink there (yet): the SuperNode tries again
+            if self._answers:
+                self._tell(f"no SuperLink answers on {_text(self.server)}: {error}")
+            self._answers = False
+            self._thread.submit(self._ear.unanswered)
             return
+        self._answers = True
         up = asyncio.create_task(self._pass_on(node, to_server, partial(self._ear.asked, number)))
         down = asyncio.create_task(self._pass_on(server, to_node, partial(self._ear.answered, number)))
         try:
