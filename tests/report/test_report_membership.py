@@ -29,7 +29,11 @@ def audited(folder: Path, bound: float = 0.4, proven: float | None = 3.5, auc: f
             "tpr_at_01_percent": 0.0125,
             "advantage": 0.19,
             "confidence": 0.95,
-            "intervals": {"auc": [auc - gap - 0.05, auc - gap + 0.05], "tpr_at_1_percent": [0.0125, 0.0825]},
+            "intervals": {
+                "auc": [auc - gap - 0.05, auc - gap + 0.05],
+                "tpr_at_1_percent": [0.0125, 0.0825],
+                "tpr_at_01_percent": [0.0025, 0.0325],
+            },
             "curve": {"false_positive_rate": rates, "true_positive_rate": [0.0125, 0.0425, 0.3, 1.0]},
         }
         for name, gap in (("attack-r", 0.04), ("lira-online", 0.0))
@@ -54,7 +58,7 @@ def test_every_attack_and_both_epsilons_are_shown(make_run: MakeRun) -> None:
     section = root.section("membership")
     assert [row.find("th")[0].text for row in section.find("tr")[1:]] == ["attack-r", "lira-online"]
     assert "0.610 0.560 to 0.660" in section.text
-    assert "0.0125" in section.text and "0.043" in section.text
+    assert "0.0125 0.0025 to 0.0325" in section.text and "0.043" in section.text
     assert "ε is at least 0.4" in section.text and "ε is at most 3.5" in section.text
     assert "32 reference models" in section.text and "200 canaries" in section.text
     assert len(section.find("picture")) == 1
