@@ -122,13 +122,14 @@ def admit(server: str, keys: Path) -> Admission:
         InputError: there is no key.
         RunFailedError: the SuperLink does not answer, or refuses.
     """
-    public = sorted(keys.glob(f"{_NODE}*.pub"), key=lambda each: (len(each.name), each.name))
+    # Flower's programs do not run in this folder.
+    public = sorted(keys.absolute().glob(f"{_NODE}*.pub"), key=lambda each: (len(each.name), each.name))
     if not public:
         raise InputError(f"{keys} holds no public key of a SuperNode; first: fedpriv deploy prepare")
     with tempfile.TemporaryDirectory() as scratch:
         home = DeploymentFolder(Path(scratch))
         home.create()
-        flower.write_connection(home, server, keys / "ca.pem")
+        flower.write_connection(home, server, keys.absolute() / "ca.pem")
         new = tuple(each.stem for each in public if _register(home, each))
     return Admission(tuple(each.stem for each in public if each.stem not in new), new)
 

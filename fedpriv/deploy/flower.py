@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sysconfig
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ __all__ += ["submit", "write_connection"]
 
 _CONNECTION = "fedpriv"
 _PATIENCE_SECONDS = 60.0
+# Flower draws a frame around some of its complaints.
+_FRAME = re.compile(r"[\u2500-\u257f]")
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,8 @@ def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
         raise RunFailedError(f"{question}: no answer from the SuperLink within {_PATIENCE_SECONDS:g} s") from None
     answer = _json(done.stdout)
     if answer is None or not answer.get("success", False):
-        said = (answer or {}).get("error-message") or done.stderr or done.stdout
-        raise RunFailedError(f"{question}: {' '.join(str(said).split()) or 'no answer'}")
+        said = str((answer or {}).get("error-message") or done.stderr or done.stdout)
+        raise RunFailedError(f"{question}: {' '.join(_FRAME.sub(' ', said).split()) or 'no answer'}")
     return answer
 
 

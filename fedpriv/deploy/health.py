@@ -45,12 +45,11 @@ def check_certificates(folder: DeploymentFolder, record: Record) -> None:
     if record.insecure:
         return
     path = folder.tls / "ca.pem"
-    anew = "docker compose up --detach, then restart" if record.is_contained else "fedpriv deploy down, then up"
+    tool = "docker compose" if record.is_contained else "fedpriv deploy"
+    anew = f"they are made anew by: {tool} down, then {tool} up"
     try:
         end = end_of(path)
     except (OSError, ValueError):
-        raise RunFailedError(f"{path} is missing or damaged; certificates are made anew by: {anew}") from None
+        raise RunFailedError(f"the certificates are no more there: {path} is missing or damaged; {anew}") from None
     if end < datetime.now(UTC):
-        raise RunFailedError(
-            f"the certificates in {folder.tls} were valid until {end:%Y-%m-%d}; they are made anew by: {anew}"
-        )
+        raise RunFailedError(f"the certificates in {folder.tls} were valid until {end:%Y-%m-%d}; {anew}")

@@ -24,7 +24,7 @@ from fedpriv.deploy import flower, for_deployment, look
 from fedpriv.deploy.app import make_app
 from fedpriv.deploy.certificates import make_certificates
 from fedpriv.deploy.commands import Command
-from fedpriv.deploy.containers import prepare
+from fedpriv.deploy.containers import admit, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
@@ -199,6 +199,21 @@ def test_the_superlinks_certificate_has_its_names(tmp_path: Path) -> None:
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["superlink", "localhost", "fl.example.org"]
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.5"]
+
+
+def test_who_is_admitted_is_found_from_where_the_command_was_typed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own program, which runs elsewhere, gets as far as the SuperLink that is not there."""
+    prepare(here / "deployment", here / "keys", 1, 8000, False)
+    monkeypatch.chdir(here)
+    with pytest.raises(RunFailedError, match="unavailable") as caught:
+        admit(f"127.0.0.1:{free_ports(1)}", Path("keys/admission"))
+    assert "does not exist" not in str(caught.value)
+
+
+def test_complaints_of_flower_come_without_their_frame(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"does not exist\.$") as caught:
+        flower.register(recorded(tmp_path / "d"), tmp_path / "nobody.pub")
+    assert str(caught.value).isascii()
 
 
 @pytest.fixture
@@ -388,7 +403,7 @@ def test_certificates_that_are_no_more_valid(is_contained: bool, damage: str, tm
     if damage == "ended":
         make_certificates(deployment.tls, ["localhost"], datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1))
     told = "were valid until 2026-01-03" if damage == "ended" else "missing or damaged"
-    anew = "docker compose up" if is_contained else "fedpriv deploy down, then up"
+    anew = "docker compose down, then docker" if is_contained else "fedpriv deploy down, then fedpriv deploy up"
     one_client = Experiment.model_validate({"federation": {"clients": 1}})
     try:
         for ask in (lambda: look(deployment.path), lambda: for_deployment(one_client, deployment.path)):
