@@ -34,8 +34,8 @@ __all__ += ["submit", "write_connection"]
 
 _CONNECTION = "fedpriv"
 _PATIENCE_SECONDS = 60.0
-# Flower draws a frame around some of its complaints.
-_FRAME = re.compile(r"[\u2500-\u257f]")
+# Flower draws a frame around some of its complaints, and colours others.
+_ORNAMENT = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]")
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
     answer = _json(done.stdout)
     if answer is None or not answer.get("success", False):
         said = str((answer or {}).get("error-message") or done.stderr or done.stdout)
-        raise RunFailedError(f"{question}: {' '.join(_FRAME.sub(' ', said).split()) or 'no answer'}")
+        raise RunFailedError(f"{question}: {' '.join(_ORNAMENT.sub(' ', said).split()) or 'no answer'}")
     return answer
 
 

@@ -210,10 +210,16 @@ def test_who_is_admitted_is_found_from_where_the_command_was_typed(here: Path, m
     assert "does not exist" not in str(caught.value)
 
 
-def test_complaints_of_flower_come_without_their_frame(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match=r"does not exist\.$") as caught:
-        flower.register(recorded(tmp_path / "d"), tmp_path / "nobody.pub")
+@pytest.mark.parametrize(("content", "told"), [(None, "does not exist"), ("no key", "Exit Code: 500 Invalid data")])
+def test_complaints_of_flower_come_without_frame_and_colours(content: str | None, told: str, tmp_path: Path) -> None:
+    key = tmp_path / "supernode-0.pub"
+    if content is not None:
+        key.write_text(content)
+    with pytest.raises(RunFailedError, match=told) as caught:
+        flower.register(recorded(tmp_path / "d"), key)
     assert str(caught.value).isascii()
+    assert "\x1b" not in str(caught.value)
+    assert "[9" not in str(caught.value)
 
 
 @pytest.fixture
