@@ -10,10 +10,12 @@ from torch import Tensor
 
 from attacks.campaign import Campaign, attack_each
 from fedpriv.lab import resume_run, spread, start_run
-from fedpriv.lab.preflight import _ignored_settings
+from fedpriv.lab.preflight import _ignored_settings, _powerless_rule
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
-from fedpriv.world import build_world
+from fedpriv.world import State, build_world
+from server.aggregation import aggregate
+from server.uploads import Upload
 from tests.integration.small import experiment
 
 QUICK = {"attacks": ["iga"], "victims": 2, "iga": {"iterations": 3}}
@@ -171,3 +173,13 @@ def test_noise_without_a_mechanism_is_warned_about(name: dict[str, object], key:
     assert _ignored_settings(world.experiment.mechanism) == [
         f"mechanism.{key} is set, but mechanism.name is none: uploads go out as they are"
     ]
+
+
+@pytest.mark.parametrize("clients", range(1, 8))
+@pytest.mark.parametrize("rule", [("median", 0.2), *(("trimmed-mean", trim) for trim in (0.0, 0.2, 0.34, 0.49))])
+def test_a_robust_rule_that_one_upload_upsets_is_a_warning(rule: tuple[str, float], clients: int) -> None:
+    settings = experiment(federation={"clients": clients, "aggregation": rule[0], "trim": rule[1]})
+    sent = [torch.tensor([0.0]) for _ in range(clients - 1)] + [torch.tensor([1000.0])]
+    uploads = [Upload(client, 10, State({"w": value}, {})) for client, value in enumerate(sent)]
+    is_upset = bool(aggregate(uploads, settings.federation).parameters["w"] != 0)
+    assert bool(_powerless_rule(settings)) == is_upset
