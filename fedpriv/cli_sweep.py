@@ -82,12 +82,14 @@ def compare(
 ) -> None:
     """Set the trials of sweeps and single runs side by side: a table, and a report with trade-offs."""
     from fedpriv.report import write_comparison
-    from fedpriv.report.comparison import read_folders
+    from fedpriv.report.comparison import read_folders, sources_of
 
     records = read_folders(folders)
     report = write_comparison(records, out_file, attack, membership, title=" and ".join(path.name for path in folders))
     _print(records, as_json)
     if not as_json:
+        for text in sources_of(records):
+            print_line(text)
         print_line(f"Report: {report}")
     _refuse_faults(records)
 

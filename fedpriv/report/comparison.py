@@ -1,5 +1,6 @@
 """What a comparison shows, computed from records: settings with their estimates over seeds, and Pareto fronts."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "pareto_front",
     "read_folders",
     "settings_of",
+    "sources_of",
     "value_of",
 ]
 
@@ -120,6 +122,21 @@ def _refuse_others(paths: Sequence[Path], runs: Sequence[Path]) -> None:
     for number, path in enumerate(paths):
         if places[number] in places[:number]:
             raise InputError(f"{path} is given twice")
+
+
+def sources_of(records: Sequence[TrialRecord]) -> list[str]:
+    """Say which trials come from which sweep or run: ``trials 1-12: sweeps/noise``; nothing where all come from one."""
+    found = []
+    for source, group in itertools.groupby(records, key=_source):
+        numbers = [record.trial for record in group]
+        span = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {numbers[0]}-{numbers[-1]}"
+        found.append(f"{span}: {source}")
+    return found if len(found) > 1 else []
+
+
+def _source(record: TrialRecord) -> str:
+    sweep, trials, _ = record.folder.rpartition("trials/")
+    return sweep.rstrip("/") if trials else record.folder
 
 
 def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:

@@ -18,6 +18,7 @@ from fedpriv.report.comparison import (
     differing_keys,
     pareto_front,
     settings_of,
+    sources_of,
     value_of,
 )
 from fedpriv.report.drawing import Plot
@@ -103,6 +104,7 @@ def render_comparison(
         command=command,
         records=records,
         planned=planned,
+        sources=sources_of(records),
         chosen=chosen,
         facets=_facets(settings),
         keys=differing_keys(settings),

@@ -14,7 +14,7 @@ from test_report_page import parse
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.errors import InputError
 from fedpriv.report import write_comparison
-from fedpriv.report.comparison import Chosen, choose_attacks, estimate, pareto_front, settings_of
+from fedpriv.report.comparison import Chosen, choose_attacks, estimate, pareto_front, settings_of, sources_of
 from fedpriv.report.comparison_page import render_comparison
 from fedpriv.report.tradeoffs import TRADEOFFS, tradeoff_plot
 from fedpriv.sweep import TrialRecord
@@ -142,6 +142,15 @@ def test_the_page_names_every_setting_and_its_fronts() -> None:
     best = max(lenet, key=lambda record: record.accuracy or 0)
     row = next(row for row in rows if row.find("th")[0].text == str(best.trial))
     assert "ε" in row.find("td")[-2].text
+
+
+def test_trials_are_traced_to_their_folders() -> None:
+    folders = ["sweeps/a/trials/0001", "sweeps/a/trials/0002", "runs/b", "runs/c", "/d/trials/0001"]
+    records = [record.model_copy(update={"folder": at}) for record, at in zip(synthetic(5), folders, strict=True)]
+    wanted = ["trials 1-2: sweeps/a", "trial 3: runs/b", "trial 4: runs/c", "trial 5: /d"]
+    assert sources_of(records) == wanted
+    assert "; ".join(wanted) in parse(render_comparison(records, CHOSEN, "t")).text
+    assert sources_of(records[:2]) == sources_of(synthetic(3)) == sources_of([]) == []
 
 
 def test_the_page_of_an_unfinished_sweep_says_so() -> None:
