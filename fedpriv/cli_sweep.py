@@ -13,6 +13,9 @@ from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line
 
 __all__ = ["compare", "sweep"]
 
+# In the heading of a comparison.
+_MOST_NAMES = 4
+
 Attack = Annotated[
     str,
     typer.Option("--attack", metavar="NAME", help="Reconstruction attack to plot; default: the strongest."),
@@ -85,7 +88,7 @@ def compare(
     from fedpriv.report.comparison import read_folders, sources_of
 
     records = read_folders(folders)
-    report = write_comparison(records, out_file, attack, membership, title=" and ".join(path.name for path in folders))
+    report = write_comparison(records, out_file, attack, membership, title=_title(folders))
     _print(records, as_json)
     if not as_json:
         for text in sources_of(records):
@@ -110,6 +113,11 @@ def _command(file: Path, scale: str, out_dir: Path | None) -> str:
     """What repeats the sweep, or goes on with it."""
     named = {"--scale": scale, "--out": str(out_dir or "")}
     return shlex.join(["fedpriv", "sweep", str(file), *(part for pair in named.items() if pair[1] for part in pair)])
+
+
+def _title(folders: list[Path]) -> str:
+    names = [path.resolve().name for path in folders]
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} sweeps and runs"
 
 
 class _Silent:

@@ -361,6 +361,17 @@ def test_the_command_in_the_folder_goes_on_with_it(tmp_path: Path, fedpriv: Fedp
     assert (code, shown) == (0, "1 of 1 trials were over before\n")
 
 
+@pytest.mark.parametrize(("count", "title"), [(1, "a0"), (3, "a0, a1, a2"), (5, "5 sweeps and runs")])
+def test_a_comparison_is_named_after_its_folders(
+    fedpriv: Fedpriv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, title: str
+) -> None:
+    monkeypatch.setattr(comparison, "read_folders", lambda _: synthetic(2))
+    (tmp_path / "a0").mkdir()
+    monkeypatch.chdir(tmp_path / "a0")
+    assert fedpriv("compare", ".", *(f"../a{number}" for number in range(1, count)))[0] == 0
+    assert f"<h1>{title}</h1>" in Path("comparison.html").read_text()
+
+
 def test_what_may_not_be_looked_at_is_one_line(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a folder of somebody else's; root, who runs many tests, may look at everything."""
 
