@@ -92,6 +92,21 @@ def test_the_commands_are_those_of_deploy(profile: str) -> None:
     assert len(found) == 2 * NODES[profile] + len(helpers) + (3 if profile == "wiretap" else 2)
 
 
+def test_the_commands_for_several_machines_are_those_of_deploy() -> None:
+    section = (ROOT / "docs" / "deploy.md").read_text().split("## Several machines")[1].split("\n## ")[0]
+    blocks = "\n".join(section.split("```")[1::2]).replace("\\\n", " ")
+    written = [words(line) for line in blocks.splitlines() if line.startswith("flower-")]
+    own, node = Posix("keys/superlink"), Posix("keys/supernode-0")
+    there, here = "fl.example.org:8000", "127.0.0.1:9094"
+    wanted = [
+        superlink("0.0.0.0", 8000, Posix("superlink.db"), keys_in(own)),
+        executor("serverapp", there, keys_in(own)),
+        supernode(0, 3, there, "127.0.0.1", 9094, keys_in(node), node / NODE_KEY),
+        executor("clientapp-0", here, keys_in(node)),
+    ]
+    assert written == [[each.program, *each.arguments] for each in wanted]
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_service_is_contained(profile: str) -> None:
     found = services(profile)
