@@ -72,7 +72,8 @@ def up(
     down = (
         "fedpriv deploy down" if folder == _DEFAULT else shlex.join(["fedpriv", "deploy", "down", "--dir", str(folder)])
     )
-    print_line(f"Up: {record.nodes} SuperNodes on {record.server}, {how}; stop it with: {down}")
+    several = "SuperNode" if record.nodes == 1 else "SuperNodes"
+    print_line(f"Up: {record.nodes} {several} on {record.server}, {how}; stop it with: {down}")
 
 
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy run configs/quickstart.toml --set federation.clients=3")

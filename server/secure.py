@@ -62,7 +62,8 @@ class _Round:
         if there < self.needed:
             reasons = "; ".join(f"client {one.client} {one.reason}" for one in self.failures.values())
             raise RunFailedError(
-                f"round {self.number}: {there} {what}, and secure aggregation needs {self.needed} of them: {reasons}"
+                f"round {self.number}: {there} {'client has' if there == 1 else 'clients have'} {what}, and secure "
+                f"aggregation needs {self.needed} of them: {reasons}"
             )
 
 
@@ -116,7 +117,7 @@ def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes
             keys[client] = (public, channel)
         else:
             going.leave_out(client, "sent no keys")
-    going.require(len(keys), "clients have sent keys")
+    going.require(len(keys), "sent keys")
     return keys
 
 
@@ -134,7 +135,7 @@ def _shares(going: _Round, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int,
             going.leave_out(client, "sent no shares of its secrets")
         else:
             shares[client] = dict(zip(wanted, ciphertexts, strict=True))
-    going.require(len(shares), "clients have shared their secrets")
+    going.require(len(shares), "shared their secrets")
     return shares
 
 
@@ -163,7 +164,7 @@ def _masked(
         shown = _state(restored(masked >> np.uint32(10), 1, world.experiment.federation.secure_limit), state)
         uploads.append(replace(read, state=shown))
         words.append(masked)
-    going.require(len(uploads), "masked uploads")
+    going.require(len(uploads), "sent masked uploads")
     return tuple(uploads), words
 
 
@@ -187,7 +188,7 @@ def _unmasked(
         else:
             seeds.append(seed_shares)
             secrets.append(key_shares)
-    going.require(len(seeds), "clients have sent shares to unmask with")
+    going.require(len(seeds), "sent shares to unmask with")
     enough = slice(least_survivors(len(keys)))
     count = len(words[0])
     total = np.zeros(count, dtype=np.uint32)

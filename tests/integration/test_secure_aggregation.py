@@ -151,7 +151,15 @@ def test_a_client_may_vanish_at_any_step(kind: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("kind", STEPS)
 def test_too_few_clients_are_not_unmasked(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "client_app", app_where(kind, {1, 2}, vanish))
-    with pytest.raises(RunFailedError, match=r"round 1: 2 .* secure aggregation needs 3 of them: client 1 .*battery"):
+    with pytest.raises(
+        RunFailedError, match=r"round 1: 2 clients have .* secure aggregation needs 3 of them: client 1 .*battery"
+    ):
+        start_run(secure(), tmp_path / "run", "", Silent())
+
+
+def test_one_client_alone_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "client_app", app_where("query.keys", {1, 2, 3}, vanish))
+    with pytest.raises(RunFailedError, match=r"round 1: 1 client has sent keys, and secure aggregation needs 3"):
         start_run(secure(), tmp_path / "run", "", Silent())
 
 
