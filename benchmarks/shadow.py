@@ -37,7 +37,7 @@ from fedpriv.models import build_model
 from fedpriv.randomness import numpy_stream, torch_stream
 from fedpriv.world import State, World, build_world
 
-STEPS = 24
+STEPS = 96
 RATE = 0.1
 MECHANISMS: dict[str, dict[str, object]] = {
     "none": {"name": "none"},
@@ -220,7 +220,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--models", type=int, default=32)
-    parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 32])
     parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, os.cpu_count() or 1}))

@@ -177,7 +177,7 @@ def membership_signals(
     """
     rounds = sorted(target)
     trained = train_references(world, pool, references, schedule, rounds)
-    network = StackedNetwork(world.model, pool.images.shape[1:], world.experiment.engine.gradient_memory * _MIB)
+    network = StackedNetwork(world.model, world.experiment.engine.gradient_memory * _MIB)
     own = {
         number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}
         for number in rounds

@@ -87,7 +87,7 @@ def train_references(
     """
     _check(world, references, schedule, keep)
     memory = world.experiment.engine.gradient_memory * _MIB
-    network = StackedNetwork(world.model, pool.images.shape[1:], memory)
+    network = StackedNetwork(world.model, memory)
     together = at_once or _fitting(world, memory)
     parts = [
         _Federation(world, pool, references[start : start + together], network).run(schedule, keep)

@@ -1,12 +1,12 @@
 """Many copies of one network, each with numbers of its own, computed at once (``torch.func.stack_module_state``).
 
-A stack has M models; their parameters are tensors (M, *shape). Where all that is trained are Linear layers the
-gradients are had from the layers' inputs and output gradients, as in the operator of one model; any other network goes
-through autograd, and for per-example gradients one example at a time, vectorised.
+A stack has M models; their parameters are tensors (M, *shape). Where a network is a chain of Linear layers and
+elementwise functions each layer is one batched product, and the gradients are had from the layers' inputs and output
+gradients, as in the operator of one model; any other network goes through autograd, and for per-example gradients one
+example at a time, vectorised.
 """
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ from fedpriv.models import coupled_layers, dropout_layers
 from fedpriv.world import tracked_buffers, trained_parameters
 
 __all__ = ["StackedNetwork", "stack_models"]
+
+# What acts on each number alone does so on a stack, too.
+_ELEMENTWISE = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh)
 
 
 class Pair(NamedTuple):
@@ -43,21 +46,18 @@ class StackedNetwork:
 
     Args:
         model: the network; copied.
-        shape: of one input, such as (C, H, W).
         memory: bytes that the per-example gradients of one model's batch may take on the way.
 
     Raises:
         InputError: the network has layers that mix the examples of a batch, keep running numbers, or draw at random.
     """
 
-    def __init__(self, model: nn.Module, shape: Sequence[int], memory: int) -> None:
+    def __init__(self, model: nn.Module, memory: int) -> None:
         _refuse_unsuited(model)
         self._base = copy.deepcopy(model).train()
         self._memory = memory
         self._shapes = {name: value.shape for name, value in trained_parameters(model).items()}
-        self._linear = _linear_layers(self._base)
-        if self._linear and not self._pairs_are_right(tuple(shape)):
-            self._linear = {}
+        self._chain = _chain(self._base)
 
     def outputs(self, parameters: Vector, x: Tensor) -> Tensor:
         """Return every model's outputs (M, B, classes) for the same inputs (B, ...)."""
@@ -75,12 +75,11 @@ class StackedNetwork:
             y: (M, B).
             weights: (M, B).
         """
-        if self._linear:
-            pairs = self._pairs(parameters, x, y, weights)
+        if self._chain:
             found: Vector = {}
-            for name, pair in pairs.items():
-                self._put(found, name, "weight", torch.bmm(pair.errors.mT, pair.inputs))
-                self._put(found, name, "bias", pair.errors.sum(dim=1))
+            for name, pair in self._pairs(parameters, x, y, weights).items():
+                found[f"{name}.weight"] = torch.bmm(pair.errors.mT, pair.inputs)
+                found[f"{name}.bias"] = pair.errors.sum(dim=1)
             return {name: found[name] for name in self._shapes}
         tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         outputs = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)))(tracked, x)
@@ -94,15 +93,14 @@ class StackedNetwork:
         Linear layers are moved by the product itself: no gradient is written out and read again, which is what most of
         the time of a small network's step goes into.
         """
-        if not self._linear:
+        if not self._chain:
             for name, value in self.gradients(parameters, x, y, weights).items():
                 parameters[name].sub_(value, alpha=rate)
             return
         for name, pair in self._pairs(parameters, x, y, weights).items():
-            prefix = f"{name}." if name else ""
-            parameters[f"{prefix}weight"].baddbmm_(pair.errors.mT, pair.inputs, alpha=-rate)
-            if f"{prefix}bias" in parameters:
-                parameters[f"{prefix}bias"].sub_(pair.errors.sum(dim=1), alpha=rate)
+            parameters[f"{name}.weight"].baddbmm_(pair.errors.mT, pair.inputs, alpha=-rate)
+            if f"{name}.bias" in parameters:
+                parameters[f"{name}.bias"].sub_(pair.errors.sum(dim=1), alpha=rate)
 
     def operators(self, parameters: Vector, x: Tensor, y: Tensor, sizes: Sequence[int]) -> Iterator[GradientOperator]:
         """Return for one model after the other the operator of its per-example gradients, for a mechanism.
@@ -114,7 +112,7 @@ class StackedNetwork:
             sizes: (M,), how many of the first examples of its batch count for a model.
         """
         ones = torch.ones(x.shape[:2], dtype=x.dtype, device=x.device)
-        if self._linear:
+        if self._chain:
             pairs = self._pairs(parameters, x, y, ones)
             for number, size in enumerate(sizes):
                 one = {name: Pair(pair.inputs[number], pair.errors[number]) for name, pair in pairs.items()}
@@ -132,53 +130,25 @@ class StackedNetwork:
 
     def _pairs(self, parameters: Vector, x: Tensor, y: Tensor, weights: Tensor) -> dict[str, Pair]:
         """Run forward and back to the outputs of the Linear layers; what their weights get is not multiplied out."""
-        taps = {
-            name: torch.zeros(*x.shape[:2], layer.out_features, dtype=x.dtype, device=x.device).requires_grad_()
-            for name, layer in self._linear.items()
-        }
-
-        def run(numbers: Vector, tap: Vector, one: Tensor) -> tuple[Tensor, Vector]:
-            return _tapped(self._base, self._linear, numbers, tap, one)
-
-        outputs, inputs = vmap(run)(parameters, taps, x)
-        total = _weighted_loss(outputs, y, weights)
-        errors = torch.autograd.grad(total, tuple(taps.values()), allow_unused=True, materialize_grads=True)
-        return {name: Pair(inputs[name].detach(), error) for name, error in zip(taps, errors, strict=True)}
-
-    def _pairs_are_right(self, shape: tuple[int, ...]) -> bool:
-        """Try out whether the gradients from the layers' inputs and outputs are autograd's, on made-up inputs.
-
-        They are not where a weight is used in another way than by its own layer.
-        """
-        own = trained_parameters(self._base)
-        stack = {name: value.detach().unsqueeze(0) for name, value in own.items()}
-        first = next(iter(stack.values()))
-        x = torch.linspace(-1, 1, 3 * math.prod(shape), dtype=first.dtype, device=first.device).view(1, 3, *shape).sin()
-        y, weights = (
-            torch.zeros(1, 3, dtype=torch.long, device=x.device),
-            torch.ones(1, 3, dtype=x.dtype, device=x.device),
-        )
-        total = functional.cross_entropy(self._base(x[0]), y[0], reduction="sum")
-        wanted = torch.autograd.grad(total, tuple(own.values()), allow_unused=True, materialize_grads=True)
-        try:
-            found = self.gradients(stack, x, y, weights)
-        except _NotPlainError:
-            return False
-        return all(torch.allclose(found[name][0], value, 1e-3, 1e-5) for name, value in zip(own, wanted, strict=True))
-
-    def _put(self, found: Vector, layer: str, kind: str, value: Tensor) -> None:
-        name = f"{layer}.{kind}" if layer else kind
-        if name in self._shapes:
-            found[name] = value
+        inputs: Vector = {}
+        outputs: Vector = {}
+        value = x
+        for name, layer in self._chain:
+            if isinstance(layer, nn.Linear):
+                inputs[name] = value.detach()
+                value = _linear(value, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+                outputs[name] = value if value.requires_grad else value.requires_grad_()
+            else:
+                value = value.flatten(2) if isinstance(layer, nn.Flatten) else layer(value)
+        errors = torch.autograd.grad(_weighted_loss(value, y, weights), tuple(outputs.values()))
+        return {name: Pair(inputs[name], error) for name, error in zip(outputs, errors, strict=True)}
 
     def _factored(self, pairs: dict[str, Pair], size: int) -> FactoredGradients:
         scratch = Memory(self._memory).scratch
         factors: dict[str, Factor] = {}
         for name, pair in pairs.items():
             bias = Rows(pair.errors[:size], scratch, side=True)
-            both = {"weight": Dyads(pair.inputs[:size], bias, scratch), "bias": bias}
-            prefix = f"{name}." if name else ""
-            factors |= {f"{prefix}{kind}": factor for kind, factor in both.items() if f"{prefix}{kind}" in self._shapes}
+            factors |= {f"{name}.weight": Dyads(pair.inputs[:size], bias, scratch), f"{name}.bias": bias}
         first = next(iter(pairs.values())).errors
         ordered = {name: factors[name] for name in self._shapes}
         routes = dict.fromkeys(pairs, "ghost, stacked models")
@@ -191,47 +161,31 @@ class StackedNetwork:
         return DenseGradients(empty, "the batch is empty")
 
 
-def _tapped(
-    base: nn.Module, layers: dict[str, nn.Linear], numbers: Vector, taps: Vector, x: Tensor
-) -> tuple[Tensor, Vector]:
-    """Run a network with a tap added to the output of each layer; return the outputs and the layers' inputs."""
-    inputs: Vector = {}
+def _chain(base: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
+    """Return the layers, by name, of a network that is nothing but Flatten, Linear and elementwise layers, else ().
 
-    def listen(name: str, layer: nn.Linear) -> torch.utils.hooks.RemovableHandle:
-        def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if name in inputs or given[0].ndim != 2:
-                raise _NotPlainError
-            inputs[name] = given[0]
-            return output + taps[name]
-
-        return layer.register_forward_hook(hook)
-
-    handles = [listen(name, layer) for name, layer in layers.items()]
-    try:
-        outputs = functional_call(base, numbers, (x,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    if len(inputs) < len(layers):
-        raise _NotPlainError
-    return outputs, inputs
+    A weight that is frozen, or shared by layers, makes it none: all that is trained has to be of one Linear layer each.
+    """
+    if type(base) is not nn.Sequential or any(_is_peculiar(module) for module in base.modules()):
+        return ()
+    # Not named_children(), which leaves out a layer's second place.
+    layers = tuple((name, layer) for name, layer in base._modules.items() if layer is not None)
+    kinds = [type(layer) for _, layer in layers if type(layer) not in _ELEMENTWISE]
+    owned = [f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()]
+    if kinds != [nn.Flatten] + [nn.Linear] * (len(kinds) - 1) or owned != list(trained_parameters(base)):
+        return ()
+    return layers if len(kinds) > 1 else ()
 
 
-class _NotPlainError(Exception):
-    """A Linear layer is used several times, not at all, or on more than one vector an example."""
+def _is_peculiar(module: nn.Module) -> bool:
+    """Whether a layer does more than its kind says, flattens otherwise, or writes over what its neighbour keeps."""
+    flattens = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1)
+    return bool(flattens or module._forward_hooks or module._forward_pre_hooks or getattr(module, "inplace", False))
 
 
-def _linear_layers(base: nn.Module) -> dict[str, nn.Linear]:
-    """Return the Linear layers if their parameters, all of them, are all that is trained, else {}."""
-    layers = {name: layer for name, layer in base.named_modules() if type(layer) is nn.Linear}
-    owned = {
-        f"{name}.{own}" if name else own: layer for name, layer in layers.items() for own, _ in layer.named_parameters()
-    }
-    trained = trained_parameters(base)
-    frozen = [name for name in owned if name not in trained]
-    if frozen or set(trained) - set(owned) or not layers:
-        return {}
-    return layers
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(M, B, in), (M, out, in) and (M, out) to (M, B, out)."""
+    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
 
 def _weighted_loss(outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:

@@ -165,5 +165,5 @@ def _kind(experiment: Experiment) -> Experiment:
 def _check(experiment: Experiment, *, audited: bool) -> tuple[str, ...]:
     world = build_world(experiment)
     if audited:
-        StackedNetwork(world.model, world.dataset.shape, experiment.engine.gradient_memory * _MIB)
+        StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
     return warnings_for(world)
