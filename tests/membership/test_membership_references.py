@@ -20,6 +20,7 @@ from fedpriv.models import build_model
 from fedpriv.progress import Silent
 from fedpriv.randomness import numpy_stream
 from fedpriv.runs import RunFolder
+from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
@@ -78,11 +79,11 @@ def test_a_reference_on_the_targets_data_is_the_target(mechanism: str, federatio
     own = Reference(settings.seed, world.partitions)
     references = [*others(world, 2), own]
     schedule = usual_schedule(settings)
-    found = train_references(world, pool_of(world), references, schedule, [3])[3]
-    # Adam divides by the size of a gradient, so that a small one's rounding is a large one's.
-    tolerance = 3e-4 if federation == "adam" else 1e-4
+    # As an audit does: a draw from directions that hardly differ hangs on their last bits.
+    with cpu_threads(settings.engine.threads):
+        found = train_references(world, pool_of(world), references, schedule, [3])[3]
     for name, value in target.items():
-        torch.testing.assert_close(found[name][2], value, rtol=1e-4, atol=tolerance)
+        torch.testing.assert_close(found[name][2], value, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(found[name][0], value, atol=1e-3)
 
 
