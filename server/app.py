@@ -25,6 +25,8 @@ app = ServerApp()
 
 # The app's folder, wherever Flower has put it.
 _HERE = Path(__file__).parents[1]
+# How long a deployment waits for its clients.
+_CONNECT_SECONDS = 60.0
 
 
 @app.main()
@@ -41,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
     folder = RunFolder.create(path, experiment)
     with cpu_threads(experiment.engine.threads):
-        run_rounds(grid, build_world(experiment), folder, Silent(), told)
+        run_rounds(grid, build_world(experiment), folder, Silent(), told, _CONNECT_SECONDS)
 
 
 def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp:

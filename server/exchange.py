@@ -3,6 +3,7 @@
 A client that raises, stays silent, or sends something that does not fit is left out and named with the reason.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,15 +41,20 @@ class Replies:
     mean: State | None = None
 
 
-def find_clients(grid: Grid, count: int, timeout: float) -> dict[int, int]:
+def find_clients(grid: Grid, count: int, timeout: float | None) -> dict[int, int]:
     """Wait for the clients to connect and return their node ids by partition.
 
     Node ids are random and come in no order, so every node is asked which partition it holds.
 
+    Args:
+        grid: Flower's way to the clients.
+        count: how many there are to be.
+        timeout: seconds to wait for them, and for their answers; ``None``: no limit.
+
     Raises:
         RunFailedError: nobody connected in time.
     """
-    deadline = time.monotonic() + timeout
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < count and time.monotonic() < deadline:
         time.sleep(_FIRST_PAUSE * 10)
     if not nodes:

@@ -25,13 +25,19 @@ from server.uploads import Allowed, Upload, allowed_uploads, norm
 
 __all__ = ["run_rounds"]
 
-_CONNECT_SECONDS = 60.0
 _CHECKPOINT_SECONDS = 1.0
 # An upload is named as what made the training diverge from so many times the median norm on.
 _OUTLIER = 10
 
 
-def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress, told: Experiment | None = None) -> None:
+def run_rounds(
+    grid: Grid,
+    world: World,
+    folder: RunFolder,
+    progress: Progress,
+    told: Experiment | None = None,
+    patience: float | None = None,
+) -> None:
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
 
     That is federation.rounds, or the last one for which federation.target_epsilon leaves enough clients.
@@ -42,6 +48,8 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress, 
         folder: where metrics, observations and checkpoints go.
         progress: told about every round.
         told: what clients are told of the experiment; all, unless given.
+        patience: seconds to wait for clients to connect; ``None``: until they have, as in a simulation, where nobody
+            stays away and a result must not depend on how busy the machine is.
 
     Raises:
         InputError: federation.target_epsilon allows not even one round, or the network is not one that the server's
@@ -57,7 +65,7 @@ def run_rounds(grid: Grid, world: World, folder: RunFolder, progress: Progress, 
     budget.replay({number: clients for number, clients in folder.asked().items() if number <= done})
     if done == federation.rounds or budget.is_used_up(done + 1):
         return
-    nodes = find_clients(grid, federation.clients, _CONNECT_SECONDS)
+    nodes = find_clients(grid, federation.clients, patience)
     tap, allowed = Tap(world, folder), allowed_uploads(world)
     saved = time.monotonic()
     for number in range(done + 1, federation.rounds + 1):
