@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 ARGS ?=
 BENCH ?= message step accounting attack shadow comparison
 # One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+WORKERS ?= auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # Free for the demo of a deployment: its port and those after it.
 PORT ?= 8600

@@ -1,6 +1,7 @@
 """The trade-offs of one sweep side by side in one SVG: ``python -m benchmarks.tradeoffs DIR --out FILE.svg``.
 
-The sweep is to be of one network and one data set, such as configs/paper/equal-privacy.toml.
+The plots are of one network and one data set; of a sweep over several networks, such as configs/paper/figure2.toml,
+``--model`` names the one.
 """
 
 import argparse
@@ -22,8 +23,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--attack", default="", help="reconstruction attack; default: the strongest")
     parser.add_argument("--membership", default="", help="membership attack; default: the strongest")
+    parser.add_argument("--model", default="", help="network; default: all trials are of one")
     asked = parser.parse_args()
-    records = SweepFolder.open(asked.folder).records()
+    records = [one for one in SweepFolder.open(asked.folder).records() if asked.model in ("", one.model)]
     settings = settings_of(records, choose_attacks(records, asked.attack, asked.membership))
     asked.out.write_bytes(to_svg(lambda _: _drawn(settings), LIGHT, transparent=False)[0])
 
