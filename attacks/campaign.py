@@ -55,7 +55,7 @@ def attack_each(
             return reconstruct(name, heard, model, config, seed, progress, loss, public_images)
 
     try:
-        return Campaign(dict(zip(sound, attempt(sound), strict=True)), failures)
+        return _without_nan(dict(zip(sound, attempt(sound), strict=True)), failures)
     except InputError as error:
         if len(sound) == 1:
             return Campaign({}, failures | {sound[0]: str(error)})
@@ -65,7 +65,14 @@ def attack_each(
             (found[number],) = attempt([number])
         except InputError as error:
             failures[number] = str(error)
-    return Campaign(found, failures)
+    return _without_nan(found, failures)
+
+
+def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
+    """Count images that are not finite, which nobody can score, as failures."""
+    broken = {number for number, one in found.items() if not bool(torch.isfinite(one.images).all())}
+    reasons = dict.fromkeys(broken, "the attack diverged: its images are not finite")
+    return Campaign({number: one for number, one in found.items() if number not in broken}, {**failures, **reasons})
 
 
 def _trouble(heard: Heard, model: nn.Module) -> str | None:

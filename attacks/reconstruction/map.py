@@ -310,7 +310,8 @@ class _Search:
         self._note = ""
         self._whitening = Whitening(scene.prior, scene.shape)
         self._posterior = _Posterior(scene, self._whitening, starts)
-        self._coordinates = torch.stack([start.coordinates for start in starts])
+        # The closed form of a broken upload is no image; the prior's mean, which is zero here, is one.
+        self._coordinates = torch.stack([start.coordinates for start in starts]).nan_to_num(0.0, 0.0, 0.0)
         self._logits = torch.stack([start.logits for start in starts])
         self._adam = torch.optim.Adam([self._coordinates, self._logits], betas=BETAS)
         self._lowest = torch.full((len(starts),), math.inf, dtype=_wide(self._logits), device=self._logits.device)
@@ -390,7 +391,9 @@ class _Search:
 
     def _step(self, evaluate: Evaluator, done: float, shares: Tensor, rate: float) -> Tensor:
         """Make one step; return the losses (n,) before it."""
-        losses, (self._coordinates.grad, self._logits.grad, _) = evaluate(self._coordinates, self._logits, shares)
+        losses, gradients = evaluate(self._coordinates, self._logits, shares)
+        # Adam remembers: one NaN would end this row's search, which can go on from the next step.
+        self._coordinates.grad, self._logits.grad = (one.nan_to_num(0.0, 0.0, 0.0) for one in gradients[:2])
         fall = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
         self._adam.param_groups[0]["lr"] = self._config.learning_rate * rate * fall
         self._adam.step()

@@ -32,7 +32,7 @@ from fedpriv.mechanisms import (
     VmfMechanism,
     build_mechanism,
 )
-from fedpriv.mechanisms.base import clip_factor
+from fedpriv.mechanisms.base import clip_factor, inverse_norm
 from fedpriv.mechanisms.cosine import mean_cosine
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ class UploadModel:
             case GaussianMechanism(clip_norm=bound) | HeterogeneousGaussianMechanism(clip_norm=bound):
                 return clip_factor(squared, bound)
             case VmfMechanism(kappa=kappa, scale=length):
-                positive = squared > 0
-                inverse = torch.where(positive, torch.where(positive, squared, 1.0).rsqrt(), 0.0)
-                return length * mean_cosine(kappa, dimension) * inverse
+                return length * mean_cosine(kappa, dimension) * inverse_norm(squared)
         return torch.ones_like(squared)
 
     def trained(self, network: "Network", parameters: Vector, images: Tensor, labels: Tensor) -> Vector:

@@ -18,6 +18,7 @@ __all__ = [
     "checked_norms",
     "clip_factor",
     "clip_factors",
+    "inverse_norm",
     "normal_norm",
     "refuse_not_finite",
 ]
@@ -108,6 +109,15 @@ def clip_factor(squared: Tensor, clip_norm: float) -> Tensor:
     clipped = squared > clip_norm**2
     # The branch that is not taken is kept away from the derivative of the root at 0.
     return torch.where(clipped, clip_norm * torch.where(clipped, squared, 1.0).rsqrt(), 1.0)
+
+
+def inverse_norm(squared: Tensor) -> Tensor:
+    """Return 1 / norm from squared norms, and 0 where the norm is next to nothing; differentiable, also at zero.
+
+    Next to nothing (7e-12 in float32) is what the derivative, a power of -3/2, would overflow at.
+    """
+    known = squared > torch.finfo(squared.dtype).tiny ** 0.6
+    return torch.where(known, torch.where(known, squared, 1.0).rsqrt(), 0.0)
 
 
 def normal_norm(dimension: float, steepest: float, tail: float) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
-from fedpriv.mechanisms.base import Mechanism, check_batch_size
+from fedpriv.mechanisms.base import Mechanism, check_batch_size, inverse_norm
 from fedpriv.mechanisms.batch_sum import draw_sum
 from fedpriv.mechanisms.block_sum import draw_block_sums
 from fedpriv.mechanisms.blocks import block_length, block_runs, block_sizes
@@ -76,10 +76,9 @@ class VmfMechanism(Mechanism):
 
     def _means(self, blocks: Tensor) -> Tensor:
         """The means of draws around blocks, both (m, d)."""
-        squared = blocks.square().sum(dim=1, keepdim=True)
         # At zero the derivative of the norm is not defined: the direction is taken as 0 there, and constant.
-        inverse = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).rsqrt(), 0.0)
-        return self.scale * mean_cosine(self.kappa, blocks.shape[1]) * inverse * blocks
+        directions = inverse_norm(blocks.square().sum(dim=1, keepdim=True)) * blocks
+        return self.scale * mean_cosine(self.kappa, blocks.shape[1]) * directions
 
 
 def _numpy_generator(generator: torch.Generator) -> np.random.Generator:

@@ -91,6 +91,19 @@ def test_sound_uploads_are_attacked_as_one_batch(monkeypatch: pytest.MonkeyPatch
     assert sizes == [3]
 
 
+def test_images_that_are_not_finite_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverging(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
+        found = reconstruct(name, observations, *rest)
+        broken = [replace(one, images=one.images * torch.nan) for one in found[1].attempts]
+        return [found[0], replace(found[1], attempts=tuple(broken)), *found[2:]]
+
+    monkeypatch.setattr(campaign, "reconstruct", diverging)
+    heard, _, _ = observe_digits(mlp(), 3)
+    result = attack_each("iga", heard, mlp(), CONFIG, 0)
+    assert sorted(result.found) == [0, 2]
+    assert result.failures == {1: "the attack diverged: its images are not finite"}
+
+
 @pytest.mark.parametrize(
     "error",
     [

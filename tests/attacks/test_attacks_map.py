@@ -1,5 +1,6 @@
 """MAP: what it keeps, labels under noise, the same numbers alone and together, and no worse than the other attacks."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,3 +186,16 @@ def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) 
     assert paired_margin(ours, (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))) <= 0
     if "hidden1.weight" in heard[0].upload:
         assert paired_margin(ours, run("closed_form", ClosedFormConfig())) <= 0
+
+
+@pytest.mark.parametrize("blocks", ["whole", "layer", "size:16"])
+def test_a_gradient_that_is_not_finite_leaves_an_image(blocks: str) -> None:
+    """Here the upload is what cannot be compared with; nothing is learnt, and that is said."""
+    model = mlp("relu")
+    heard, _, _ = observe_digits(model, 2, mechanism={"name": "vmf", "kappa": 3e4, "blocks": blocks})
+    broken = {key: torch.full_like(value, torch.nan) for key, value in heard[0].upload.items()}
+    found = reconstruct("map", [replace(heard[0], upload=broken), heard[1]], model, SHORT, 0, public_images=public())
+    assert found[0].loss is None
+    assert "no finite loss" in found[0].note
+    assert found[1].loss is not None
+    assert all(bool(torch.isfinite(one.images).all()) for one in found)

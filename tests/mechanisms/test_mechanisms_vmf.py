@@ -173,6 +173,27 @@ def test_expected_of_zero_is_zero_with_finite_derivatives(blocks: str) -> None:
     assert torch.isfinite(value.grad).all()
 
 
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("exponent", range(-44, 13, 2))
+def test_expected_has_finite_derivatives_at_any_length(blocks: str, exponent: int) -> None:
+    """Against float64, where nothing overflows; below 7e-12 a block counts as zero."""
+    start = 10.0**exponent * torch.tensor([3.0, -1.0, 2.0, 0.5])
+    pull = torch.tensor([1.0, 2.0, -1.0, 0.3])
+
+    def of(value: Tensor) -> tuple[Tensor, Tensor]:
+        value = value.clone().requires_grad_()
+        expected = VmfMechanism(6.0, blocks).expected({"a": value})["a"]
+        (derivative,) = torch.autograd.grad(expected @ pull.to(value), value)
+        return expected.detach(), derivative
+
+    expected, derivative = of(start)
+    assert bool(torch.isfinite(expected).all() and torch.isfinite(derivative).all())
+    if exponent >= -10:
+        exact, slope = of(start.double())
+        torch.testing.assert_close(expected.double(), exact, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(derivative.double(), slope, rtol=1e-4, atol=float(1e-5 / start.norm()))
+
+
 @pytest.mark.parametrize(
     ("kappa", "blocks", "scale"),
     [
