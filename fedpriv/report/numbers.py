@@ -14,13 +14,13 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
-def figure(value: float, digits: int = 4) -> str:
-    """Return a number with so many significant digits: 12.35, 158,300, 10⁻⁵, 3.2 × 10⁻⁹."""
+def figure(value: float, digits: int = 4, largest: float = _LARGEST_PLAIN) -> str:
+    """Return a number with significant digits: 12.35, 158,300, 10⁻⁵, 3.2 × 10⁻⁹; from ``largest`` on a power."""
     if value == 0 or not math.isfinite(value):
         return _minus(f"{value:g}")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     rounded = float(f"{mantissa}e{exponent}")
-    if not _SMALLEST_PLAIN <= abs(rounded) < _LARGEST_PLAIN:
+    if not _SMALLEST_PLAIN <= abs(rounded) < largest:
         power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
         plain = f"{float(mantissa):g}"
         return power if plain == "1" else _minus(f"{plain} × {power}")

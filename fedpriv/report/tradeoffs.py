@@ -172,7 +172,9 @@ def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:
         axes.set_xscale("log")
         wide = max(costs) > 1e3 * min(costs)
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value, 2)))
+        # Long numbers in a row would run into each other.
+        largest = 1e4 if wide else 1e7
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value, 2, largest)))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
 

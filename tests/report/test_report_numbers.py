@@ -32,6 +32,11 @@ def test_figure_has_four_significant_digits(value: float, text: str) -> None:
     assert numbers.figure(value) == text
 
 
+@pytest.mark.parametrize(("value", "text"), [(9_999, "10⁴"), (1_000, "1,000"), (1e4, "10⁴"), (2e6, "2 × 10⁶")])
+def test_figure_is_a_power_from_the_largest_on(value: float, text: str) -> None:
+    assert numbers.figure(value, 2, 1e4) == text
+
+
 @given(st.floats(min_value=1e-300, max_value=1e300))
 def test_figure_reads_back_as_the_rounded_number(value: float) -> None:
     text = numbers.figure(value).replace(",", "")
