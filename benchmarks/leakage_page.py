@@ -168,14 +168,18 @@ def _reading(group: Group, cells: Sequence[Row]) -> str:
     attacks = list(dict.fromkeys(row.cell.attack for row in cells))
     recovered: list[str] = []
     told: list[str] = []
+    alike: list[str] = []
     neither: list[str] = []
     labels: list[str] = []
     for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
         results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
-        if any(result.recovered for result in results):
+        known = [result for result in results if _is_told(result, len(attacks))]
+        if any(result.recovered for result in known):
             recovered.append(mechanism)
-        elif any(_is_told(result, len(attacks)) for result in results):
+        elif known:
             told.append(mechanism)
+        elif any(result.recovered for result in results):
+            alike.append(mechanism)
         elif results:
             neither.append(mechanism)
         if any(result.label_accuracy == 1 for result in results):
@@ -183,6 +187,7 @@ def _reading(group: Group, cells: Sequence[Row]) -> str:
     clauses = {
         "images are recovered with": recovered,
         "not recovered but told from others more often than chance with": told,
+        "counted as recovered, but told from others no more often than chance, with": alike,
         "neither with": neither,
         "every label is named with": labels,
     }

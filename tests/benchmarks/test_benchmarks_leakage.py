@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,17 @@ def test_the_page_has_every_cell_and_keeps_what_is_around(measured: Path) -> Non
     assert "images are recovered with `none`" in text
     heads = [line.count("|") for line in text.splitlines() if line.startswith("|")]
     assert set(heads) == {12, 11}
+
+
+def test_an_image_that_counts_as_recovered_but_is_not_told_is_no_leak(measured: Path) -> None:
+    rows = list(read_rows(measured / "rows.jsonl").values())
+    lucky = [
+        replace(row, result=replace(row.result, recovered=1, identified=0)) if row.result and row.cell.model else row
+        for row in rows
+    ]
+    words = "counted as recovered, but told from others no more often than chance, with `none`, `gaussian:0.001`"
+    assert words in tables(lucky)
+    assert words not in tables(rows)
 
 
 def test_pictures_have_a_row_for_each_mechanism(measured: Path) -> None:
