@@ -25,7 +25,11 @@ def main() -> None:
     parser.add_argument("--membership", default="", help="membership attack; default: the strongest")
     parser.add_argument("--model", default="", help="network; default: all trials are of one")
     asked = parser.parse_args()
-    records = [one for one in SweepFolder.open(asked.folder).records() if asked.model in ("", one.model)]
+    every = SweepFolder.open(asked.folder).records()
+    records = [one for one in every if asked.model in ("", one.model)]
+    if not records:
+        names = ", ".join(sorted({one.model for one in every}))
+        parser.error(f"--model {asked.model}: the sweep's networks are {names}")
     settings = settings_of(records, choose_attacks(records, asked.attack, asked.membership))
     asked.out.write_bytes(to_svg(lambda _: _drawn(settings), LIGHT, transparent=False)[0])
 
