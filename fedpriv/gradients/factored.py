@@ -37,8 +37,8 @@ class FactoredGradients(GradientOperator):
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self._factors = dict(factors)
 
-    def gram(self, block: Block | None = None, *, precise: bool = True) -> Tensor:  # noqa: D102
-        return in_double(self._sum(lambda name, factor: factor.gram(precise), block))
+    def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:  # noqa: D102
+        return in_double(self._sum(lambda name, factor: factor.grams(groups, precise), block))
 
     def norms(self, block: Block | None = None) -> Tensor:  # noqa: D102
         return self._sum(lambda name, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
@@ -53,8 +53,8 @@ class FactoredGradients(GradientOperator):
         with full_precision(self.device):
             return {name: self._factors[name].rows(start, stop) for name in self.names(block)}
 
-    def dot(self, vector: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
-        return self._sum(lambda name, factor: factor.dot(vector[name]), block)
+    def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
+        return self._sum(lambda name, factor: factor.dots(vectors[name]), block)
 
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:  # noqa: D102
         with full_precision(self.device):

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedpriv.gradients.norms import row_norms
 from fedpriv.gradients.operator import in_double
 
 __all__ = [
@@ -111,6 +112,10 @@ class Factor(ABC):
     def gram(self, precise: bool) -> Tensor:
         """Return their inner products, (B, B), in float64 at least if ``precise``; not to be changed."""
 
+    def grams(self, groups: int, precise: bool) -> Tensor:
+        """Return the inner products within G groups of the same size, (G, B / G, B / G), as :meth:`gram` does."""
+        return torch.stack([part.gram(precise) for part in self._cut(groups)])
+
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """Return their squared norms, (B,)."""
@@ -126,6 +131,10 @@ class Factor(ABC):
     @abstractmethod
     def dot(self, vector: Tensor) -> Tensor:
         """Return their inner products with a tensor of the parameter's shape, (B,)."""
+
+    def dots(self, vectors: Tensor) -> Tensor:
+        """Return the inner products of G groups of the same size with a tensor each, (G, *shape): (G, B / G)."""
+        return torch.stack([part.dot(vector) for part, vector in zip(self._cut(len(vectors)), vectors, strict=True)])
 
     @abstractmethod
     def combine(self, weights: Tensor) -> Tensor:
@@ -146,6 +155,13 @@ class Factor(ABC):
     @abstractmethod
     def pair_products(self) -> int:
         """Return about how many multiplications the inner product of two of them takes."""
+
+    def _cut(self, groups: int) -> Sequence["Factor"]:
+        """Cut the batch into groups of the same size."""
+        if groups == 1:
+            return (self,)
+        size = self._examples // groups
+        return [self.part(start, start + size) for start in range(0, self._examples, size)]
 
     def _step(self, numbers_each: int, size: int) -> int:
         """How many things of ``numbers_each`` numbers of ``size`` bytes fit into the scratch, at least 1."""
@@ -244,32 +260,44 @@ class Rows(Factor):
         self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
         self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
         self._side = side
-        self._grams: dict[bool, Tensor] = {}
+        self._grams: dict[tuple[int, bool], Tensor] = {}
 
     def gram(self, precise: bool) -> Tensor:
-        """Return the inner products, B^2 n operations for n coordinates the first time."""
+        """Return the inner products."""
+        return self.grams(1, precise)[0]
+
+    def grams(self, groups: int, precise: bool) -> Tensor:
+        """Return the inner products within groups, B^2 n / G operations for n coordinates the first time."""
         precise = precise or not self._side
-        if precise not in self._grams:
-            self._grams[precise] = _products(self._rows, self._scratch) if precise else self._rows @ self._rows.T
-        return self._grams[precise]
+        if (groups, precise) not in self._grams:
+            rows = _grouped(self._rows, groups)
+            self._grams[groups, precise] = _products(rows, self._scratch) if precise else rows @ rows.mT
+        return self._grams[groups, precise]
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
-        return _norms(self._rows).square()
+        return row_norms(self._rows).square()
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms."""
-        return _norms(self._rows, 1)
+        return row_norms(self._rows, 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares, some coordinates at a time."""
         step = self._step(self._examples, self._rows.element_size())
         parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
-        return _sum(torch.mv(some.square(), chosen) for some, chosen in parts)
+        return _sum(row_norms(some * chosen.sqrt()).square() for some, chosen in parts)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a tensor."""
-        return torch.mv(self._rows, self._laid_out(vector))
+        return self.dots(vector[None])[0]
+
+    def dots(self, vectors: Tensor) -> Tensor:
+        """Return the inner products of groups with a tensor each."""
+        order = (0, *(axis + 1 for axis in self._order))
+        laid_out = vectors.permute(order).reshape(len(vectors), 1, self._shape.numel())
+        # Vectors from the left: from the right a batched product takes ten times as long.
+        return torch.bmm(laid_out, _grouped(self._rows, len(vectors)).mT)[:, 0]
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum."""
@@ -315,17 +343,21 @@ class Dyads(Factor):
         self._sides = Rows(inputs, scratch, side=True), errors
 
     def gram(self, precise: bool) -> Tensor:
-        """Return the inner products: products of inner products."""
+        """Return the inner products."""
+        return self.grams(1, precise)[0]
+
+    def grams(self, groups: int, precise: bool) -> Tensor:
+        """Return the inner products within groups: products of inner products."""
         left, right = self._sides
-        return left.gram(precise) * right.gram(precise)
+        return left.grams(groups, precise) * right.grams(groups, precise)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms: products of norms, squared."""
-        return (_norms(self._inputs) * _norms(self._errors)).square()
+        return (row_norms(self._inputs) * row_norms(self._errors)).square()
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms: products of L1 norms."""
-        return _norms(self._inputs, 1) * _norms(self._errors, 1)
+        return row_norms(self._inputs, 1) * row_norms(self._errors, 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares: a matrix product."""
@@ -333,11 +365,18 @@ class Dyads(Factor):
         return torch.cat([(e.square() @ weights).mul_(a.square()).sum(dim=1) for a, e in chunks])
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return the inner products with a matrix; the smaller side is what is written out."""
-        chunks = self._chunks(sum(self._shape))
+        """Return the inner products with a matrix."""
+        return self.dots(vector[None])[0]
+
+    def dots(self, vectors: Tensor) -> Tensor:
+        """Return the inner products of groups with a matrix each; the smaller side is what is written out."""
+        step = max(1, self._step(sum(self._shape), self._errors.element_size()) // len(vectors))
+        inputs, errors = (_grouped(side, len(vectors)).split(step, dim=1) for side in (self._inputs, self._errors))
         if self._shape[0] <= self._shape[1]:
-            return torch.cat([(a @ vector.T).mul_(e).sum(dim=1) for a, e in chunks])
-        return torch.cat([(e @ vector).mul_(a).sum(dim=1) for a, e in chunks])
+            parts = [torch.bmm(a, vectors.mT).mul_(e).sum(dim=2) for a, e in zip(inputs, errors, strict=True)]
+        else:
+            parts = [torch.bmm(e, vectors).mul_(a).sum(dim=2) for a, e in zip(inputs, errors, strict=True)]
+        return torch.cat(parts, dim=1)
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum."""
@@ -391,7 +430,7 @@ class Outer(Factor):
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            return _sum(_products(rows, self._scratch) for rows in self._pieces(precise=True))
+            return _sum(_products(rows[None], self._scratch)[0] for rows in self._pieces(precise=True))
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
         return self._by_pairs(self._positions, self._numbers, self._side, _products_of_positions)
@@ -399,20 +438,20 @@ class Outer(Factor):
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
-            return _sum(_norms(rows).square() for rows in self._pieces(precise=False))
+            return _sum(row_norms(rows).square() for rows in self._pieces(precise=False))
         chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
         pairs = ((in_double(a), in_double(e)) for a, e in chunks)
         return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms, from gradients multiplied out piece by piece."""
-        return _sum(_norms(rows, 1) for rows in self._pieces(precise=False))
+        return _sum(row_norms(rows, 1) for rows in self._pieces(precise=False))
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
         matrix = weights.reshape(self._tall, self._wide)
         pieces = zip(self._pieces(precise=False), matrix.split(self._piece(self._size)), strict=True)
-        return _sum(torch.mv(rows.square_(), part.reshape(-1)) for rows, part in pieces)
+        return _sum(row_norms(rows.mul_(part.reshape(-1).sqrt())).square() for rows, part in pieces)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a matrix; the smaller side is what is written out."""
@@ -668,26 +707,30 @@ def _sum(parts: Iterator[Tensor]) -> Tensor:
     return total
 
 
-def _norms(rows: Tensor, order: int = 2) -> Tensor:
-    """The norms (B,) of rows (B, n)."""
-    norms: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1)
-    return norms
+def _grouped(rows: Tensor, groups: int) -> Tensor:
+    """Rows (B, n) in groups of the same size, (G, B / G, n)."""
+    grouped: Tensor = rows.unflatten(0, (groups, len(rows) // groups))
+    return grouped
 
 
 def _products(rows: Tensor, scratch: int) -> Tensor:
-    """Inner products (B, B) of rows (B, n), in float64; about half of them computed, the others mirrored.
+    """Inner products (G, b, b) of rows (G, b, n) within groups, in float64; of large groups about half are mirrored.
 
     Some coordinates at a time: as many as stay in a processor's cache, or fit into the scratch.
     """
-    examples, room = len(rows), min(scratch, CACHE_BYTES) if rows.device.type == "cpu" else scratch
+    groups, examples = rows.shape[:2]
+    room = min(scratch, CACHE_BYTES) if rows.device.type == "cpu" else scratch
+    if examples <= STRIP and 8 * rows.numel() <= room:
+        precise = in_double(rows)
+        return precise @ precise.mT
     strips = list(slices(0, examples, STRIP))
-    products = in_double(rows[:, :0]).new_zeros(examples, examples)
-    for some in rows.split(max(1, room // (8 * max(1, examples))), dim=1):
+    products = in_double(rows[..., :0]).new_zeros(groups, examples, examples)
+    for some in rows.split(max(1, room // (8 * max(1, groups * examples))), dim=2):
         precise = in_double(some)
         for strip in strips:
-            products[strip, strip.start :].addmm_(precise[strip], precise[strip.start :].T)
+            products[:, strip, strip.start :].baddbmm_(precise[:, strip], precise[:, strip.start :].mT)
     for strip in strips:
-        products[strip.stop :, strip] = products[strip, strip.stop :].T
+        products[:, strip.stop :, strip] = products[:, strip, strip.stop :].mT
     return products
 
 

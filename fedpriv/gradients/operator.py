@@ -75,13 +75,20 @@ class GradientOperator(ABC):
         return "\n".join(lines)
 
     @abstractmethod
-    def gram(self, block: Block | None = None, *, precise: bool = True) -> Tensor:
-        """Return M^T M, the inner products of the gradients, (B, B), in float64, on any device; not to be changed.
+    def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:
+        """Return the inner products of the gradients within groups, (G, B / G, B / G), in float64; not to be changed.
+
+        They are on any device.
 
         Args:
+            groups: G, how many groups of the same number of consecutive examples there are; it divides B.
             block: the coordinates.
             precise: computed in float64. If not, some may come from the gradients' own type, where that is faster.
         """
+
+    def gram(self, block: Block | None = None) -> Tensor:
+        """Return M^T M, the inner products of the gradients, (B, B), in float64, on any device; not to be changed."""
+        return self.grams(1, block)[0]
 
     @abstractmethod
     def norms(self, block: Block | None = None) -> Tensor:
@@ -103,8 +110,17 @@ class GradientOperator(ABC):
         """
 
     @abstractmethod
+    def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
+        """Return the inner products of the gradients of G groups with one vector each, (G, B / G).
+
+        Args:
+            vectors: (G, *shape) each, G a divisor of B; it may have more names than the block.
+            block: the coordinates.
+        """
+
     def dot(self, vector: Vector, block: Block | None = None) -> Tensor:
         """Return M^T v, of shape (B,), the inner products with ``vector``, which may have more names than the block."""
+        return self.dots({name: vector[name][None] for name in self.names(block)}, block)[0]
 
     @abstractmethod
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
@@ -133,10 +149,13 @@ class GradientOperator(ABC):
         return self.vector(standard_normal(self.dimension(block), generator, self.dtype), block)
 
     def vector(self, numbers: Tensor, block: Block | None = None) -> Vector:
-        """Return numbers (K,), the parameters of a block laid end to end, as a vector; on the parameters' device."""
+        """Return numbers (..., K), the parameters of a block laid end to end, as tensors (..., *shape) of the same.
+
+        They are on the parameters' device, and the same memory if they were there before.
+        """
         shapes = {name: self.shapes[name] for name in self.names(block)}
-        parts = numbers.to(self.device).split([shape.numel() for shape in shapes.values()])
-        return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+        parts = numbers.to(self.device).split([shape.numel() for shape in shapes.values()], dim=-1)
+        return {name: part.unflatten(-1, shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
     def dimension(self, block: Block | None = None) -> int:
         """Return K, the number of coordinates."""

@@ -8,18 +8,22 @@ gradients' inner products alone. Let U be the span of the directions, of dimensi
   U, r numbers, and a part outside, with squared length q_i^2 ~ chi^2(D) and a direction w_i uniform outside U. With
   R_i = sqrt(|p_i|^2 + q_i^2): v_i = (p_i + q_i w_i) / R_i.
 - Inside U the sum is sum_i t_i mu_i + u, u = sum_i a_i p_i / R_i.
-- Outside U it is sum_i l_i w_i, l_i = a_i q_i / R_i. Its direction is uniform and independent of its length rho; adding
-  one w_i at a time, rho^2 becomes rho^2 + l_i^2 + 2 rho l_i x with x the cosine of a uniform direction in R^D.
+- Outside U it is sum_i l_i w_i, l_i = a_i q_i / R_i. Its direction is uniform and independent of its length, and so are
+  those of sums of some of them: two with lengths l and m have a sum of squared length l^2 + m^2 + 2 l m x, with x the
+  cosine of a uniform direction in R^D.
 - A uniform direction outside U is what one normal vector h in R^K has outside U, over its length.
 
 With S the inner products of the directions, F such that Q = (mu_1 .. mu_B) F has orthonormal columns that span U, and
 Q^T h from the inner products of h with the gradients, all of it is one combination of gradients plus a multiple of h. A
 zero gradient has no direction: its draw is uniform, t_i = 0, a_i = 1, and its p_i is not made orthogonal to anything.
+
+Where inner products are dear a batch is cut into groups: sums of different examples are independent, so their sum is
+the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +32,9 @@ from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
+from fedpriv.gradients.norms import row_norms
 from fedpriv.mechanisms.base import refuse_not_finite
-from fedpriv.mechanisms.cosine import draw_cosines, draw_uniform_cosines
+from fedpriv.mechanisms.cosine import Floats, draw_cosines, draw_uniform_cosines
 from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
 
 __all__ = ["draw_sum", "group_size"]
@@ -41,56 +46,72 @@ CLEARLY_INDEPENDENT = 1e-2
 # What a group of examples costs beside the inner products of its pairs, in multiplications of float64 in the same time:
 # each coordinate of its normal vector, and the rest.
 NORMAL_PRODUCTS = 100
-GROUP_PRODUCTS = 24_000_000
+GROUP_PRODUCTS = 500_000
 
 
 @dataclass(frozen=True)
 class Directions:
-    """The n gradients that have a direction, scaled to length 1, as an operator on small vectors (float64, CPU).
+    """The directions of the gradients of G groups of b examples, as an operator on small vectors (float64, CPU).
 
     Attributes:
-        gradients: the batch.
+        gradients: of all groups, one after the other.
         block: the coordinates.
-        present: (B,), which gradients are not zero.
-        norms: (n,), of those.
+        scales: (G, b), by which the gradients are scaled to length 1; 0 for those that have no direction.
     """
 
     gradients: GradientOperator
     block: Block | None
-    present: Tensor
-    norms: Tensor
+    scales: Tensor
 
     def combine(self, coefficients: Tensor) -> Vector:
-        """Return the sum of the directions with coefficients (n,)."""
+        """Return the sum of the directions of all groups with coefficients (G, b)."""
         return self.gradients.combine(self._weights(coefficients), self.block)
 
     def add_combination(self, vector: Vector, scale: float, coefficients: Tensor) -> None:
-        """Replace a vector by ``scale`` times itself plus the sum of the directions with coefficients (n,)."""
+        """Replace a vector by ``scale`` times itself plus the sum of all directions with coefficients (G, b)."""
         self.gradients.add_combination(vector, scale, self._weights(coefficients), self.block)
 
-    def dot(self, vector: Vector) -> Tensor:
-        """Return the inner products of the directions with a vector, (n,)."""
-        return self.gradients.dot(vector, self.block).cpu().double()[self.present] / self.norms
+    def dots(self, vectors: Vector) -> Tensor:
+        """Return the inner products of each group's directions with its vector, (G, b), of vectors (G, *shape)."""
+        return self.gradients.dots(vectors, self.block).cpu().double() * self.scales
+
+    def group(self, index: int) -> "Directions":
+        """Return those of one group."""
+        size = self.scales.shape[1]
+        gradients = self.gradients.part(index * size, (index + 1) * size)
+        return Directions(gradients, self.block, self.scales[index : index + 1])
 
     def _weights(self, coefficients: Tensor) -> Tensor:
-        """The weights (B,) of the gradients that belong to coefficients (n,) of the directions."""
-        weights = torch.zeros(self.gradients.examples, dtype=torch.float64)
-        weights[self.present] = coefficients / self.norms
-        return weights.to(self.gradients.device, self.gradients.dtype)
+        """The weights of the gradients, (B,), that belong to coefficients (G, b) of the directions."""
+        return (coefficients * self.scales).view(-1).to(self.gradients.device, self.gradients.dtype)
 
 
 class Parts(NamedTuple):
-    """The sum of a batch's draws, in three parts.
+    """The sums of the draws of G groups, each in three parts.
 
     Attributes:
-        along: (n,), coefficients of the directions.
-        inside: (r,), what is orthogonal to each draw's own direction but in their span, in its basis.
-        outside: the length of what is outside the span.
+        along: (G, b), coefficients of the directions.
+        inside: (G, r), what is orthogonal to each draw's own direction but in their span, in its basis.
+        outside: (G,), the length of what is outside the span.
     """
 
     along: Tensor
     inside: Tensor
-    outside: float
+    outside: Tensor
+
+
+class Outside(NamedTuple):
+    """A vector outside the span of each of G groups, uniform in direction: ``numbers`` and a correction in the span.
+
+    Attributes:
+        numbers: (G, K).
+        correction: (G, b), coefficients of the directions to be added.
+        lengths: (G,), of the sums.
+    """
+
+    numbers: Tensor
+    correction: Tensor
+    lengths: Tensor
 
 
 def draw_sum(
@@ -105,154 +126,202 @@ def draw_sum(
 
     A gradient counts as zero, and gets a uniform direction, when its norm is below the smallest normal number over the
     precision of its type (1e-31 in float32), where its direction is lost to rounding. The K-sized vectors are in the
-    gradients' type and on their device, the B x B work is in float64 on the CPU.
+    gradients' type and on their device, the small work is in float64 on the CPU.
 
     Args:
         gradients: the batch; the sum over an empty one is zero.
         kappa: concentration, at least 0.
         scale: factor of the result.
         block: the coordinates; ``None``: all.
-        generator: for the normal numbers, K and at most B x B, all in the gradients' type.
+        generator: for the normal numbers, K for each group and at most B x B, all in the gradients' type.
         rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws that take a generator).
 
     Raises:
         ValueError: a gradient is not finite.
     """
-    first, *others = _groups(gradients, block)
-    total = _draw_group(first, kappa, scale, block, generator, rng)
-    for group in others:
-        vector = _draw_group(group, kappa, scale, block, generator, rng)
+    parts = _grouped(gradients, block)
+    return _added(_draw_groups(some, groups, kappa, scale, block, generator, rng) for some, groups in parts)
+
+
+def group_size(gradients: GradientOperator, block: Block | None) -> int:
+    """Return the size of groups of examples with which drawing their sums takes about the least time: a power of 2.
+
+    A group of b examples takes b^2 times the inner product of a pair, and a normal vector.
+    """
+    each = NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS
+    return 1 << max(0, round(math.log2(each / max(1, gradients.pair_products(block))) / 2))
+
+
+def _grouped(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
+    """Cut a batch into some that consist of groups of one size, their normal vectors small enough; the last is less.
+
+    Returns:
+        Gradients and how many groups they are.
+    """
+    size, examples = group_size(gradients, block), gradients.examples
+    bytes_each = gradients.dimension(block) * gradients.dtype.itemsize
+    together = size * max(1, min(examples // size, gradients.chunk_bytes // max(1, bytes_each)))
+    if together >= examples:
+        return [(gradients, max(1, examples // size))]
+    whole = examples - examples % size
+    cut = [(start, min(start + together, whole)) for start in range(0, whole, together)]
+    parts = [(gradients.part(start, stop), (stop - start) // size) for start, stop in cut]
+    return parts if whole == examples else [*parts, (gradients.part(whole, examples), 1)]
+
+
+def _added(sums: Iterator[Vector]) -> Vector:
+    """The sum of vectors, one after the other, in the first of them."""
+    total = next(sums)
+    for vector in sums:
         for name, value in total.items():
             value += vector[name]
     return total
 
 
-def group_size(gradients: GradientOperator, block: Block | None) -> int:
-    """Return the size of groups of examples with which drawing their sums one by one takes about the least time.
-
-    The inner products of B directions take B^2 / 2 times those of a pair, a sum of draws takes a normal vector: with
-    G groups the first fall to B^2 / (2 G), the second become G. The sums are independent, so their sum is the batch's.
-    """
-    each = NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS
-    return max(1, round(math.sqrt(2 * each / max(1, gradients.pair_products(block)))))
-
-
-def _groups(gradients: GradientOperator, block: Block | None) -> list[GradientOperator]:
-    """Cut a batch into groups of nearly equal sizes."""
-    number = math.ceil(gradients.examples / group_size(gradients, block))
-    if number <= 1:
-        return [gradients]
-    ends = [index * gradients.examples // number for index in range(number + 1)]
-    return [gradients.part(start, stop) for start, stop in pairwise(ends)]
-
-
-def _draw_group(
+def _draw_groups(
     gradients: GradientOperator,
+    groups: int,
     kappa: float,
     scale: float,
     block: Block | None,
     generator: torch.Generator,
     rng: np.random.Generator,
 ) -> Vector:
-    """Draw the sum of all directions at once; arguments as for :func:`draw_sum`."""
-    directions, basis = _directions(gradients, block)
-    dimension = gradients.dimension(block)
-    numbers = standard_normal(basis.rank * gradients.examples + dimension, generator, gradients.dtype)
-    inside, everywhere = numbers.split([basis.rank * gradients.examples, dimension])
-    parts = _draw_parts(basis, kappa, dimension, inside.cpu().double().view(basis.rank, gradients.examples), rng)
-    coefficients = parts.along + basis.combination @ parts.inside
+    """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
+    size, found = gradients.examples // groups, _directions(gradients, groups, block)
+    if found is None:
+        each = (gradients.part(start, start + size) for start in range(0, gradients.examples, size))
+        return _added(_draw_groups(group, 1, kappa, scale, block, generator, rng) for group in each)
+    directions, basis = found
+    dimension, small = gradients.dimension(block), basis.rank * gradients.examples
+    drawn = standard_normal(small + groups * dimension, generator, gradients.dtype)
+    normal = drawn[:small].cpu().double().view(groups, basis.rank, size)
+    parts = _draw_parts(basis, directions.scales > 0, kappa, dimension, normal, rng)
+    coefficients = parts.along + _times(basis.combination, parts.inside)
     if dimension == basis.rank:
         return directions.combine(scale * coefficients)
-    vector, correction, length = _made_outside(directions, basis, gradients.vector(everywhere, block))
-    stretch = parts.outside / length
-    directions.add_combination(vector, scale * stretch, scale * (coefficients + stretch * correction))
-    return vector
+    outside = _made_outside(directions, basis, drawn[small:].view(groups, dimension).to(gradients.device))
+    stretch = parts.outside / outside.lengths
+    numbers, factor = _combined(outside.numbers, stretch)
+    total = gradients.vector(numbers, block)
+    directions.add_combination(total, scale * factor, scale * (coefficients + stretch[:, None] * outside.correction))
+    return total
 
 
-def _directions(gradients: GradientOperator, block: Block | None) -> tuple[Directions, Basis]:
-    """Scale the gradients to length 1 and find a basis of their span.
+def _combined(numbers: Tensor, weights: Tensor) -> tuple[Tensor, float]:
+    """The sum of vectors (G, K) with weights (G,), as a vector and a factor; a single one is left as it is."""
+    return (numbers[0], float(weights[0])) if len(numbers) == 1 else (weights.to(numbers) @ numbers, 1.0)
 
-    Inner products in the gradients' own type do when the directions are clearly independent; if not, or if a gradient
-    is too small or too large to be squared, they are computed again in float64.
+
+def _directions(gradients: GradientOperator, groups: int, block: Block | None) -> tuple[Directions, Basis] | None:
+    """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes one group at a time.
+
+    Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
+    is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
     """
     limits, dimension = torch.finfo(gradients.dtype), gradients.dimension(block)
-    gram = gradients.gram(block, precise=False).cpu()
-    squared = gram.diagonal()
-    if bool(((squared > limits.tiny / limits.eps) & (squared < limits.max)).all()) and gradients.examples <= dimension:
-        norms = squared.sqrt()
-        basis = triangular_basis(gram / norms / norms[:, None], CLEARLY_INDEPENDENT)
-        if basis is not None:
-            return Directions(gradients, block, torch.ones(gradients.examples, dtype=torch.bool), norms), basis
+    if gradients.examples // groups <= dimension and 2 * gradients.pair_products(block) < dimension:
+        grams = gradients.grams(groups, block, precise=False).cpu()
+        squared = grams.diagonal(dim1=1, dim2=2)
+        if _within(squared, limits.tiny / limits.eps, limits.max):
+            scales = squared.rsqrt()
+            basis = triangular_basis(_similarity(grams, scales), CLEARLY_INDEPENDENT)
+            if basis is not None:
+                return Directions(gradients, block, scales), basis
 
-    gram = gradients.gram(block).cpu()
-    refuse_not_finite(gram.diagonal(), gradients)
-    lengths = gram.diagonal().sqrt()
-    present = lengths > limits.tiny / limits.eps
-    norms = lengths[present]
-    similarity = gram[present][:, present] / norms / norms[:, None]
+    grams = gradients.grams(groups, block).cpu()
+    lengths = grams.diagonal(dim1=1, dim2=2).sqrt()
+    if _within(lengths, limits.tiny / limits.eps, math.inf):
+        scales = 1 / lengths
+    else:
+        refuse_not_finite(lengths.reshape(-1), gradients)
+        scales = torch.where(lengths > limits.tiny / limits.eps, 1 / lengths, 0.0)
+    similarity = _similarity(grams, scales)
     # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue).
-    least = max(limits.eps, len(norms) * torch.finfo(torch.float64).eps)
-    basis = triangular_basis(similarity, least) if len(norms) <= dimension else None
-    if basis is None:
-        basis = spectral_basis(similarity, dimension, least)
-    return Directions(gradients, block, present, norms), basis
+    least = max(limits.eps, scales.shape[1] * torch.finfo(torch.float64).eps)
+    basis = triangular_basis(similarity, least) if scales.shape[1] <= dimension else None
+    if basis is None and groups == 1:
+        basis = spectral_basis(similarity[0], dimension, least)
+    return None if basis is None else (Directions(gradients, block, scales), basis)
 
 
-def _draw_parts(basis: Basis, kappa: float, dimension: int, normal: Tensor, rng: np.random.Generator) -> Parts:
-    """Draw all numbers but the direction outside the span; zero gradients come after those with a direction.
+def _within(values: Tensor, least: float, most: float) -> bool:
+    """Whether all numbers are above the one and below the other; none is NaN then."""
+    return not values.numel() or (least < float(values.min()) and float(values.max()) < most)
+
+
+def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
+    """The inner products (G, b, b) of vectors scaled by (G, b)."""
+    return grams * scales[:, :, None] * scales[:, None]
+
+
+def _draw_parts(
+    basis: Basis, present: Tensor, kappa: float, dimension: int, normal: Tensor, rng: np.random.Generator
+) -> Parts:
+    """Draw all numbers but the directions outside the spans.
 
     Args:
-        basis: of the span, of dimension r.
+        basis: of the spans, of dimension r.
+        present: (G, b), which gradients have a direction.
         kappa: concentration.
         dimension: K.
-        normal: standard normal numbers, (r, B); overwritten.
+        normal: standard normal numbers, (G, r, b); overwritten.
         rng: for all others.
     """
-    rank, present = basis.coordinates.shape
-    examples = normal.shape[1]
-    cosines = draw_cosines(kappa, dimension, present, rng)
-    along, sines = torch.from_numpy(cosines.cosine), torch.ones(examples, dtype=torch.float64)
-    sines[:present] = torch.from_numpy(cosines.sine)
+    shape, free = present.shape, dimension - basis.rank
+    cosines = draw_cosines(kappa, dimension, present.numel(), rng)
+    along = torch.where(present, torch.from_numpy(cosines.cosine).view(shape), 0.0)
+    sines = torch.where(present, torch.from_numpy(cosines.sine).view(shape), 1.0)
 
-    own = (normal[:, :present] * basis.coordinates).sum(dim=0)
-    normal[:, :present] -= own * basis.coordinates
-    free = dimension - rank
-    outside = torch.from_numpy(rng.chisquare(free, examples)) if free else torch.zeros(examples, dtype=torch.float64)
-    squared = normal.square().sum(dim=0) + outside
+    # The coordinates of a gradient without a direction are zeros.
+    own = (normal * basis.coordinates).sum(dim=1, keepdim=True)
+    normal -= own * basis.coordinates
+    outside = torch.from_numpy(rng.chisquare(free, shape)) if free else torch.zeros(shape, dtype=torch.float64)
+    squared = normal.square().sum(dim=1) + outside
     # In one dimension nothing is orthogonal to a direction: the sine is 0, and so may be the length that divides it.
     shares = torch.where(sines > 0, sines / squared.sqrt(), 0.0)
-    lengths = (shares * outside.sqrt()).tolist()
-    return Parts(along, normal @ shares, _walk(lengths, free, rng))
+    lengths = _walk((shares * outside.sqrt()).numpy(), free, rng)
+    return Parts(along, _times(normal, shares), torch.from_numpy(lengths))
 
 
-def _walk(lengths: list[float], dimension: int, rng: np.random.Generator) -> float:
-    """Draw the length of a sum of vectors of given lengths and independent uniform directions in R^dimension."""
-    if not dimension:
-        return 0.0
-    squared = 0.0
-    for length, cosine in zip(lengths, draw_uniform_cosines(dimension, len(lengths), rng).tolist(), strict=True):
-        squared = max(0.0, squared + length**2 + 2 * math.sqrt(squared) * length * cosine)
-    return math.sqrt(squared)
+def _walk(lengths: Floats, dimension: int, rng: np.random.Generator) -> Floats:
+    """Draw the lengths (G,) of sums of vectors of given lengths (G, b) and independent directions in R^dimension.
 
-
-def _made_outside(directions: Directions, basis: Basis, vector: Vector) -> tuple[Vector, Tensor, float]:
-    """Take a vector's part outside the span: the vector plus a correction in the span.
-
-    Returns:
-        The vector, perhaps changed, the coefficients (n,) of the directions to add to it, and the length of the sum.
+    The directions are uniform, and so are those of sums: two of them at a time become one.
     """
-    inner = basis.combination.T @ directions.dot(vector)
-    whole = _squared_length(vector)
-    rest = whole - float(inner.square().sum())
-    correction = -(basis.combination @ inner)
-    if rest > whole / 2:
-        return vector, correction, math.sqrt(rest)
-    # The span is most of the space: subtracting cancels, so it is done on the vector itself, twice (Kahan: twice is
-    # enough), and the length is measured.
-    directions.add_combination(vector, 1.0, correction)
-    directions.add_combination(vector, 1.0, -(basis.combination @ (basis.combination.T @ directions.dot(vector))))
-    return vector, torch.zeros_like(correction), math.sqrt(_squared_length(vector))
+    groups, examples = lengths.shape
+    if not dimension:
+        return np.zeros(groups)
+    cosines = draw_uniform_cosines(dimension, groups * max(0, examples - 1), rng).reshape(groups, -1)
+    while lengths.shape[1] > 1:
+        pairs = lengths.shape[1] // 2
+        left, right, single = lengths[:, :pairs], lengths[:, pairs : 2 * pairs], lengths[:, 2 * pairs :]
+        squared = left**2 + right**2 + 2 * left * right * cosines[:, :pairs]
+        lengths = np.concatenate([np.sqrt(np.maximum(squared, 0)), single], axis=1)
+        cosines = cosines[:, pairs:]
+    summed: Floats = lengths.sum(axis=1)
+    return summed
 
 
-def _squared_length(vector: Vector) -> float:
-    return sum(float(torch.linalg.vector_norm(value)) ** 2 for value in vector.values())
+def _made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outside:
+    """Take the parts of vectors, numbers (G, K), outside the spans; the numbers are overwritten."""
+    gradients, block = directions.gradients, directions.block
+    inner = _times(basis.combination.mT, directions.dots(gradients.vector(numbers, block)))
+    whole = row_norms(numbers).cpu().double().square()
+    rest = whole - inner.square().sum(dim=1)
+    correction, lengths = -_times(basis.combination, inner), rest.clamp(min=0).sqrt()
+    for index in torch.nonzero(rest <= whole / 2)[:, 0].tolist():
+        # The span is most of the space: subtracting cancels, so it is done on the vector itself, twice (Kahan: twice is
+        # enough), and the length is measured.
+        group, combination = directions.group(index), basis.combination[index : index + 1]
+        vector = gradients.vector(numbers[index], block)
+        group.add_combination(vector, 1.0, correction[index : index + 1])
+        again = group.dots({name: value[None] for name, value in vector.items()})
+        group.add_combination(vector, 1.0, -_times(combination, _times(combination.mT, again)))
+        correction[index], lengths[index] = 0, float(row_norms(numbers[index : index + 1]))
+    return Outside(numbers, correction, lengths)
+
+
+def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """Products of matrices (G, n, m) and vectors (G, m): (G, n)."""
+    return torch.bmm(matrices, vectors[..., None])[..., 0]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
+from fedpriv.gradients.norms import row_norms
 from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import Cosines, draw_cosines
 
@@ -89,7 +90,7 @@ def _draws(rows: Tensor, kappa: float, generator: torch.Generator, rng: np.rando
     shape = torch.Size((*present.shape, rows.shape[2] - 1))
     rest = standard_normal(shape.numel(), generator, rows.dtype).to(rows.device).view(shape)
     # In one dimension there is no rest, and its length is 0.
-    rest *= (sine / torch.linalg.vector_norm(rest, dim=2).clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
+    rest *= (sine / row_norms(rest).clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
     sign = torch.where(directions[..., 0] >= 0, 1, -1).to(rows.dtype)
     first = -sign * cosine
     normal, tail = directions[..., 0] + sign, directions[..., 1:]
@@ -107,7 +108,7 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     present = largest > limits.tiny / limits.eps
     scaled = torch.where(present[..., None], rows / largest[..., None], 0.0)
     scaled[..., 0] += ~present
-    return scaled.div_(torch.linalg.vector_norm(scaled, dim=2, keepdim=True)), present
+    return scaled.div_(row_norms(scaled)[..., None]), present
 
 
 def _angles(present: Tensor, kappa: float, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

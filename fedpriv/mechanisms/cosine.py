@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cosines", "draw_cosines", "draw_uniform_cosines", "mean_cosine"]
+__all__ = ["Cosines", "Floats", "draw_cosines", "draw_uniform_cosines", "mean_cosine"]
 
 Floats = NDArray[np.float64]
 

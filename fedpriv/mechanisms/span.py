@@ -1,4 +1,4 @@
-"""An orthonormal basis of the span of a batch's directions, from nothing but their inner products.
+"""Orthonormal bases of the spans of groups of directions, from nothing but their inner products.
 
 Any basis serves. When the directions are far enough from being dependent, the Cholesky factor L of their inner products
 gives one (the columns of M' L^{-T}, as in the QR decomposition), ten times faster than eigenvectors do. Otherwise the
@@ -14,11 +14,11 @@ __all__ = ["Basis", "spectral_basis", "triangular_basis"]
 
 
 class Basis(NamedTuple):
-    """A basis of the span of n unit vectors; float64, on the CPU.
+    """Bases of the spans of G groups of n vectors of length 1 or 0, all of one dimension r; float64, on the CPU.
 
     Attributes:
-        coordinates: (r, n); column i, of length 1, holds vector i in the basis.
-        combination: (n, r); basis vector j is the sum over i of ``combination[i, j]`` times vector i.
+        coordinates: (G, r, n); column i, of length 1, holds vector i of a group in its basis; 0 for a vector of zeros.
+        combination: (G, n, r); basis vector j of a group is the sum over i of entry (i, j) times vector i.
     """
 
     coordinates: Tensor
@@ -26,32 +26,32 @@ class Basis(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The dimension r of the span."""
-        return self.coordinates.shape[0]
+        """The dimension r of the spans."""
+        return self.coordinates.shape[1]
 
 
 def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
-    """Return a basis of the span of n independent unit vectors, or ``None`` if they are too close to dependent.
+    """Return bases of the spans of groups of n independent unit vectors, ``None`` if any is too close to dependent.
 
     Args:
-        similarity: (n, n), their inner products, float64.
-        least: the smallest eigenvalue of ``similarity`` has to be proven to be at least this. The proof is the bound
-            1 / lam_min = |L^-1|_2^2 <= |L^-1|_1 |L^-1|_inf.
+        similarity: (G, n, n), their inner products, float64.
+        least: the smallest eigenvalue of each ``similarity`` has to be proven to be at least this. The proof is the
+            bound 1 / lam_min = |L^-1|_2^2 <= |L^-1|_1 |L^-1|_inf.
     """
     factor, failed = torch.linalg.cholesky_ex(similarity)
     # No eigenvalue is below the smallest by much, but some square on the diagonal may be: then there is no proof.
-    if int(failed) or (len(factor) and not float(factor.diagonal().min()) ** 2 >= least):
+    if failed.any() or (factor.numel() and not float(factor.diagonal(dim1=1, dim2=2).min()) ** 2 >= least):
         return None
-    identity = torch.eye(len(similarity), dtype=similarity.dtype)
+    identity = torch.eye(factor.shape[2], dtype=similarity.dtype)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
     sizes = inverse.abs()
-    if len(sizes) and not float(sizes.sum(dim=0).max() * sizes.sum(dim=1).max()) * least <= 1:
+    if sizes.numel() and not float((sizes.sum(dim=1).amax(dim=1) * sizes.sum(dim=2).amax(dim=1)).max()) * least <= 1:
         return None
-    return Basis(_unit_columns(factor.T), inverse.T)
+    return Basis(factor.mT, inverse.mT)
 
 
 def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
-    """Return a basis of the span of n unit vectors, dependent or not.
+    """Return a basis of the span of one group of unit vectors, dependent or not, and vectors of zeros among them.
 
     Args:
         similarity: (n, n), their inner products, float64.
@@ -63,9 +63,8 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
     kept = values >= least
     kept[: max(0, len(values) - dimension)] = False
     roots = values[kept].sqrt()
-    return Basis(_unit_columns(roots[:, None] * vectors[:, kept].T), vectors[:, kept] / roots)
-
-
-def _unit_columns(coordinates: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(coordinates, dim=0)
-    return coordinates / lengths
+    coordinates = roots[:, None] * vectors[:, kept].T
+    directions = coordinates / torch.linalg.vector_norm(coordinates, dim=0)
+    # Rounding leaves something of a vector of zeros: it must not become a direction.
+    present = similarity.diagonal() > 0
+    return Basis(torch.where(present, directions, 0.0)[None], (vectors[:, kept] / roots)[None])

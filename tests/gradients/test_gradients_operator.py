@@ -69,7 +69,7 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
         gram = operator.gram(block)
         assert gram.dtype == torch.float64
         assert (gram - columns @ columns.T).abs().max() <= room * norms.max()
-        quick = operator.gram(block, precise=False)
+        quick = operator.grams(1, block, precise=False)[0]
         assert quick.dtype == torch.float64
         assert (quick - columns @ columns.T).abs().max() <= room * norms.max()
         assert (operator.absolute_sums(block).double() - columns.abs().sum(dim=1)).abs().max() <= (
@@ -80,6 +80,7 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
         assert (operator.weighted_norms(shares, block).double() - weighted).abs().max() <= room
         assert_rows(operator, rows, block, room)
         assert (operator.dot(vector, block).double() - columns @ flat).abs().max() <= room * flat.norm()
+        assert_groups(operator, columns, block, room)
         combined = operator.combine(weights, block)
         assert tuple(combined) == kept
         assert all(value.dtype == operator.dtype for value in combined.values())
@@ -93,6 +94,22 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
             tolerance * flat.abs().max()
         )
         assert all(torch.equal(added[name], vector[name]) for name in names if name not in kept)
+
+
+def assert_groups(operator: GradientOperator, columns: Tensor, block: Block | None, room: float) -> None:
+    """Products within every number of groups that divides the batch."""
+    examples, generator = operator.examples, torch.Generator().manual_seed(4)
+    for groups in (number for number in range(1, examples + 1) if examples % number == 0):
+        some = columns.view(groups, examples // groups, -1)
+        for precise in (True, False):
+            grams = operator.grams(groups, block, precise=precise)
+            assert grams.dtype == torch.float64
+            assert (grams - some @ some.mT).abs().max() <= room * some.norm(dim=2).max()
+        numbers = torch.randn(groups, columns.shape[1], generator=generator, dtype=torch.float64)
+        vectors = operator.vector(numbers.to(operator.dtype), block)
+        assert all(value.shape == (groups, *operator.shapes[name]) for name, value in vectors.items())
+        expected = (some @ numbers[..., None])[..., 0]
+        assert (operator.dots(vectors, block).double() - expected).abs().max() <= room * numbers.norm(dim=1).max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -17,8 +17,8 @@ from vmf_oracle import draw_sums
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.mechanisms import VmfMechanism
-from fedpriv.mechanisms.batch_sum import _draw_parts, _walk, group_size
-from fedpriv.mechanisms.span import spectral_basis
+from fedpriv.mechanisms.batch_sum import _draw_parts, _grouped, _walk, group_size
+from fedpriv.mechanisms.span import Basis, spectral_basis
 from fedpriv.models import build_model
 
 ALARM = 1e-4
@@ -52,7 +52,9 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize(("case", "examples", "dimension"), CASES[-10:])
+@pytest.mark.parametrize(
+    ("case", "examples", "dimension"), [*CASES[-10:], ("independent", 7, 6), ("independent", 12, 200)]
+)
 def test_groups_agree_with_adding_up(
     case: str, examples: int, dimension: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,15 +65,30 @@ def test_groups_agree_with_adding_up(
 
 
 def test_batches_are_cut_where_pairs_are_dear() -> None:
-    """LeNet's batch of 256 into groups, a smaller one not; an MLP's inner products are cheap."""
+    """LeNet's batch into small groups; an MLP's inner products are cheap."""
     sizes = {}
     for name, shape in (("lenet", (3, 32, 32)), ("mlp", (3, 32, 32))):
         model = build_model(ModelConfig(name=name, hidden=(1024, 1024)), shape, 10, seed=0)
         loss = partial(functional.cross_entropy, reduction="none")
         batch = per_example_gradients(model, loss, torch.randn(4, *shape), torch.arange(4))
         sizes[name] = group_size(batch, None)
-    assert 64 < sizes["lenet"] < 128
-    assert sizes["mlp"] > 256
+    assert sizes["lenet"] == 16
+    assert sizes["mlp"] >= 256
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 400, 1 << 20])
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("examples", [0, 1, 4, 7, 16, 35])
+def test_groups_cover_the_batch(examples: int, size: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, all but the last of one size, and the normal vectors of those drawn together within the memory."""
+    monkeypatch.setattr("fedpriv.mechanisms.batch_sum.group_size", lambda gradients, block: size)
+    rows = torch.arange(12.0 * examples).view(examples, 12)
+    parts = _grouped(DenseGradients({"a": rows}, chunk_bytes=chunk_bytes), None)
+    assert torch.equal(torch.cat([part.rows(0, part.examples)["a"] for part, _ in parts]), rows)
+    assert all(part.examples == groups * size for part, groups in parts[:-1])
+    last, groups = parts[-1]
+    assert last.examples == groups * size or (groups == 1 and last.examples < size)
+    assert all(groups == 1 or groups * 12 * 4 <= chunk_bytes for _, groups in parts)
 
 
 @pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 4), (2, 5), (3, 5)])
@@ -85,22 +102,25 @@ def test_few_dimensions_outside_the_span(examples: int, dimension: int) -> None:
 @pytest.mark.parametrize("dimension", [2, 3, 4, 5, 8])
 def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
     """The draw of a zero gradient leans on another's direction as any uniform direction does: a Beta law."""
-    basis, rng = spectral_basis(torch.ones(1, 1, dtype=torch.float64), dimension, 1e-9), np.random.default_rng(59)
+    rng, similarity = np.random.default_rng(59), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    bases = Basis(*(value.expand(4000, -1, -1) for value in spectral_basis(similarity, dimension, 1e-9)))
     normals = torch.from_numpy(rng.standard_normal((4000, 1, 2)))
-    parts = [_draw_parts(basis, 1e7, dimension, normal, rng) for normal in normals]
-    cosines = np.array([float(part.inside[0]) for part in parts])
+    parts = _draw_parts(bases, torch.tensor([[True, False]]).expand(4000, 2), 1e7, dimension, normals, rng)
+    cosines = parts.inside[:, 0].numpy()
     half = (dimension - 1) / 2
     assert stats.kstest((1 + cosines) / 2, stats.beta(half, half).cdf).pvalue > ALARM
     # What is outside has the rest of the draw's length, and next to nothing of the certain one's, sqrt((K - 1) / 1e7).
-    assert np.array([part.outside for part in parts]) == pytest.approx(np.sqrt(1 - cosines**2), abs=1e-2)
+    assert parts.outside.numpy() == pytest.approx(np.sqrt(1 - cosines**2), abs=1e-2)
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 4, 30])
-@pytest.mark.parametrize("lengths", [(1.0, 1.0), (0.3, 1.0, 0.7, 0.5), (2.0, 0.0, 1.0)])
+@pytest.mark.parametrize(
+    "lengths", [(1.0,), (1.0, 1.0), (0.3, 1.0, 0.7, 0.5), (2.0, 0.0, 1.0), (1.0, 0.4, 0.6, 2.0, 0.1)]
+)
 def test_walk(dimension: int, lengths: tuple[float, ...]) -> None:
     """The length of a sum of uniform directions, against adding them up."""
     rng, count = np.random.default_rng(61), 6000
-    walked = np.array([_walk(list(lengths), dimension, rng) for _ in range(count)])
+    walked = _walk(np.tile(lengths, (count, 1)), dimension, rng)
     steps = rng.standard_normal((10 * count, len(lengths), dimension))
     steps *= np.array(lengths)[:, None] / np.linalg.norm(steps, axis=2, keepdims=True)
     added = np.linalg.norm(steps.sum(axis=1), axis=1)

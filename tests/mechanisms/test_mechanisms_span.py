@@ -25,11 +25,12 @@ def directions(case: str, dimension: int = 12) -> Tensor:
 
 
 def assert_basis(basis: Basis, rows: Tensor, rank: int, tolerance: float) -> None:
-    vectors = basis.combination.T @ rows
+    """Check the bases of groups of rows, (G, n, K)."""
+    vectors = basis.combination.mT @ rows
     assert basis.rank == rank
-    assert torch.allclose(vectors @ vectors.T, torch.eye(rank, dtype=torch.float64), rtol=0, atol=tolerance)
-    assert torch.allclose(basis.coordinates.T @ vectors, rows, rtol=0, atol=tolerance)
-    assert torch.allclose(basis.coordinates.norm(dim=0), torch.ones(len(rows), dtype=torch.float64))
+    assert torch.allclose(vectors @ vectors.mT, torch.eye(rank, dtype=torch.float64), rtol=0, atol=tolerance)
+    assert torch.allclose(basis.coordinates.mT @ vectors, rows, rtol=0, atol=tolerance)
+    assert torch.allclose(basis.coordinates.norm(dim=1), torch.ones(rows.shape[:2], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -37,40 +38,55 @@ def assert_basis(basis: Basis, rows: Tensor, rank: int, tolerance: float) -> Non
 )
 def test_spectral(case: str, rank: int) -> None:
     rows = directions(case)
-    assert_basis(spectral_basis(rows @ rows.T, 12, 1e-12), rows, rank, 1e-9)
+    assert_basis(spectral_basis(rows @ rows.T, 12, 1e-12), rows[None], rank, 1e-9)
 
 
-@pytest.mark.parametrize("case", ["independent", "close"])
-def test_triangular(case: str) -> None:
+@pytest.mark.parametrize("case", ["independent", "duplicates", "plane", "close"])
+@pytest.mark.parametrize("absent", [(0,), (1, 2), (0, 2, 4)])
+def test_vectors_of_zeros_have_no_coordinates(case: str, absent: tuple[int, ...]) -> None:
+    """Exactly none: what rounding leaves of them must not be taken for a direction."""
     rows = directions(case)
-    basis = triangular_basis(rows @ rows.T, 1e-12)
+    rows[list(absent)] = 0
+    basis = spectral_basis(rows @ rows.T, 12, 1e-12)
+    assert float(basis.coordinates[0][:, list(absent)].abs().max()) == 0
+    others = [number for number in range(5) if number not in absent]
+    assert torch.allclose(basis.coordinates[0][:, others].norm(dim=0), torch.ones(len(others), dtype=torch.float64))
+    assert torch.allclose(basis.coordinates[0].T @ basis.combination[0].T @ rows, rows, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("cases", [("independent",), ("close",), ("close", "independent", "independent")])
+def test_triangular(cases: tuple[str, ...]) -> None:
+    rows = torch.stack([directions(case) for case in cases])
+    basis = triangular_basis(rows @ rows.mT, 1e-12)
     assert basis is not None
     assert_basis(basis, rows, 5, 1e-9)
 
 
 @pytest.mark.parametrize("case", ["duplicates", "opposite", "plane"])
-def test_triangular_refuses_dependent_vectors(case: str) -> None:
-    rows = directions(case)
-    assert triangular_basis(rows @ rows.T, 1e-12) is None
+@pytest.mark.parametrize("others", [0, 2])
+def test_triangular_refuses_dependent_vectors(case: str, others: int) -> None:
+    """Also when only one of some groups has them."""
+    rows = torch.stack([*(directions("independent") for _ in range(others)), directions(case)])
+    assert triangular_basis(rows @ rows.mT, 1e-12) is None
 
 
 @pytest.mark.parametrize("angle", [1e-1, 1e-2, 1e-3])
 def test_triangular_proves_its_bound(angle: float) -> None:
     """Two vectors at a small angle: the smallest eigenvalue is 1 - cos(angle), the bound is within a factor of 4."""
     rows = torch.tensor([[1.0, 0.0], [np.cos(angle), np.sin(angle)]], dtype=torch.float64)
-    smallest = 1 - np.cos(angle)
-    assert triangular_basis(rows @ rows.T, smallest * 1.01) is None
-    assert triangular_basis(rows @ rows.T, smallest / 4) is not None
+    smallest, products = 1 - np.cos(angle), (rows @ rows.T)[None]
+    assert triangular_basis(products, smallest * 1.01) is None
+    assert triangular_basis(products, smallest / 4) is not None
 
 
 def test_rank_is_at_most_the_dimension() -> None:
     rows = directions("independent", 3)
-    assert_basis(spectral_basis(rows @ rows.T, 3, 0.0), rows, 3, 1e-12)
+    assert_basis(spectral_basis(rows @ rows.T, 3, 0.0), rows[None], 3, 1e-12)
 
 
 def test_no_vectors() -> None:
     empty = torch.zeros(0, 0, dtype=torch.float64)
     assert spectral_basis(empty, 4, EPS).rank == 0
-    basis = triangular_basis(empty, EPS)
+    basis = triangular_basis(empty[None], EPS)
     assert basis is not None
     assert basis.rank == 0
