@@ -32,13 +32,14 @@ class DummyGradients:
 
     Args:
         factors: parameter's name -> the gradients with respect to it, in the network's order.
+        joined: all of them side by side, if that is there already.
     """
 
-    def __init__(self, factors: Mapping[str, Factor]) -> None:
+    def __init__(self, factors: Mapping[str, Factor], joined: Written | None = None) -> None:
         self._factors = dict(factors)
         self._squared: dict[Block, Tensor] = {}
         self._dots: dict[tuple[int, Block], Tensor] = {}
-        self._joined: dict[Block, Written] = {}
+        self._joined: dict[Block, Written] = {} if joined is None else {tuple(factors): joined}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,9 +120,11 @@ def plain_dummies(network: "Network", parameters: Vector, images: Tensor, labels
     """
     with torch.enable_grad():
         leaves = {name: parameters[name].detach().requires_grad_() for name in network.names}
-        loss = network.loss(leaves, images[0], labels[0])
+        loss = network.loss_alone(leaves, images[0], labels[0])
         gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
-    return DummyGradients({name: Written(value[None, None]) for name, value in zip(leaves, gradients, strict=True)})
+        joined = torch.cat([value.reshape(-1) for value in gradients])
+    factors = {name: Written(value.view(1, 1, *value.shape)) for name, value in zip(leaves, gradients, strict=True)}
+    return DummyGradients(factors, Written(joined.view(1, 1, -1)))
 
 
 def ghost_dummies(

@@ -6,6 +6,7 @@ Everything can be differentiated.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,7 +50,6 @@ class Written(Factor):
     def __init__(self, rows: Tensor) -> None:
         self.size = rows.shape[2:].numel()
         self._rows = rows
-        self._flat = rows.flatten(2)
         self._squared: Tensor | None = None
         self._dots: dict[tuple[int, Block], Tensor] = {}
 
@@ -69,6 +69,11 @@ class Written(Factor):
 
     def rows(self) -> Tensor:  # noqa: D102
         return self._rows
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        """(N, U, numbers)."""
+        return self._rows.flatten(2)
 
     @staticmethod
     def joined(factors: Sequence["Written"]) -> "Written":
