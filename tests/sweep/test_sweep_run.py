@@ -298,24 +298,28 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_path: Path) -> None:
     """The one that is killed and its second start run on Ray, the other one inline; workers end by themselves."""
-    slower = {**SMALL, "federation": {"clients": 2, "rounds": 60}}
+    slower = {**SMALL, "federation": {"clients": 2, "rounds": 6}}
     path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
     command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out", "killed"]
     running = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=subprocess.DEVNULL)
-    first = tmp_path / "killed" / "trials" / "0001" / "record.json"
-    deadline = time.monotonic() + 240
-    while not first.is_file() and running.poll() is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + 480
+    while not (done := _written(tmp_path / "killed")) and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "trials").glob("*/record.json")}
+    done = _written(tmp_path / "killed")
     assert 1 <= len(done) < 6
     _, notes = run(sweep(tmp_path, base=slower, resources={"cpus": 1}), tmp_path / "killed")
     assert len(notes.before) == len(done) and len(notes.over) == 6 - len(done)
-    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert _written(tmp_path / "killed").items() >= done.items()
     run(sweep(tmp_path, base=slower), tmp_path / "whole")
     assert len(figures(tmp_path / "killed")) == 6
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+def _written(folder: Path) -> dict[Path, int]:
+    """The trials' records that are there, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in (folder / "trials").glob("*/record.json")}
 
 
 Fedpriv = Callable[..., tuple[int, str, str]]
