@@ -252,7 +252,7 @@ def _within(values: Tensor, least: float, most: float) -> bool:
 
 def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
     """The inner products (G, b, b) of vectors scaled by (G, b)."""
-    return grams * scales[:, :, None] * scales[:, None]
+    return (grams * scales[:, :, None]).mul_(scales[:, None])
 
 
 def _draw_parts(
@@ -275,9 +275,9 @@ def _draw_parts(
 
     # The coordinates of a gradient without a direction are zeros.
     own = (normal * basis.coordinates).sum(dim=1, keepdim=True)
-    normal -= own * basis.coordinates
+    normal.addcmul_(own, basis.coordinates, value=-1)
     outside = torch.from_numpy(rng.chisquare(free, shape)) if free else torch.zeros(shape, dtype=torch.float64)
-    squared = normal.square().sum(dim=1) + outside
+    squared = torch.linalg.vector_norm(normal, dim=1).square() + outside
     # In one dimension nothing is orthogonal to a direction: the sine is 0, and so may be the length that divides it.
     shares = torch.where(sines > 0, sines / squared.sqrt(), 0.0)
     lengths = _walk((shares * outside.sqrt()).numpy(), free, rng)

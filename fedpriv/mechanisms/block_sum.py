@@ -4,10 +4,11 @@ The gradients are written out, some examples at a time, and each block of each o
 small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none.
 
 A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see the module ``cosine``) and v uniform on the unit sphere
-of R^(D-1). The reflection that maps e_1 to the direction mu turns it into a draw around mu: with c = 1 if mu_1 >= 0,
-else -1, and w = mu + c e_1, z -> z - 2 w (w.z) / (w.w) maps -c e_1 to mu, and w.w = 2 (1 + |mu_1|), so that nothing
-cancels, in any dimension and in any type. (Ulrich 1984, Computer generation of distributions on the m-sphere; the
-reflection is Householder's.)
+of R^(D-1). A normal vector in R^D gives both: v is the direction of all coordinates but the first, and the first over
+the length, which is independent of v, is the first proposal for t. The reflection that maps e_1 to the direction mu
+turns it into a draw around mu: with c = 1 if mu_1 >= 0, else -1, and w = mu + c e_1, z -> z - 2 w (w.z) / (w.w) maps
+-c e_1 to mu, and w.w = 2 (1 + |mu_1|), so that nothing cancels, in any dimension and in any type. (Ulrich 1984,
+Computer generation of distributions on the m-sphere; the reflection is Householder's.)
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,14 @@ from torch import Tensor
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms
+from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import Cosines, draw_cosines
 
 __all__ = ["draw_block_sums"]
 
 # Numbers that are worked on together: few enough to stay in the cache.
-CHUNK = 1 << 18
+CHUNK = 1 << 19
 
 
 def draw_block_sums(
@@ -38,8 +40,8 @@ def draw_block_sums(
 ) -> Vector:
     """Draw ``scale`` times the sum over the batch of gradients whose blocks b are replaced by VMF(b / |b|, kappa).
 
-    A block counts as zero, and gets a uniform direction, when all its coordinates are below the smallest normal number
-    over the precision of their type (1e-31 in float32).
+    A block counts as zero, and gets a uniform direction, when its norm is below the smallest normal number over the
+    precision of its type (1e-31 in float32).
 
     Args:
         gradients: the batch; the sum over an empty one is zero.
@@ -47,7 +49,7 @@ def draw_block_sums(
         scale: factor of the result.
         runs: the blocks of all parameters laid end to end, as from ``block_runs``.
         generator: for the normal numbers, B x K of them.
-        rng: for the cosines, one for each example and block.
+        rng: for the cosines, where those of the normal vectors do not do.
 
     Raises:
         ValueError: a gradient is not finite.
@@ -86,11 +88,13 @@ def _add_draws(total: Tensor, rows: Tensor, kappa: float, generator: torch.Gener
 def _draws(rows: Tensor, kappa: float, generator: torch.Generator, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Draws around the blocks in ``rows`` (n, m, d): their first coordinates (n, m) and the others (n, m, d - 1)."""
     directions, present = _directions(rows)
-    cosine, sine = _angles(present, kappa, rows, rng)
-    shape = torch.Size((*present.shape, rows.shape[2] - 1))
-    rest = standard_normal(shape.numel(), generator, rows.dtype).to(rows.device).view(shape)
+    blocks = present.numel()
+    numbers = standard_normal(rows.numel(), generator, rows.dtype).to(rows.device)
+    along, rest = numbers[:blocks].view(present.shape), numbers[blocks:].view(*present.shape, -1)
+    lengths = row_norms(rest)
+    cosine, sine = _angles(along, lengths, present, kappa, rows.shape[2], rng)
     # In one dimension there is no rest, and its length is 0.
-    rest *= (sine / row_norms(rest).clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
+    rest *= (sine / lengths.clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
     sign = torch.where(directions[..., 0] >= 0, 1, -1).to(rows.dtype)
     first = -sign * cosine
     normal, tail = directions[..., 0] + sign, directions[..., 1:]
@@ -101,29 +105,50 @@ def _draws(rows: Tensor, kappa: float, generator: torch.Generator, rng: np.rando
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Scale blocks (n, m, d) to length 1 and tell which of them have a direction, (n, m); e_1 stands in for the others.
 
-    They are divided by their largest coordinate first, which no type is too small for.
+    In float64 no number of a smaller type is too small or too large to be squared.
     """
-    limits = torch.finfo(rows.dtype)
-    largest = rows.abs().amax(dim=2)
-    present = largest > limits.tiny / limits.eps
-    scaled = torch.where(present[..., None], rows / largest[..., None], 0.0)
-    scaled[..., 0] += ~present
-    return scaled.div_(row_norms(scaled)[..., None]), present
+    limits, precise = torch.finfo(rows.dtype), in_double(rows)
+    lengths = _lengths_of_doubles(precise) if rows.dtype == torch.float64 else row_norms(precise)
+    present = lengths > limits.tiny / limits.eps
+    scales = torch.where(present, 1 / lengths, 0.0)
+    directions = (precise * scales[..., None]).to(rows)
+    directions[..., 0] += ~present.to(rows.device)
+    return directions, present.to(rows.device)
 
 
-def _angles(present: Tensor, kappa: float, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Draw cosines and sines, (n, m) each, as numbers like those of ``rows``; uniform ones where no direction is."""
-    cosine, sine = _like(draw_cosines(kappa, rows.shape[2], present.numel(), rng), rows)
-    cosine, sine = cosine.view(present.shape), sine.view(present.shape)
-    absent = ~present
-    missing = int(absent.sum())
-    if missing:
-        cosine[absent], sine[absent] = _like(draw_cosines(0.0, rows.shape[2], missing, rng), rows)
-    return cosine, sine
+def _lengths_of_doubles(rows: Tensor) -> Tensor:
+    """The lengths (n, m) of blocks (n, m, d) of float64, divided by their largest coordinates first."""
+    largest = rows.abs().amax(dim=2).clamp(min=torch.finfo(rows.dtype).tiny)
+    return largest * row_norms(rows / largest[..., None])
 
 
-def _like(drawn: Cosines, rows: Tensor) -> tuple[Tensor, Tensor]:
-    cosine, sine = (torch.from_numpy(values).to(rows.dtype).to(rows.device) for values in drawn)
+def _angles(
+    along: Tensor, lengths: Tensor, present: Tensor, kappa: float, dimension: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw cosines and sines, (n, m) each, with normal vectors' own as the first proposals.
+
+    Args:
+        along: the normal vectors' first coordinates, (n, m).
+        lengths: those of their other coordinates, (n, m). The cosine, first coordinate over length, is a uniform
+            direction's, and independent of the direction of the rest.
+        present: which blocks have a direction, (n, m); the cosines of the others stay uniform.
+        kappa: concentration.
+        dimension: of the blocks.
+        rng: for all that is not proposed first.
+    """
+    first, rest = (values.reshape(-1).cpu().double().numpy() for values in (along, lengths))
+    whole = np.sqrt(first**2 + rest**2)
+    # Rounding allows for a vector of zeros: it counts as one along the first axis.
+    first, whole = np.where(whole > 0, first, 1.0), np.where(whole > 0, whole, 1.0)
+    uniform = Cosines(first / whole, rest / whole)
+    chosen = np.flatnonzero(present.cpu().numpy())
+    if chosen.size == whole.size:
+        drawn = draw_cosines(kappa, dimension, whole.size, rng, uniform)
+    else:
+        drawn = uniform
+        proposals = Cosines(uniform.cosine[chosen], uniform.sine[chosen])
+        drawn.cosine[chosen], drawn.sine[chosen] = draw_cosines(kappa, dimension, chosen.size, rng, proposals)
+    cosine, sine = (torch.from_numpy(values).view(along.shape).to(along) for values in drawn)
     return cosine, sine
 
 

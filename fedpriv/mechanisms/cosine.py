@@ -27,7 +27,9 @@ class Cosines(NamedTuple):
     sine: Floats
 
 
-def draw_cosines(kappa: float, dimension: int, count: int, rng: np.random.Generator) -> Cosines:
+def draw_cosines(
+    kappa: float, dimension: int, count: int, rng: np.random.Generator, proposals: Cosines | None = None
+) -> Cosines:
     """Draw cosines by rejection (Wood 1994, Simulation of the von Mises-Fisher distribution), all at once.
 
     Wood's proposal is t = (y + x0) / (1 + x0 y) with y the cosine of a uniform direction and x0 = (1 - b) / (1 + b).
@@ -43,39 +45,46 @@ def draw_cosines(kappa: float, dimension: int, count: int, rng: np.random.Genera
         dimension: K, at least 1; for 1 the cosine is a random sign, 1 with probability 1 / (1 + exp(-2 kappa)).
         count: how many, at least 0.
         rng: source of randomness.
+        proposals: ``count`` cosines of uniform directions that are tried first; ``None``: they are drawn.
     """
     if dimension == 1:
         same = rng.random(count) < 1 / (1 + math.exp(-2 * kappa))
         return Cosines(np.where(same, 1.0, -1.0), np.zeros(count))
-    d = dimension - 1
-    b = d / (2 * kappa + math.hypot(2 * kappa, d))
-    x0 = (1 - b) / (1 + b)
-    cosine, sine = np.empty(count), np.empty(count)
-    open_ = np.arange(count)
+    drawn, accepted = _try(kappa, dimension, proposals or _uniform(dimension, count, rng), rng)
+    open_ = np.flatnonzero(~accepted)
     while open_.size:
-        y, half_chord = _uniform(dimension, open_.size, rng)
-        stretch = 1 + x0 * y
-        height = 4 * kappa * b * y / ((1 + b) ** 2 * stretch) - d * np.log1p(x0 * y)
-        accepted = height >= -rng.standard_exponential(open_.size)
-        done = open_[accepted]
-        cosine[done] = ((x0 + y) / stretch)[accepted]
-        sine[done] = (2 * math.sqrt(b) / (1 + b) * half_chord / stretch)[accepted]
+        again, accepted = _try(kappa, dimension, _uniform(dimension, open_.size, rng), rng)
+        drawn.cosine[open_], drawn.sine[open_] = again
         open_ = open_[~accepted]
-    return Cosines(cosine, sine)
+    return drawn
 
 
 def draw_uniform_cosines(dimension: int, count: int, rng: np.random.Generator) -> Floats:
     """Draw cosines between a fixed and a uniform direction in R^dimension, dimension at least 1; shape (count,)."""
     if dimension == 1:
         return np.where(rng.random(count) < 0.5, 1.0, -1.0)
-    return _uniform(dimension, count, rng)[0]
+    return _uniform(dimension, count, rng).cosine
 
 
-def _uniform(dimension: int, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def _try(
+    kappa: float, dimension: int, proposals: Cosines, rng: np.random.Generator
+) -> tuple[Cosines, NDArray[np.bool_]]:
+    """What proposals y become, and which of them are accepted."""
+    y, half_chord = proposals
+    d = dimension - 1
+    b = d / (2 * kappa + math.hypot(2 * kappa, d))
+    x0 = (1 - b) / (1 + b)
+    stretch = 1 + x0 * y
+    height = 4 * kappa * b * y / ((1 + b) ** 2 * stretch) - d * np.log1p(x0 * y)
+    accepted = height >= -rng.standard_exponential(len(y))
+    return Cosines((x0 + y) / stretch, 2 * math.sqrt(b) / (1 + b) * half_chord / stretch), accepted
+
+
+def _uniform(dimension: int, count: int, rng: np.random.Generator) -> Cosines:
     """Cosines y = 1 - 2 Beta(d/2, d/2) of uniform directions, d = dimension - 1 >= 1, and sqrt(1 - y^2)."""
     gammas = rng.standard_gamma((dimension - 1) / 2, size=(2, count))
     total = gammas[0] + gammas[1]
-    return (gammas[0] - gammas[1]) / total, 2 * np.sqrt(gammas[0] * gammas[1]) / total
+    return Cosines((gammas[0] - gammas[1]) / total, 2 * np.sqrt(gammas[0] * gammas[1]) / total)
 
 
 @lru_cache(maxsize=1024)

@@ -44,9 +44,10 @@ def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
         return None
     identity = torch.eye(factor.shape[2], dtype=similarity.dtype)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
-    sizes = inverse.abs()
-    if sizes.numel() and not float((sizes.sum(dim=1).amax(dim=1) * sizes.sum(dim=2).amax(dim=1)).max()) * least <= 1:
-        return None
+    if inverse.numel():
+        columns, rows = (torch.linalg.vector_norm(inverse, ord=1, dim=axis).amax(dim=1) for axis in (1, 2))
+        if not float((columns * rows).max()) * least <= 1:
+            return None
     return Basis(factor.mT, inverse.mT)
 
 
