@@ -157,14 +157,19 @@ def test_blocks_of_one_coordinate_are_random_signs(kappa: float) -> None:
         assert stats.chisquare(counts, count * np.array(both)).pvalue > ALARM / 5
 
 
-@pytest.mark.parametrize("scale", [1e-36, 1e-25, 1e-20, 1e20, 1e37])
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        *((scale, torch.float32) for scale in (1e-36, 1e-25, 1e-20, 1e20, 1e37)),
+        *((scale, torch.float64) for scale in (1e-250, 1e-160, 1e140)),
+    ],
+)
 @pytest.mark.parametrize("length", [1, 3])
-def test_lengths_that_cannot_be_squared(scale: float, length: int) -> None:
-    """Gradients in float32 whose squares are 0 or infinite have a direction all the same, down to 1e-31 a block."""
+def test_lengths_that_cannot_be_squared(scale: float, dtype: torch.dtype, length: int) -> None:
+    """Gradients whose squares are 0 or infinite have a direction all the same, in float32 down to 1e-31 a block."""
     rows = gradients("independent", 3, 7)
-    rows = rows / np.abs(rows).max() * scale
-    drawn = ours(rows, 1e7, length, 1, torch.float32, 71)[0]
-    if scale < 1e-31:
+    drawn = ours(rows / np.abs(rows).max() * scale, 1e7, length, 1, dtype, 71)[0]
+    if scale < 1e-31 and dtype == torch.float32:
         assert all(np.linalg.norm(part) <= len(rows) + 1e-5 for part in np.split(drawn, range(length, 7, length)))
         return
     for part, some in zip(cut(rows, length), np.split(drawn, range(length, 7, length)), strict=True):

@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 from vmf_oracle import angle_law
 
-from fedpriv.mechanisms.cosine import draw_cosines, draw_uniform_cosines, mean_cosine
+from fedpriv.mechanisms.cosine import Cosines, draw_cosines, draw_uniform_cosines, mean_cosine
 
 ALARM = 1e-5
 COUNT = 20_000
@@ -54,6 +54,25 @@ def test_draws_follow_the_density(dimension: int, kappa: float) -> None:
     assert stats.kstest(drawn, lambda angle: np.interp(angle, angles, cumulative)).pvalue > ALARM
     deviation = abs(draws.cosine.mean() - mean_cosine(kappa, dimension))
     assert deviation < stats.norm.isf(ALARM / 2) * draws.cosine.std() / COUNT**0.5
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 17, 200])
+@pytest.mark.parametrize("kappa", [0.0, 0.7, 50.0, 1e5])
+def test_draws_from_given_proposals_follow_the_density(dimension: int, kappa: float) -> None:
+    """Of normal vectors: the cosine with the first axis, which is kept where no concentration is."""
+    vectors = np.random.default_rng(18).standard_normal((COUNT, dimension))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    proposals = Cosines(vectors[:, 0], np.linalg.norm(vectors[:, 1:], axis=1))
+    draws = draw_cosines(kappa, dimension, COUNT, np.random.default_rng(19), proposals)
+    assert np.array_equal(proposals.cosine, vectors[:, 0])
+    angles, cumulative = angle_law(kappa, dimension)
+    drawn = np.arctan2(draws.sine, draws.cosine)
+    assert stats.kstest(drawn, lambda angle: np.interp(angle, angles, cumulative)).pvalue > ALARM
+    # It is these proposals that the draws are made of, and what belongs to them does not change their law.
+    assert stats.spearmanr(draws.cosine, proposals.cosine).statistic > 0.3
+    assert kappa > 0 or np.allclose(draws.cosine, proposals.cosine)
+    across = vectors[:, 1] / proposals.sine
+    assert stats.spearmanr(draws.cosine, across).pvalue > ALARM
 
 
 @pytest.mark.parametrize(("dimension", "kappa"), [(17, 50.0), (200, 500.0), (15_826, 1e5), (10**8, 1e7)])
