@@ -5,6 +5,7 @@ are many, so they are made for a few images at a time and never kept.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Kept", "kernel_gradients", "run_convolution"]
+__all__ = ["Kept", "by_patches", "kernel_gradients", "run_convolution"]
 
 # Patches overlap: they are copied out for so many bytes at a time, which stay in the cache.
 CACHE_BYTES = 2**20
@@ -23,6 +24,8 @@ FEW_IMAGES = 4
 FEW_CHANNELS = 8
 FEWEST_CHANNELS = 3  # the same, for convolutions forward
 MOST_PATCHES = 2**18
+# Up to so many multiplications a convolution of one image, with its derivatives, is faster as a product with patches.
+FEW_PRODUCTS = 2**19
 ONLY_INPUT = (True, False, False)  # of the gradients that a convolution's backward can make
 
 Pair = tuple[int, int]
@@ -51,6 +54,32 @@ def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:
     output, *tokens = _Convolution.apply(x, weight, layer.bias, windows)
     images = x.detach().reshape(-1, x.shape[1] // layer.groups, *windows.image)
     return Kept((tokens[0], tokens[1]), images, windows), output.squeeze(2) if flat else output
+
+
+def by_patches(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
+    """Return what a convolution of one group, padded with zeros, does with images (B, in, H, W).
+
+    Where that is little work on a CPU it is a product with patches: its derivatives, the second ones too, take less
+    time than those of a convolution.
+    """
+    sides: Any = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+
+    def forward(x: Tensor) -> Tensor:
+        positions = [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, dilation, padding, stride in zip(x.shape[2:], *sides, strict=True)
+        ]
+        if x.device.type != "cpu" or len(x) * layer.weight.numel() * math.prod(positions) > FEW_PRODUCTS:
+            return nn.Conv2d.forward(layer, x)
+        weight, patches = layer.weight.flatten(1), F.unfold(x, *sides)
+        bias = layer.bias if layer.bias is None else layer.bias[:, None]
+        if len(x) == 1:
+            output = weight @ patches[0] if bias is None else torch.addmm(bias, weight, patches[0])
+        else:
+            output = weight @ patches if bias is None else weight @ patches + bias
+        return output.view(len(x), -1, *positions)
+
+    return forward
 
 
 def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 
+from attacks.reconstruction.convolution import by_patches
 from attacks.reconstruction.dummies import DummyGradients, ghost_dummies, plain_dummies, written_dummies
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.layers import RULES, Entry, taped_forward
@@ -73,7 +74,7 @@ class Network:
         first = next(frozen.parameters())
         self.device, self.dtype = first.device, first.dtype
         self._loss = loss
-        self._alone = _twin(frozen)
+        self._alone = _patched(frozen)
         self._places = _places(self._alone, self.names)
         self._entries: list[Entry] = []
         self._taped = _taped(frozen, self._entries)
@@ -255,6 +256,20 @@ def _places(model: nn.Module, names: Sequence[str]) -> list[tuple[nn.Module, str
 def _twin(model: nn.Module) -> nn.Module:
     """A copy of the network's layers that hold the same parameters and buffers."""
     return copy.deepcopy(model, {id(value): value for value in (*model.parameters(), *model.buffers())})
+
+
+def _patched(model: nn.Module) -> nn.Module:
+    """A copy of the network, with the same parameters, for a few images: see :func:`by_patches`."""
+    patched = _twin(model)
+    for layer in patched.modules():
+        if (
+            type(layer) is nn.Conv2d
+            and layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        ):
+            layer.forward = by_patches(layer)  # type: ignore[assignment]
+    return patched
 
 
 def _taped(model: nn.Module, entries: list[Entry]) -> nn.Module:

@@ -1,11 +1,15 @@
 """Gradients of dummy batches by both routes against plain autograd, one batch at a time, in float64."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from attack_networks import CLASSES, GHOST, SHAPE, VMAP, network, seeded
 from torch import Tensor, nn
 
+from attacks.reconstruction import convolution
 from attacks.reconstruction.dummies import DummyGradients, ghost_dummies, written_dummies
 from attacks.reconstruction.network import Network
 from attacks.reconstruction.targets import Targets
@@ -186,6 +190,36 @@ def test_targets_of_any_order_and_size(owners: list[int], hidden: int) -> None:
             torch.autograd.grad(value.sum(), images, retain_graph=True)[0] for value in (found, torch.stack(wanted))
         ]
         torch.testing.assert_close(*pair, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        (3, {}),
+        (5, {"stride": 2, "padding": 2}),
+        ((3, 2), {"stride": (1, 2), "padding": (1, 0), "dilation": (2, 1)}),
+        (1, {"stride": 3}),
+    ],
+)
+@pytest.mark.parametrize("most", [0, 2**18])
+def test_a_convolution_by_patches_and_its_derivatives(
+    monkeypatch: pytest.MonkeyPatch, most: int, kernel: Any, options: dict[str, Any], images: int, bias: bool
+) -> None:
+    """The output, the kernel's gradient, and what that gives the image, as torch's own convolution has them."""
+    monkeypatch.setattr(convolution, "FEW_PRODUCTS", most)
+    layer = seeded(lambda: nn.Conv2d(2, 3, kernel, bias=bias, **options)).double()
+    x = torch.randn(images, 2, 9, 8, generator=torch.Generator().manual_seed(17)).double().requires_grad_()
+
+    def asked(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        output = run(x)
+        gradients = torch.autograd.grad(output.square().sum(), list(layer.parameters()), create_graph=True)
+        (felt,) = torch.autograd.grad(sum(value.pow(3).sum() for value in gradients), x)
+        return [output, *gradients, felt]
+
+    for ours, theirs in zip(asked(convolution.by_patches(layer)), asked(layer), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolution", "residual"])
