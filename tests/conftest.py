@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# Ray gives its workers the lowest priority but one: on a busy machine a test on Ray would wait for all the others.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

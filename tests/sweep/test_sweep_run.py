@@ -298,7 +298,7 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_path: Path) -> None:
     """The one that is killed and its second start run on Ray, the other one inline; workers end by themselves."""
-    slower = {**SMALL, "federation": {"clients": 2, "rounds": 6}}
+    slower = {**SMALL, "federation": {"clients": 2, "rounds": 12}}
     path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
     command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out", "killed"]
     running = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=subprocess.DEVNULL)
@@ -310,7 +310,8 @@ def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_pa
     done = _written(tmp_path / "killed")
     assert 1 <= len(done) < 6
     _, notes = run(sweep(tmp_path, base=slower, resources={"cpus": 1}), tmp_path / "killed")
-    assert len(notes.before) == len(done) and len(notes.over) == 6 - len(done)
+    # A worker that nobody waits for any more may have finished its trial before it ended.
+    assert len(done) <= len(notes.before) < 6 and len(notes.over) == 6 - len(notes.before)
     assert _written(tmp_path / "killed").items() >= done.items()
     run(sweep(tmp_path, base=slower), tmp_path / "whole")
     assert len(figures(tmp_path / "killed")) == 6
