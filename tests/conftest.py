@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# Ray gives its workers the lowest priority but one: on a busy machine a test on Ray would wait for all the others.
+# Ray runs its workers at nice 15: on a busy machine a test on Ray would wait for all the others.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
