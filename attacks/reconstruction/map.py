@@ -20,7 +20,7 @@ local steps, the closed form is the answer itself wherever it explains the uploa
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,7 +32,7 @@ from attacks.reconstruction.closed_form import run_closed_form, same_scale
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.evaluation import Evaluator, Losses
 from attacks.reconstruction.gates import can_be_gated, read_gated
-from attacks.reconstruction.labels import OutputLayer, find_output_layer, read_labels
+from attacks.reconstruction.label_evidence import likely_labels, open_labels
 from attacks.reconstruction.matching import Matcher
 from attacks.reconstruction.memory import chunks
 from attacks.reconstruction.posterior import Noise, Whitening, misfit
@@ -41,7 +41,6 @@ from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.smoothing import SmoothKinks
 from attacks.reconstruction.uploads import UploadModel, Victim
 from fedpriv.config import ClosedFormConfig, MapConfig
-from fedpriv.mechanisms import HeterogeneousGaussianMechanism, NoMechanism
 
 __all__ = ["run_map"]
 
@@ -53,7 +52,6 @@ LATE = 0.4  # the learning rate of the other parts over that of the first
 CHANCE = 0.5  # what a number that is fitted to noise gains on average in log-likelihood (Akaike 1974)
 LAST_RATE = 0.01  # the learning rate of the last step over that of the first
 BETAS = (0.9, 0.99)
-MARGIN = 5.0  # standard deviations from the smallest entry of the last bias's gradient within which labels are tried
 AVERAGED = 0.3  # of the steps: as many are made for the posterior's mean, where there are no kinks
 VAGUE = 0.5  # the posterior's least deviation, in the prior's, above which its mean is taken rather than its mode
 PROBED = 4  # random images that tell whether the network has kinks
@@ -95,20 +93,19 @@ def run_map(
 
     starts = _starts(scene, rows, images, logits)
     read = _closed_form(scene, rows, images, logits)
-    known = [_from_there(start, *read[id(start.victim)]) for start in starts if id(start.victim) in read]
     settled: list[_Ended] = []
-    for some in _parts(scene, [start for start in known if _speaks_for_itself(scene, start.victim)]):
+    for some in _parts(scene, [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]):
         settled += _Search(scene, config, some, _silent).stay()
     settled = [
         *_gated(scene, [one for one in settled if can_be_gated(scene, one.start.victim)], config),
         *(one for one in settled if not can_be_gated(scene, one.start.victim) and _explains(one)),
     ]
     done = {one.start.row for one in settled}
-    starts = [start for start in starts if start.row not in done]
+    starts = _likely(scene, [start for start in starts if start.row not in done])
     annealed: list[_Start] = []
     for some in _parts(scene, starts):
         annealed += _Search(scene, config, some, teller(some, len(starts), len(annealed), 0.0, TURNS[1])).anneal()
-    starts = [*annealed, *(start for start in known if start.row not in done)]
+    starts = [*annealed, *_there(starts, read)]
     ended: list[_Ended] = []
     for some in _parts(scene, starts):
         ended += _Search(scene, config, some, teller(some, len(starts), len(ended), TURNS[1], 1.0)).finish()
@@ -174,7 +171,7 @@ def _parts(scene: Scene, starts: Sequence[_Start]) -> Iterator[Sequence[_Start]]
     if not starts:
         return
     victims = [start.victim for start in starts]
-    written = any(_noise(victim).needs_writing(victim.model) for victim in _distinct(victims))
+    written = any(Noise.behind(victim).needs_writing(victim.model) for victim in _distinct(victims))
     for part in chunks(scene.network, victims, scene.shape, scene.classes, written=written):
         yield starts[part.start : part.stop]
 
@@ -183,43 +180,30 @@ def _distinct(rows: Sequence[Victim]) -> list[Victim]:
     return list({id(victim): victim for victim in rows}.values())
 
 
-def _noise(victim: Victim) -> Noise:
-    return Noise.of(victim.model, {name: value.numel() for name, value in victim.gradient.items()})
-
-
 # ---- starts ---------------------------------------------------------------------------------------------------------
 
 
 def _starts(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor) -> list[_Start]:
     """For each row a start with every set of labels that may be right."""
-    layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
-    read = read_labels(scene, rows)
     return [
-        _Start(row, victim, labels, SPREAD * images[row], logits[row])
-        for row, victim in enumerate(rows)
-        for labels in _choices(scene, victim, layer, read[row])
+        _Start(row, rows[row], labels, SPREAD * images[row], logits[row])
+        for row, choices in enumerate(open_labels(scene, rows))
+        for labels in choices
     ]
 
 
-def _choices(scene: Scene, victim: Victim, layer: OutputLayer | None, read: Tensor | None) -> list[Tensor | None]:
-    """Labels (B,) that are tried; ``None``: they are optimised.
-
-    Those of a single example are tried one by one as far as noise leaves them open, for its last bias's gradient says
-    them without regard to the image.
-    """
-    if victim.labels is not None or victim.model.examples > 1:
-        return [read]
-    if layer is not None and isinstance(victim.model.mechanism, NoMechanism):
-        return [read]
-    every: list[Tensor | None] = [torch.tensor([label], device=scene.network.device) for label in range(scene.classes)]
-    if layer is None or not layer.bias:
-        return every
-    heard = victim.gradient[layer.name]
-    deviation = math.sqrt(2 * max(_noise(victim).variances))
-    if isinstance(victim.model.mechanism, HeterogeneousGaussianMechanism):
-        deviation *= float(victim.model.mechanism.redistribution.deviations[layer.name].max())
-    near = (heard - heard.min() <= MARGIN * deviation).tolist()
-    return [labels for labels, kept in zip(every, near, strict=True) if kept] or [read]
+def _likely(scene: Scene, starts: Sequence[_Start]) -> list[_Start]:
+    """The starts that are worth a search: of a single example's labels those that the upload makes likely."""
+    kept: dict[int, set[int]] = {}
+    for victim in _distinct([start.victim for start in starts]):
+        mine = [start.labels for start in starts if start.victim is victim and start.labels is not None]
+        single = {int(labels): labels for labels in mine if len(labels) == 1}
+        kept[id(victim)] = {int(labels) for labels in likely_labels(scene, victim, list(single.values()))}
+    return [
+        start
+        for start in starts
+        if start.labels is None or len(start.labels) > 1 or int(start.labels) in kept[id(start.victim)]
+    ]
 
 
 def _closed_form(
@@ -240,10 +224,15 @@ def _closed_form(
     return found
 
 
-def _from_there(start: _Start, coordinates: Tensor, labels: Tensor) -> _Start:
-    """The start with images in closed form; a batch's labels are in their order, a single one is tried as it was."""
-    single = start.labels is not None and len(start.labels) == 1
-    return replace(start, coordinates=coordinates, labels=start.labels if single else labels)
+def _there(starts: Sequence[_Start], read: Mapping[int, tuple[Tensor, Tensor]]) -> list[_Start]:
+    """The starts at images in closed form; a batch's labels are in their order, a single one is tried as it was."""
+    found = []
+    for start in starts:
+        if id(start.victim) in read:
+            coordinates, labels = read[id(start.victim)]
+            single = start.labels is not None and len(start.labels) == 1
+            found.append(replace(start, coordinates=coordinates, labels=start.labels if single else labels))
+    return found
 
 
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:

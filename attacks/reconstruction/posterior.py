@@ -26,7 +26,7 @@ from torch import Tensor
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.matching import Comparison
 from attacks.reconstruction.priors import GaussianPrior
-from attacks.reconstruction.uploads import UploadModel
+from attacks.reconstruction.uploads import UploadModel, Victim
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import (
     GaussianMechanism,
@@ -91,6 +91,11 @@ class Noise:
             case NoMechanism():
                 return Noise((total,), (0.0,))
         raise AttackRefused(f"the noise of {mechanism.name} is not modelled")
+
+    @staticmethod
+    def behind(victim: Victim) -> "Noise":
+        """Read it off the settings of one upload."""
+        return Noise.of(victim.model, {name: value.numel() for name, value in victim.gradient.items()})
 
     def needs_writing(self, model: UploadModel) -> bool:
         """Whether the misfit needs the uploads themselves, not just inner products of their blocks."""
