@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 __all__ = ["Kept", "by_patches", "kernel_gradients", "run_convolution"]
 
-# Patches overlap: they are copied out for so many bytes at a time, which stay in the cache.
+# Patches overlap: they are copied out for so many bytes a thread at a time, which stay in the cache.
 CACHE_BYTES = 2**20
 GPU_BYTES = 2**28
 # From so many images and channels on, up to so many numbers in an image's patches, grouped convolutions are faster than
@@ -118,13 +118,40 @@ def _padded(layer: Any, x: Tensor) -> tuple[Tensor, _Windows]:
     else:
         sides = [side for width in reversed(layer.padding) for side in (width, width)]
     if any(sides):
-        x = F.pad(x, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+        x = _Padding.apply(x, sides) if layer.padding_mode == "zeros" else F.pad(x, sides, mode=layer.padding_mode)
     flat = isinstance(layer, nn.Conv1d)
     x = x.unsqueeze(2) if flat else x
     kernel, dilation, stride = (
         (1, *size) if flat else size for size in (layer.kernel_size, layer.dilation, layer.stride)
     )
     return x, _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), layer.groups)
+
+
+class _Padding(torch.autograd.Function):
+    """Zeros around images, given as for torch's ``pad``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sides: list[int]) -> Tensor:
+        ctx.sides = sides
+        padded: Tensor = torch.ops.fedpriv.zeros_around(x, sides)
+        return padded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Cropping.apply(gradient, ctx.sides), None
+
+
+class _Cropping(torch.autograd.Function):
+    """The way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sides: list[int]) -> Tensor:
+        ctx.sides = sides
+        return F.pad(x, [-side for side in sides])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Padding.apply(gradient, ctx.sides), None
 
 
 class _Convolution(torch.autograd.Function):
@@ -159,17 +186,10 @@ class _Convolution(torch.autograd.Function):
             back = None if of_output is None else _Back.apply(of_output.to(x.dtype), x, weight.to(x.dtype), windows)
             return back, None, None, None
         images = x.to(kernels.dtype).reshape(len(kernels), -1, *windows.image)
-        shared = None
         if of_output is not None:
             of_output = of_output.to(kernels.dtype)
-            if _grouped_is_faster(images):
-                shared = _Back.apply(of_output, x.to(kernels.dtype), weight, windows)
-            else:
-                weights = weight.reshape(1, windows.groups, *kernels.shape[1:]).expand(len(x), -1, -1, -1)
-                kernels = torch.cat([weights.flatten(0, 1), kernels], dim=1)
-                errors = torch.cat([of_output.reshape(len(images), -1, errors.shape[2]), errors], dim=1)
-        found = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3]).reshape(x.shape)
-        return (found if shared is None else found.add_(shared)).to(x.dtype), None, None, None
+        found = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3], weight, of_output)
+        return found.reshape(x.shape).to(x.dtype), None, None, None
 
 
 class _Back(torch.autograd.Function):
@@ -179,21 +199,9 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, of_output: Tensor, x: Tensor, weight: Tensor, windows: _Windows) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.windows = windows
-        if _by_phases(of_output, windows):
-            return _back_by_phases(of_output, weight, windows)
-        found: Tensor = torch.ops.aten.convolution_backward(
-            of_output,
-            x,
-            weight,
-            None,
-            windows.stride,
-            (0, 0),
-            windows.dilation,
-            False,
-            (0, 0),
-            windows.groups,
-            ONLY_INPUT,
-        )[0]
+        found: Tensor = torch.ops.fedpriv.back(
+            of_output, x, weight, windows.kernel, windows.dilation, windows.stride, windows.groups
+        )
         return found
 
     @staticmethod
@@ -206,7 +214,7 @@ class _Back(torch.autograd.Function):
 
 def _by_phases(of_output: Tensor, windows: _Windows) -> bool:
     """Whether a strided convolution's way back is faster by its phases: on a CPU, where these cover the image."""
-    plain = windows.groups == 1 and windows.dilation == (1, 1) and windows.stride[0] == windows.stride[1] > 1
+    plain = windows.groups == 1 and max(windows.dilation) == 1 and windows.stride[0] == windows.stride[1] > 1
     covered = all(
         size == (places + -(-kernel // stride) - 1) * stride
         for size, places, kernel, stride in zip(
@@ -225,6 +233,19 @@ def _back_by_phases(of_output: Tensor, weight: Tensor, windows: _Windows) -> Ten
     phases = whole.reshape(outputs, inputs, down, step, across, step).permute(1, 3, 5, 0, 2, 4).flip(4, 5)
     kernels = phases.reshape(inputs * step * step, outputs, down, across)
     return F.pixel_shuffle(F.conv2d(of_output, kernels, padding=(down - 1, across - 1)), step)
+
+
+def _back(
+    of_output: Tensor, x: Tensor, weight: Tensor, kernel: Pair, dilation: Pair, stride: Pair, groups: int
+) -> Tensor:
+    """From a convolution's output (R, out, *positions) to its padded images x."""
+    windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), groups)
+    if _by_phases(of_output, windows):
+        return _back_by_phases(of_output, weight, windows)
+    found: Tensor = torch.ops.aten.convolution_backward(
+        of_output, x, weight, None, stride, (0, 0), dilation, False, (0, 0), groups, ONLY_INPUT
+    )[0]
+    return found
 
 
 class _KernelGradients(torch.autograd.Function):
@@ -250,7 +271,10 @@ class _KernelGradients(torch.autograd.Function):
 _LIBRARY = torch.library.Library("fedpriv", "FRAGMENT")
 _WHERE = "int[] kernel, int[] dilation, int[] stride"
 _LIBRARY.define(f"kernel_gradients(Tensor x, Tensor errors, {_WHERE}) -> Tensor")
-_LIBRARY.define(f"kernels_to_images(Tensor kernels, Tensor x, Tensor errors, {_WHERE}) -> Tensor")
+_SHARED = "Tensor weight, Tensor? of_output"
+_LIBRARY.define(f"kernels_to_images(Tensor kernels, Tensor x, Tensor errors, {_WHERE}, {_SHARED}) -> Tensor")
+_LIBRARY.define(f"back(Tensor of_output, Tensor x, Tensor weight, {_WHERE}, int groups) -> Tensor")
+_LIBRARY.define("zeros_around(Tensor x, int[] sides) -> Tensor")
 _LIBRARY.define(f"images_through_kernels(Tensor kernels, Tensor x, Tensor errors, {_WHERE}) -> Tensor")
 
 
@@ -265,23 +289,49 @@ def _kernel_gradients(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, s
 
 
 def _kernels_to_images(
-    kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair
+    kernels: Tensor,
+    x: Tensor,
+    errors: Tensor,
+    kernel: Pair,
+    dilation: Pair,
+    stride: Pair,
+    weight: Tensor,
+    of_output: Tensor | None,
 ) -> Tensor:
-    """Each image's errors (R, out, P) through its own kernel (R, out, in * kernel), back to padded images."""
+    """Each image's errors (R, out, P) through its own kernel (R, out, in * kernel), back to padded images.
+
+    Where it is given, the output's gradient through the weight, which all share, is added.
+    """
     windows = _Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    groups = len(weight) // kernels.shape[1]
     kernels, errors = kernels.contiguous(), errors.contiguous()
     if _grouped_is_faster(x):
-        groups, weights = _as_groups(kernels, x, windows)
-        felt = errors.reshape(1, -1, *windows.positions)
-        found: Tensor = torch.ops.aten.convolution_backward(
-            felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), ONLY_INPUT
-        )[0]
-        return found.reshape(x.shape)
+        found = _own_kernels_to_images(kernels, x, errors, windows)
+        if of_output is None:
+            return found
+        whole = found.reshape(len(of_output), -1, *windows.image)
+        return _back(of_output, whole, weight, kernel, dilation, stride, groups).add_(whole).reshape(x.shape)
+    if of_output is None:
+        shared, weights = errors[:, :0], kernels[:, :0]
+    else:
+        shared = of_output.reshape(len(x), -1, errors.shape[2])
+        weights = weight.reshape(1, groups, *kernels.shape[1:]).expand(len(of_output), -1, -1, -1).flatten(0, 1)
     images = x.new_empty(x.shape)
     for some in _strips(x, windows):
-        patches = torch.bmm(kernels[some].mT, errors[some])
+        through, felt = torch.cat([weights[some], kernels[some]], dim=1), torch.cat([shared[some], errors[some]], dim=1)
+        patches = torch.bmm(through.mT, felt)
         images[some] = F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
     return images
+
+
+def _own_kernels_to_images(kernels: Tensor, x: Tensor, errors: Tensor, windows: _Windows) -> Tensor:
+    """By one convolution with a group for each image."""
+    groups, weights = _as_groups(kernels, x, windows)
+    felt = errors.reshape(1, -1, *windows.positions)
+    found: Tensor = torch.ops.aten.convolution_backward(
+        felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), ONLY_INPUT
+    )[0]
+    return found.reshape(x.shape)
 
 
 def _images_through_kernels(
@@ -317,7 +367,8 @@ def _as_groups(kernels: Tensor, x: Tensor, windows: _Windows) -> tuple[Tensor, T
 def _strips(x: Tensor, windows: _Windows) -> list[slice]:
     """How many images' patches are made at once."""
     numbers = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.positions)
-    step = max(1, (CACHE_BYTES if x.device.type == "cpu" else GPU_BYTES) // (numbers * x.element_size()))
+    room = CACHE_BYTES * torch.get_num_threads() if x.device.type == "cpu" else GPU_BYTES
+    step = max(1, room // (numbers * x.element_size()))
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
@@ -348,22 +399,28 @@ def _channels_first(rows: Tensor, channels: int) -> Tensor:
     return ordered
 
 
+def _zeros_around(x: Tensor, sides: list[int]) -> Tensor:
+    return F.pad(x, sides)
+
+
 def _kernel_gradients_shape(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
     return errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
 
 
-def _images_shape(kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
-    return x.new_empty(x.shape)
+def _like_second(first: Tensor, second: Tensor, *others: object) -> Tensor:
+    return second.new_empty(second.shape)
 
 
-def _errors_shape(kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
-    return errors.new_empty(errors.shape)
+def _like_third(first: Tensor, second: Tensor, third: Tensor, *others: object) -> Tensor:
+    return third.new_empty(third.shape)
 
 
 for _name, _run, _shape in (
     ("kernel_gradients", _kernel_gradients, _kernel_gradients_shape),
-    ("kernels_to_images", _kernels_to_images, _images_shape),
-    ("images_through_kernels", _images_through_kernels, _errors_shape),
+    ("kernels_to_images", _kernels_to_images, _like_second),
+    ("images_through_kernels", _images_through_kernels, _like_third),
+    ("back", _back, _like_second),
+    ("zeros_around", _zeros_around, _zeros_around),
 ):
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fedpriv::{_name}", _shape, lib=_LIBRARY)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from attacks.reconstruction.memory import keep_freed_memory
+
 __all__ = ["Compiling", "Evaluator", "Losses"]
 
 Losses = Callable[..., Tensor]
@@ -48,6 +50,7 @@ class Evaluator:
         self._run: Callable[..., tuple[Tensor, ...]] = self._eager
         self._seconds: list[float] = []
         self._settled = compiling == "never"
+        keep_freed_memory()
 
     def __call__(self, *variables: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return losses (N,), detached, and the gradients of their sum with respect to each variable."""
