@@ -105,8 +105,8 @@ def read_gated(
         rate: its learning rate.
 
     Returns:
-        Coordinates (n, B, C, H, W) of the posterior's mean; the given ones where these, with the same units, explain
-        the upload better, as they may where so little noise was added that rounding is more.
+        Coordinates (n, B, C, H, W) of the posterior's mean; the given ones where these are more probable with the same
+        units, as they may be where so little noise was added that rounding is more.
     """
     whitening = Whitening(scene.prior, scene.shape)
     inputs = kink_inputs(scene.network, victims[0].parameters, whitening.images(coordinates).flatten(0, 1))
@@ -123,7 +123,8 @@ def read_gated(
     ended = fit_cloud(posterior.given(gates), coordinates, (even,), basis, steps - steps // 2, rate, rates[:1])
     mean = _contrasted(ended.middle, ended.others[0])
     with torch.no_grad():
-        better = posterior.misfits(mean, even, gates) <= posterior.misfits(coordinates, even, gates)
+        decided = posterior.given(gates)
+        better = decided(mean, even) <= decided(coordinates, even)
     return torch.where(better[:, None, None, None, None], mean, coordinates)
 
 

@@ -26,8 +26,8 @@ __all__ = ["likely_labels", "open_labels"]
 MARGIN = 5.0  # standard deviations from the smallest entry of the last bias's gradient within which labels stay open
 DRAWS = 16  # images at which labels are compared; the first is the prior's mean
 SEED = 20261122  # of these images; they are no part of the result
-# How much less likely than the best a label may be, as a logarithm, at the image that favours it most. The true one was
-# at most 18 behind in the 1,176 uploads of docs/results.md.
+# How much less likely than the best a label may be, as a logarithm, at the image that favours it most. Of uploads whose
+# label can be told at all, the true one is mostly the best at each of the images.
 BEHIND = 25.0
 TRIED = 10  # labels that are searched with, at most
 

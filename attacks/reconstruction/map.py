@@ -15,8 +15,8 @@ than the prior's mean there (:mod:`~attacks.reconstruction.averaging`); without 
 Behind kinks such searches mostly make the closed form's image worse: one that is slightly off has some units wrong, and
 the likelihood takes each for strong evidence against it, so that images far off with lucky units are more probable.
 There the units are read from the upload together with the image (:mod:`~attacks.reconstruction.gates`), by all layers,
-and the closed form's image is where that starts. Where the units cannot be unknowns of their own, as after several
-local steps, the closed form is the answer itself wherever it explains the upload at all.
+and the closed form's image, or its negative, is where that starts. Where the units cannot be unknowns of their own, as
+after several local steps, the closed form is the answer itself wherever it explains the upload at all.
 """
 
 import math
@@ -94,7 +94,8 @@ def run_map(
     starts = _starts(scene, rows, images, logits)
     read = _closed_form(scene, rows, images, logits)
     settled: list[_Ended] = []
-    for some in _parts(scene, [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]):
+    readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
+    for some in _parts(scene, [*readable, *_mirrored(scene, readable)]):
         settled += _Search(scene, config, some, _silent).stay()
     settled = [
         *_gated(scene, [one for one in settled if can_be_gated(scene, one.start.victim)], config),
@@ -233,6 +234,13 @@ def _there(starts: Sequence[_Start], read: Mapping[int, tuple[Tensor, Tensor]]) 
             single = start.labels is not None and len(start.labels) == 1
             found.append(replace(start, coordinates=coordinates, labels=start.labels if single else labels))
     return found
+
+
+def _mirrored(scene: Scene, starts: Sequence[_Start]) -> list[_Start]:
+    """The starts with the images' sign turned: a first layer's matrix tells an image but for that, its bias may not."""
+    whitening = Whitening(scene.prior, scene.shape)
+    turned = [whitening.coordinates(-whitening.images(start.coordinates)) for start in starts]
+    return [replace(start, coordinates=coordinates) for start, coordinates in zip(starts, turned, strict=True)]
 
 
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
