@@ -4,6 +4,7 @@ A kernel's gradient is a product of the output's gradient with the patches that 
 are many, so they are made for a few images at a time and never kept.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ FEW_IMAGES = 4
 FEW_CHANNELS = 8
 FEWEST_CHANNELS = 3  # the same, for convolutions forward
 MOST_PATCHES = 2**18
+# From so many numbers on torch divides a sum among threads; patches that are only written and added up are made for so
+# many times as many images at once, which makes for longer sums.
+MANY_SUMS = 2**15
+WRITTEN_STRIPS = 4
 # Up to so many multiplications a convolution of one image, with its derivatives, is faster as a product with patches.
 FEW_PRODUCTS = 2**19
 ONLY_INPUT = (True, False, False)  # of the gradients that a convolution's backward can make
@@ -232,7 +237,13 @@ def _back_by_phases(of_output: Tensor, weight: Tensor, windows: _Windows) -> Ten
     whole = F.pad(weight, (0, across * step - width, 0, down * step - height))
     phases = whole.reshape(outputs, inputs, down, step, across, step).permute(1, 3, 5, 0, 2, 4).flip(4, 5)
     kernels = phases.reshape(inputs * step * step, outputs, down, across)
-    return F.pixel_shuffle(F.conv2d(of_output, kernels, padding=(down - 1, across - 1)), step)
+    found = F.conv2d(of_output, kernels, padding=(down - 1, across - 1))
+    found = found.unflatten(1, (inputs, step, step))
+    images = found.new_empty(len(found), inputs, found.shape[4], step, found.shape[5], step)
+    for i, j in itertools.product(range(step), repeat=2):  # faster than pixel_shuffle
+        images[:, :, :, i, :, j] = found[:, :, i, j]
+    interleaved: Tensor = images.flatten(4, 5).flatten(2, 3)
+    return interleaved
 
 
 def _back(
@@ -317,10 +328,27 @@ def _kernels_to_images(
         shared = of_output.reshape(len(x), -1, errors.shape[2])
         weights = weight.reshape(1, groups, *kernels.shape[1:]).expand(len(of_output), -1, -1, -1).flatten(0, 1)
     images = x.new_empty(x.shape)
-    for some in _strips(x, windows):
+    for some in _strips(x, windows, WRITTEN_STRIPS):
         through, felt = torch.cat([weights[some], kernels[some]], dim=1), torch.cat([shared[some], errors[some]], dim=1)
-        patches = torch.bmm(through.mT, felt)
-        images[some] = F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
+        images[some] = _folded(torch.bmm(through.mT, felt), windows)
+    return images
+
+
+def _folded(patches: Tensor, windows: _Windows) -> Tensor:
+    """Patches (R, in * kernel, positions) added up where they lie in the images (R, in, H, W).
+
+    torch's ``fold`` does that in one thread: from so many images on a sum for each place in the kernel is faster.
+    """
+    (down, across), (tall, wide) = windows.positions, windows.kernel
+    channels = patches.shape[1] // (tall * wide)
+    if patches.device.type != "cpu" or len(patches) * channels * down * across < MANY_SUMS:
+        return F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
+    each = patches.view(-1, channels, tall, wide, down, across)
+    images = patches.new_zeros(len(patches), channels, *windows.image)
+    for i, j in itertools.product(range(tall), range(wide)):
+        top, left = i * windows.dilation[0], j * windows.dilation[1]
+        step, move = windows.stride
+        images[:, :, top : top + step * down : step, left : left + move * across : move] += each[:, :, i, j]
     return images
 
 
@@ -364,10 +392,10 @@ def _as_groups(kernels: Tensor, x: Tensor, windows: _Windows) -> tuple[Tensor, T
     return x.reshape(1, -1, *windows.image), kernels.reshape(-1, x.shape[1], *windows.kernel)
 
 
-def _strips(x: Tensor, windows: _Windows) -> list[slice]:
+def _strips(x: Tensor, windows: _Windows, times: int = 1) -> list[slice]:
     """How many images' patches are made at once."""
     numbers = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.positions)
-    room = CACHE_BYTES * torch.get_num_threads() if x.device.type == "cpu" else GPU_BYTES
+    room = times * CACHE_BYTES * torch.get_num_threads() if x.device.type == "cpu" else GPU_BYTES
     step = max(1, room // (numbers * x.element_size()))
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
