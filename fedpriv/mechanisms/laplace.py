@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from scipy.stats import gamma
+from scipy.special import gammainccinv
 from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
@@ -68,7 +68,7 @@ def _norm_of_noise(dimension: int, tail: float) -> float:
     It is at most the root of the L1 norm, a Gamma variable, times the largest coordinate, one of ``dimension``
     exponential variables; each keeps to its bound but for half of ``tail``.
     """
-    total = float(gamma.isf(tail / 2, dimension))
+    total = float(gammainccinv(dimension, tail / 2))
     return math.sqrt(total * math.log(2 * dimension / tail))
 
 
