@@ -95,12 +95,11 @@ def _start(arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 def _wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[bytes]) -> None:
     metrics = folder / "metrics.jsonl"
-    for _ in range(6000):
-        if metrics.exists() and metrics.read_text().count("\n") > count:
-            return
+    deadline = time.monotonic() + 300
+    while not metrics.exists() or metrics.read_text().count("\n") <= count:
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.01)
-    raise AssertionError("the run made no progress")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     settings = experiment(
         mechanism={"name": "vmf", "kappa": 40.0},
         data={"partition": "dirichlet"},
-        federation={"rounds": 600, "server_optimizer": "adam", "target_epsilon": 58.0},
+        federation={"rounds": 200, "server_optimizer": "adam", "target_epsilon": 26.0},
         adversary=ATTACKED,
     )
     (folder / "x.toml").write_text(settings.to_toml())
@@ -120,7 +119,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [0, 100, 500])
+@pytest.mark.parametrize("rounds", [0, 60, 160])
 def test_a_killed_run_resumes_to_the_same_bytes(long_run: tuple[Path, Path], rounds: int, tmp_path: Path) -> None:
     file, whole = long_run
     process = _start([str(file), "--out", "cut"], tmp_path)
@@ -129,7 +128,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(long_run: tuple[Path, Path], rou
     process.communicate()
     resume_run(tmp_path / "cut", Silent())
     assert fingerprint(tmp_path / "cut") == fingerprint(whole)
-    assert [record.round for record in RunFolder.open(tmp_path / "cut").rounds()] == list(range(601))
+    assert [record.round for record in RunFolder.open(tmp_path / "cut").rounds()] == list(range(201))
 
 
 @pytest.mark.slow
