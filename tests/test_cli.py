@@ -2,14 +2,13 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.command_line import fedpriv
 
 SMALL = """
 name = "small"
@@ -28,12 +27,6 @@ attacks = []
 name = "inline"
 device = "cpu"
 """
-
-
-def fedpriv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "FEDPRIV_DATA"}
-    command = [sys.executable, "-m", "fedpriv.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """``fedpriv attack`` as a user meets it: results in 80 columns, JSON for programs, one clear line for mistakes."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from attacks.reconstruction import ATTACKS
 from fedpriv.terminal import plain
+from tests import command_line
 
 SMALL = """
 name = "small"
@@ -38,9 +37,7 @@ device = "cpu"
 
 
 def fedpriv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "FEDPRIV_DATA"} | {"COLUMNS": "80"}
-    command = [sys.executable, "-m", "fedpriv.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return command_line.fedpriv(*arguments, cwd=cwd, COLUMNS="80")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """Deployments for tests: the command line as a user types it, on ports that are free."""
 
-import os
 import random
 import subprocess
-import sys
-from pathlib import Path
 
 from fedpriv.deploy.folder import is_free
+from tests.command_line import fedpriv
+
+__all__ = ["SMALL", "fedpriv", "free_ports", "one_line"]
 
 SMALL = """
 name = "small"
@@ -29,15 +29,6 @@ attacks = []
 name = "inline"
 device = "cpu"
 """
-
-
-def fedpriv(*arguments: str, cwd: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end; ``path`` replaces the search path for programs."""
-    environment = {key: value for key, value in os.environ.items() if key != "FEDPRIV_DATA"}
-    if path is not None:
-        environment["PATH"] = path
-    command = [sys.executable, "-m", "fedpriv.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=540)
 
 
 def free_ports(count: int) -> int:
