@@ -46,7 +46,7 @@ class _TotalVariation(torch.autograd.Function):
         ctx.save_for_backward(images)
         total = images.new_zeros(len(images))
         for axis, count in _neighbours(images):
-            total += images.diff(dim=axis).abs_().flatten(1).sum(dim=1) / count
+            total += images.diff(dim=axis).abs_().sum(dim=(1, 2, 3, 4)) / count
         return total
 
     @staticmethod
