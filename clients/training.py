@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.config import TrainingConfig
 from fedpriv.gradients import Vector, per_example_gradients
+from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan
 from fedpriv.randomness import torch_stream
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
@@ -53,18 +53,11 @@ def local_upload(world: World, client: int, before: State, round_number: int) ->
 
 def _train(world: World, plan: Plan, round_number: int) -> None:
     """Local epochs of privatised SGD or Adam, in place; the optimiser starts afresh each round."""
-    optimizer = _optimizer(world.model, world.experiment.training)
+    training = world.experiment.training
+    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
     parameters = trained_parameters(world.model)
     for step in plan.steps(round_number):
-        for name, value in _gradient(world, plan, step).items():
-            parameters[name].grad = value
-        optimizer.step()
-
-
-def _optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
-    if training.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=training.learning_rate)
-    return torch.optim.SGD(model.parameters(), lr=training.learning_rate, momentum=training.momentum)
+        optimizer.step(parameters, _gradient(world, plan, step))
 
 
 def _gradient(world: World, plan: Plan, step: int) -> Vector:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
+from fedpriv.optimizers import make_optimizer
 from fedpriv.world import State
 from server.uploads import Upload
 
@@ -83,23 +84,15 @@ class ServerOptimizer:
         self._buffers = {name: value.clone() for name, value in state.buffers.items()}
         self.rounds = 0
         self._sign = 1.0 if experiment.federation.algorithm == "fedsgd" else -1.0
-        values = list(self._parameters.values())
-        rate = experiment.server_learning_rate
-        self._memory: tuple[str, ...] = ()
-        self._optimizer: torch.optim.Optimizer
-        if experiment.federation.server_optimizer == "adam":
-            self._memory = ("step", "exp_avg", "exp_avg_sq")
-            self._optimizer = torch.optim.Adam(values, lr=rate)
-        else:
-            self._memory = ("momentum_buffer",) if experiment.federation.server_momentum else ()
-            self._optimizer = torch.optim.SGD(values, lr=rate, momentum=experiment.federation.server_momentum)
+        federation = experiment.federation
+        self._optimizer = make_optimizer(
+            federation.server_optimizer, experiment.server_learning_rate, federation.server_momentum
+        )
 
     def step(self, mean: State) -> None:
         """Move the global state by the mean upload."""
         self.rounds += 1
-        for name, value in self._parameters.items():
-            value.grad = self._sign * mean.parameters[name]
-        self._optimizer.step()
+        self._optimizer.step(self._parameters, {name: self._sign * value for name, value in mean.parameters.items()})
         for name, value in self._buffers.items():
             value += mean.buffers[name]
 
@@ -111,18 +104,17 @@ class ServerOptimizer:
     def state(self) -> State:
         """The global state; a copy."""
         return State(
-            {name: value.detach().clone() for name, value in self._parameters.items()},
+            {name: value.clone() for name, value in self._parameters.items()},
             {name: value.clone() for name, value in self._buffers.items()},
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs, as named tensors."""
         state = self.state
-        optimizer = self._optimizer.state_dict()["state"]
         named = {f"parameters/{name}": value for name, value in state.parameters.items()}
         named |= {f"buffers/{name}": value for name, value in state.buffers.items()}
-        for index, slots in optimizer.items():
-            named |= {f"optimizer/{index}/{slot}": value for slot, value in slots.items() if value is not None}
+        for slot, values in self._optimizer.memory.items():
+            named |= {f"optimizer/{index}/{slot}": value for index, value in enumerate(values)}
         return named
 
     def load(self, tensors: Mapping[str, Tensor], rounds: int) -> None:
@@ -132,28 +124,27 @@ class ServerOptimizer:
             InputError: they are not of this model.
         """
         self._check(tensors)
-        slots = self._slots(tensors)
+        memory = self._memory(tensors)
         self.rounds = rounds
         for name, value in self._parameters.items():
             value.copy_(tensors[f"parameters/{name}"])
         for name, value in self._buffers.items():
             value.copy_(tensors[f"buffers/{name}"])
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": slots})
+        self._optimizer.memory = memory
 
-    def _slots(self, tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    def _memory(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         """What the optimiser remembers of each parameter: of all of them or, before its first step, of none."""
         stored = {key: value for key, value in tensors.items() if key.startswith("optimizer/")}
         if not stored:
             return {}
-        slots: dict[int, dict[str, Tensor]] = {}
-        for index, parameter in enumerate(self._parameters.values()):
-            like = {slot: torch.zeros(()) if slot == "step" else parameter for slot in self._memory}
-            slots[index] = {slot: stored.pop(f"optimizer/{index}/{slot}", torch.empty(0, 0)) for slot in like}
-            for slot, want in like.items():
-                _require_like(f"optimizer/{index}/{slot}", slots[index][slot], want)
+        memory: dict[str, list[Tensor]] = {slot: [] for slot in self._optimizer.slots}
+        for slot, values in memory.items():
+            for index, parameter in enumerate(self._parameters.values()):
+                name, want = f"optimizer/{index}/{slot}", torch.zeros(()) if slot == "step" else parameter
+                values.append(_require_like(name, stored.pop(name, None), want))
         for name in stored:
             raise InputError(f"the checkpoint is not of this optimiser: it holds {name}")
-        return slots
+        return memory
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         own = {f"parameters/{name}": value for name, value in self._parameters.items()}
@@ -165,9 +156,10 @@ class ServerOptimizer:
                 raise InputError(f"the checkpoint is not of this model: it holds {name}")
 
 
-def _require_like(name: str, given: Tensor | None, want: Tensor) -> None:
-    """Refuse a checkpoint's tensor of another shape or type, or one with which no step can be computed."""
+def _require_like(name: str, given: Tensor | None, want: Tensor) -> Tensor:
+    """A checkpoint's tensor, unless it has another shape or type, or no step can be computed with it."""
     if given is None or given.shape != want.shape or given.dtype != want.dtype:
         raise InputError(f"the checkpoint is not of this model: {name} does not fit")
     if not bool(given.isfinite().all()) or (name.endswith("/step") and float(given) < 0):
         raise InputError(f"the checkpoint is damaged: {name} holds what no step leaves behind")
+    return given

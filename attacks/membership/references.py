@@ -16,6 +16,7 @@ from attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
+from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan, participants
 from fedpriv.world import World
 
@@ -113,7 +114,10 @@ class _Federation:
             name: value.to(like.device).expand(count, *value.shape).clone()
             for name, value in world.initial.parameters.items()
         }
-        self._server = _server_optimizer(self._experiment, self._globals)
+        federation = self._experiment.federation
+        self._server = make_optimizer(
+            federation.server_optimizer, self._experiment.server_learning_rate, federation.server_momentum
+        )
 
     def run(self, schedule: Mapping[int, Sequence[int]], keep: Collection[int]) -> dict[int, Vector]:
         """Run all rounds; return the models after those that are wanted."""
@@ -132,11 +136,8 @@ class _Federation:
         for client, weight in zip(clients, raw, strict=True):
             for name, value in self._upload(client, number).items():
                 mean[name].add_(value, alpha=sign * weight / sum(raw))
-        for name, value in self._globals.items():
-            value.grad = mean[name]
-        self._server.step()
+        self._server.step(self._globals, mean)
         for value in self._globals.values():
-            value.grad = None
             if not torch.isfinite(value).all():
                 raise RunFailedError(f"reference models: one diverged in round {number}")
 
@@ -165,17 +166,9 @@ class _Federation:
                 x, y, weights, _ = self._batches(client, step)
                 self._network.descend(local, x, y, weights, training.learning_rate)
             return
-        optimizer: torch.optim.Optimizer
-        if training.optimizer == "adam":
-            optimizer = torch.optim.Adam(local.values(), lr=training.learning_rate)
-        else:
-            optimizer = torch.optim.SGD(local.values(), lr=training.learning_rate, momentum=training.momentum)
+        optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
         for step in steps:
-            for name, value in self._gradient(client, step, local).items():
-                local[name].grad = value
-            optimizer.step()
-        for value in local.values():
-            value.grad = None
+            optimizer.step(local, self._gradient(client, step, local))
 
     def _gradient(self, client: int, step: int, parameters: Vector) -> Vector:
         """Each model's mean gradient of its own batch, after the mechanism where its unit is the example."""
@@ -209,13 +202,6 @@ class _Federation:
 def _noisy(plan: Plan) -> bool:
     """Whether each step's gradient goes through the mechanism."""
     return plan.config.name != "none" and plan.config.unit == "example"
-
-
-def _server_optimizer(experiment: Experiment, parameters: Vector) -> torch.optim.Optimizer:
-    federation, rate = experiment.federation, experiment.server_learning_rate
-    if federation.server_optimizer == "adam":
-        return torch.optim.Adam(parameters.values(), lr=rate)
-    return torch.optim.SGD(parameters.values(), lr=rate, momentum=federation.server_momentum)
 
 
 def _fitting(world: World, memory: int) -> int:

@@ -1,0 +1,99 @@
+"""torch's SGD and Adam, as functions of a step with what they remember held here.
+
+The first of torch.optim's classes that a process makes imports torch's compiler: two seconds, which a deployed client
+would pay for every message. The functions behind those classes give the same bits without it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+__all__ = ["Optimizer", "make_optimizer"]
+
+
+class Optimizer(ABC):
+    """A rule for a step.
+
+    Attributes:
+        slots: the names of what it remembers of each parameter.
+        memory: by slot, one tensor for each parameter in their order; empty before the first step.
+    """
+
+    slots: tuple[str, ...]
+
+    def __init__(self, rate: float) -> None:
+        self.memory: dict[str, list[Tensor]] = {}
+        self._rate = rate
+
+    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Move the parameters, in place; each time the same ones in the same order."""
+        with torch.no_grad():
+            self._step(list(parameters.values()), [gradients[name] for name in parameters])
+
+    @abstractmethod
+    def _step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None: ...
+
+
+def make_optimizer(name: str, rate: float, momentum: float) -> Optimizer:
+    """Return SGD or Adam as ``torch.optim`` has them, with the defaults that it has.
+
+    Args:
+        name: ``sgd`` or ``adam``.
+        rate: the learning rate.
+        momentum: of SGD; Adam has its own.
+    """
+    return _Adam(rate) if name == "adam" else _Sgd(rate, momentum)
+
+
+class _Sgd(Optimizer):
+    def __init__(self, rate: float, momentum: float) -> None:
+        super().__init__(rate)
+        self.slots = ("momentum_buffer",) if momentum else ()
+        self._momentum = momentum
+
+    def _step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        buffers: list[Tensor | None] = [*self.memory.get("momentum_buffer", [None] * len(parameters))]
+        sgd(
+            parameters,
+            gradients,
+            buffers,
+            weight_decay=0.0,
+            momentum=self._momentum,
+            lr=self._rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if self._momentum:
+            self.memory = {"momentum_buffer": [buffer for buffer in buffers if buffer is not None]}
+
+
+class _Adam(Optimizer):
+    slots = ("step", "exp_avg", "exp_avg_sq")
+
+    def _step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        if not self.memory:
+            self.memory = {
+                "step": [torch.zeros(()) for _ in parameters],
+                "exp_avg": [torch.zeros_like(value) for value in parameters],
+                "exp_avg_sq": [torch.zeros_like(value) for value in parameters],
+            }
+        adam(
+            parameters,
+            gradients,
+            self.memory["exp_avg"],
+            self.memory["exp_avg_sq"],
+            [],
+            self.memory["step"],
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self._rate,
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )
