@@ -1,13 +1,9 @@
 """Many independent pieces of work as Ray tasks, with shares of CPUs and GPUs for each, here or on a cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-from ray.exceptions import RayError, RayTaskError
-
-from fedpriv.engines.ray import Share, connect
 from fedpriv.errors import reason_of
 
 __all__ = ["Ended", "Started", "TaskResources", "run_tasks"]
@@ -68,13 +64,18 @@ def run_tasks(
     Raises:
         InputError: no cluster answers at the address, or it cannot host one task.
     """
+    # Imported here: Ray takes a second, and most runs do without it.
+    import ray
+
+    from fedpriv.engines.ray import Share, connect
+
     cpus, gpus, address = resources.keys
     connect(resources.address, address, (Share(cpus, "CPU", resources.cpus), Share(gpus, "GPU", resources.gpus)))
     try:
         task = ray.remote(function).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)
         waiting, running = list(range(len(arguments)))[::-1], dict[Any, int]()
         while waiting or running:
-            while waiting and len(running) < _room(resources):
+            while waiting and len(running) < _room(resources, ray.cluster_resources()):
                 index = waiting.pop()
                 running[task.remote(arguments[index])] = index
                 yield Started(index)
@@ -87,14 +88,16 @@ def run_tasks(
         ray.shutdown()
 
 
-def _room(resources: TaskResources) -> int:
+def _room(resources: TaskResources, offered: Mapping[str, float]) -> int:
     """How many tasks fit at once; a cluster may grow and shrink."""
-    offered = ray.cluster_resources()
     shares = [(resources.cpus, offered.get("CPU", 0.0)), (resources.gpus, offered.get("GPU", 0.0))]
     return max(1, min(int(there / share + 1e-9) for share, there in shares if share > 0))
 
 
 def _outcome(index: int, reference: Any) -> Ended:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
     try:
         return Ended(index, ray.get(reference))
     except RayTaskError as error:
