@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from fedpriv.engines.tasks import Ended, TaskResources
 from fedpriv.errors import InputError
@@ -27,9 +28,9 @@ class Heard(Silent):
         self.advances.append((name, done, total))
 
 
-def run(path: Path, tasks: int, progress: Silent | None = None) -> Summary:
+def run(path: Path, tasks: int, progress: Silent | None = None, **adversary: object) -> Summary:
     settings = experiment(
-        adversary=ATTACKED,
+        adversary={**ATTACKED, **adversary},
         mechanism={"name": "vmf", "kappa": 300.0},
         training={"batch_size": 1},
         engine={"attack_tasks": tasks},
@@ -44,8 +45,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_spread_attacks_find_the_same(tmp_path: Path) -> None:
     heard = Heard()
-    alone, together = run(tmp_path / "alone", 1), run(tmp_path / "spread", 2, heard)
-    assert heard.advances == [(name, done, 2) for name in ("iga", "closed_form") for done in (1, 2)]
+    alone = run(tmp_path / "alone", 1, attacks=["iga"])
+    together = run(tmp_path / "spread", 2, heard, attacks=["iga"])
+    assert heard.advances == [("iga", 1, 2), ("iga", 2, 2)]
     assert together.warnings == alone.warnings
     for one, other in zip(lines(tmp_path / "alone"), lines(tmp_path / "spread"), strict=True):
         # Who is attacked together decides the order of sums.
@@ -72,7 +74,10 @@ def test_a_task_that_dies_takes_only_its_own_uploads(tmp_path: Path, monkeypatch
     assert len([one for one in kept if one[0] in ATTACKED["attacks"]]) == 6
 
 
-def test_a_share_that_ray_lacks_is_named_with_its_key(tmp_path: Path) -> None:
+def test_a_share_that_ray_lacks_is_named_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not started for this: tests/engines asks a real one for too much.
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     settings = experiment(adversary=ATTACKED, engine={"attack_tasks": 2, "cpus_per_client": 4096.0})
     with pytest.raises(InputError, match=r"engine.cpus_per_client = 4096: Ray offers"):
         start_run(settings, tmp_path / "run", "", Silent())
