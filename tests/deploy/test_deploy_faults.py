@@ -62,6 +62,8 @@ REASONS = (
     ((2, 1), "sent an upload that cannot be read: an array"),
     ((3, 2), "did not reply within 30 s"),
 )
+# Where the server is at fault one client shows it: every message is a process, and takes seconds.
+ALONE = ("federation.clients=1", "federation.rounds=4")
 
 pytestmark = pytest.mark.slow
 
@@ -120,29 +122,17 @@ def wait_for(what: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.05)
 
 
-def uninterrupted(here: Path, rounds: int) -> bytes:
-    """The parameters of the same run inline."""
-    out = here / f"inline-{rounds}"
+def inline(here: Path, name: str, *settings: str) -> bytes:
+    """The parameters of the same run inline, uninterrupted."""
+    out = here / f"inline-{name}"
     if not out.exists():
-        arguments = ("run", "small.toml", "--set", f"federation.rounds={rounds}", "--out", out.name)
-        done = fedpriv(*arguments, cwd=here)
+        done = fedpriv("run", "small.toml", *(f"--set={text}" for text in settings), "--out", out.name, cwd=here)
         assert done.returncode == 0, done.stderr
     return (out / CHECKPOINT).read_bytes()
 
 
-def test_secure_aggregation_gives_the_bits_of_inline(deployment: DeploymentFolder) -> None:
-    """Secrets of a round outlive each message here, though every message starts a process of its own."""
-    settings = ("federation.secure_aggregation=true", "federation.rounds=1")
-    run = Deployed(deployment, "masked", *settings)
-    done = fedpriv("run", "small.toml", *(f"--set={text}" for text in settings), "--out", "own", cwd=run.here)
-    assert done.returncode == 0, done.stderr
-    assert run.end().returncode == 0, run.end().stderr
-    assert run.rounds()[0].used == (0, 1, 2)
-    assert (run.folder.path / CHECKPOINT).read_bytes() == (run.here / "own" / CHECKPOINT).read_bytes()
-
-
 def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentFolder) -> None:
-    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=4", "federation.round_timeout=30")
+    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=3", "federation.round_timeout=30")
     run.wait_for_round(2)
     node = psutil.Process(deployment.read().process("supernode-2").pid)
     node.send_signal(signal.SIGSTOP)
@@ -153,22 +143,21 @@ def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentF
     done = run.end()
     assert done.returncode == 0, done.stderr
     report = html.unescape((run.folder.path / "report.html").read_text())
-    *judged, last = run.rounds()
-    told = {(record.round, failure.client): failure.reason for record in judged for failure in record.failures}
+    told = {(record.round, failure.client): failure.reason for record in run.rounds() for failure in record.failures}
     assert set(told) == {key for key, _ in REASONS}
     for key, words in REASONS:
         assert words in told[key]
         assert told[key] in report
-    assert [record.used for record in judged] == [(2,), (2,), (0, 1)]
-    # How soon the node that hung is back, and what it costs the others, is the machine's business.
-    late = {failure.client: failure.reason for failure in last.failures}
-    assert last.used and {*last.used, *late} == {0, 1, 2}
-    assert all("did not reply within 30 s" in reason for reason in late.values())
+    assert [record.used for record in run.rounds()] == [(2,), (2,), (0, 1)]
 
 
 def test_a_superlink_killed_and_restarted_keeps_its_state(deployment: DeploymentFolder) -> None:
+    """The run after it is of secure aggregation, and gives the bits of inline.
+
+    Secrets of a round outlive each message there, though every message starts a process of its own.
+    """
     here = deployment.path.parent
-    run = Deployed(deployment, "cut", "federation.rounds=4")
+    run = Deployed(deployment, "cut", *ALONE)
     run.wait_for_round(1)
     psutil.Process(deployment.read().process("superlink").pid).send_signal(signal.SIGKILL)
     done = run.end()
@@ -180,15 +169,17 @@ def test_a_superlink_killed_and_restarted_keeps_its_state(deployment: Deployment
     assert summary["status"] == "failed"
     assert words.search(summary["reason"])
     assert words.search((run.folder.path / "report.html").read_text())
-    assert run.rounds()[0].used == (0, 1, 2)
+    assert run.rounds()[0].used == (0,)
 
     again = fedpriv("deploy", "restart", cwd=here)
     assert again.returncode == 0, again.stderr
     assert "superlink" in again.stdout
-    after = Deployed(deployment, "after", "federation.rounds=1")
+    masked = ("federation.secure_aggregation=true", "federation.rounds=1")
+    after = Deployed(deployment, "after", *masked)
+    assert run.bytes_when_finished() == inline(here, "alone", *ALONE)
     assert after.end().returncode == 0, after.end().stderr
     assert [record.used for record in after.rounds()] == [(0, 1, 2)]
-    assert run.bytes_when_finished() == uninterrupted(here, 4)
+    assert (after.folder.path / CHECKPOINT).read_bytes() == inline(here, "masked", *masked)
 
 
 @pytest.fixture
@@ -206,7 +197,7 @@ def small_disk(deployment: DeploymentFolder) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_the_run_and_keeps_what_there_is(deployment: DeploymentFolder, small_disk: Path) -> None:
-    run = Deployed(deployment, "full", "federation.rounds=4")
+    run = Deployed(deployment, "full", *ALONE)
     run.wait_for_round(1)
     with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb", buffering=0) as file:
         while True:
@@ -215,5 +206,5 @@ def test_a_full_disk_stops_the_run_and_keeps_what_there_is(deployment: Deploymen
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "No space left on device" in json.loads((run.folder.path / "summary.json").read_text())["reason"]
-    assert run.rounds()[0].used == (0, 1, 2)
-    assert run.bytes_when_finished() == uninterrupted(deployment.path.parent, 4)
+    assert run.rounds()[0].used == (0,)
+    assert run.bytes_when_finished() == inline(deployment.path.parent, "alone", *ALONE)

@@ -10,7 +10,6 @@ from deployments import fedpriv, free_ports
 
 from attacks.observation import list_observations
 
-NODES = 2
 MLP = """
 name = "wiretap"
 seed = 11
@@ -18,7 +17,7 @@ seed = 11
 name = "mlp"
 hidden = [32]
 [federation]
-clients = 2
+clients = CLIENTS
 rounds = 1
 [training]
 batch_size = 1
@@ -32,11 +31,11 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def deployment(here: Path, *flags: str) -> Iterator[Path]:
+def deployment(here: Path, nodes: int, *flags: str) -> Iterator[Path]:
     """A deployment with a listener; its folder."""
-    (here / "mlp.toml").write_text(MLP)
-    port = free_ports(NODES + 2)
-    done = fedpriv("deploy", "up", "--nodes", str(NODES), "--port", str(port), "--listener", *flags, cwd=here)
+    (here / "mlp.toml").write_text(MLP.replace("CLIENTS", str(nodes)))
+    port = free_ports(nodes + 2)
+    done = fedpriv("deploy", "up", "--nodes", str(nodes), "--port", str(port), "--listener", *flags, cwd=here)
     assert done.returncode == 0, done.stderr
     try:
         yield here / "deployment"
@@ -54,15 +53,15 @@ def run_and_attack(here: Path) -> dict:
 
 
 def test_without_tls_the_pictures_come_from_real_traffic(tmp_path: Path) -> None:
-    with deployment(tmp_path, "--insecure") as folder:
+    with deployment(tmp_path, 2, "--insecure") as folder:
         summary = run_and_attack(tmp_path)
     heard = {path.name: path.read_bytes() for path in list_observations(tmp_path / "heard" / "observations")}
     served = {path.name: path.read_bytes() for path in list_observations(tmp_path / "run" / "observations")}
     assert heard == served  # the server's tap and the network's listener have the same, bit for bit
-    assert len(heard) == NODES
+    assert len(heard) == 2
     assert summary["threat_model"]["name"] == "network-plaintext"
     (exact,) = [row for row in summary["attacks"] if row["attack"] == "closed_form"]
-    assert (exact["victims"], exact["recovered"]) == (NODES, NODES)
+    assert (exact["victims"], exact["recovered"]) == (2, 2)
     assert exact["psnr"] > 60
     assert "without TLS" in summary["verdict"][0]
     assert "stored 2 uploads" in summary["verdict"][0]
@@ -75,7 +74,7 @@ def test_without_tls_the_pictures_come_from_real_traffic(tmp_path: Path) -> None
 
 
 def test_with_tls_the_listener_has_nothing_and_the_report_says_so(tmp_path: Path) -> None:
-    with deployment(tmp_path) as folder:
+    with deployment(tmp_path, 1) as folder:
         summary = run_and_attack(tmp_path)
     listened = json.loads((folder / "heard" / "listener.json").read_text())
     assert set(listened["connections"]) <= {"tls", "silent"}
