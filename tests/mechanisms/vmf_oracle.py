@@ -3,12 +3,15 @@
 Nothing here is shared with the package: the cosine is drawn by inverting its distribution function, the sum by adding.
 """
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 
+@cache
 def angle_law(kappa: float, dimension: int) -> tuple[Floats, Floats]:
     """Angles to the mean direction, and the distribution function there, for dimension >= 2.
 
@@ -26,7 +29,10 @@ def angle_law(kappa: float, dimension: int) -> tuple[Floats, Floats]:
     density = np.exp(height - height.max())
     steps = (density[1:] + density[:-1]) / 2
     cumulative = np.concatenate([[0.0], np.cumsum(steps)])
-    return angles, cumulative / cumulative[-1]
+    cumulative /= cumulative[-1]
+    for shared in (angles, cumulative):
+        shared.flags.writeable = False
+    return angles, cumulative
 
 
 def draw_sums(gradients: Floats, kappa: float, count: int, rng: np.random.Generator) -> Floats:
