@@ -59,7 +59,7 @@ class Game:
     victim: tuple[tuple[float, ...], ...]
     threshold: float
     others: tuple[tuple[float, ...], ...] = ()
-    draws: int = 2000
+    draws: int = 1600
     copies: int = 1
     unit: str = "example"
     slow: bool = False
@@ -80,31 +80,31 @@ SPREAD = ((2.0, 0.0), (0.0, 3.0, 0.0))
 SPIKE = ((0.0, 0.0), (0.0, 4.0, 0.0))
 
 GAMES = {
-    "gaussian": Game({"name": "gaussian", "sigma": 2.0}, SPREAD, 1.0),
-    "gaussian, batch of 3": Game({"name": "gaussian", "sigma": 2.0}, SPREAD, 1.0, ASIDE),
-    "gaussian by layer": Game({"name": "gaussian", "sigma": 2.0, "clipping": "layer"}, SPREAD, 1.0),
-    "gaussian by layer, batch of 3": Game({"name": "gaussian", "sigma": 2.0, "clipping": "layer"}, SPREAD, 1.0, ASIDE),
-    "gaussian on updates": Game({"name": "gaussian", "sigma": 2.0}, SPREAD, 1.0, unit="update"),
-    "laplace": Game({"name": "laplace", "scale": 2.0}, SPIKE, 1.0, draws=3000),
+    "gaussian": Game({"name": "gaussian", "sigma": 2.0}, SPREAD, 0.8),
+    "gaussian, batch of 3": Game({"name": "gaussian", "sigma": 2.0}, SPREAD, 0.8, ASIDE),
+    "gaussian by layer": Game({"name": "gaussian", "sigma": 2.0, "clipping": "layer"}, SPREAD, 0.8),
+    "gaussian by layer, batch of 3": Game({"name": "gaussian", "sigma": 2.0, "clipping": "layer"}, SPREAD, 0.8, ASIDE),
+    "gaussian on updates": Game({"name": "gaussian", "sigma": 2.0}, SPREAD, 0.8, unit="update"),
+    "laplace": Game({"name": "laplace", "scale": 1.0}, SPIKE, 0.5, draws=1300),
     "laplace, batch of 3": Game(
-        {"name": "laplace", "scale": 2.0}, SPIKE, 1.0, ((1.0, 0.0, 5.0, 0.0, -1.0),) * 2, draws=3000
+        {"name": "laplace", "scale": 1.0}, SPIKE, 0.5, ((1.0, 0.0, 5.0, 0.0, -1.0),) * 2, draws=1300
     ),
-    "hgm, uniform": Game({"name": "hgm", "sigma": 2.0}, SPREAD, 1.0),
-    "hgm, by layer": Game({"name": "hgm", "sigma": 2.0, "redistribution": "layer"}, SPREAD, 1.0),
-    "hgm, public, batch of 3": Game({"name": "hgm", "sigma": 2.0, "redistribution": "public"}, SPREAD, 1.0, ASIDE),
-    "vmf, one dimension": Game({"name": "vmf", "kappa": 0.5}, ((3.0,),), 0.0, draws=1500),
-    "vmf, one dimension, batch of 3": Game({"name": "vmf", "kappa": 0.5}, ((3.0,),), 2.0, ((1.0,), (2.0,))),
-    "vmf": Game({"name": "vmf", "kappa": 1.0}, ((1.0,), (1.0,)), 0.65, draws=2000, slow=True),
-    "vmf, batch of 2": Game({"name": "vmf", "kappa": 1.0}, ((1.0,), (1.0,)), 1.2, ((2.0, 2.0),), draws=4000, slow=True),
+    "hgm, uniform": Game({"name": "hgm", "sigma": 2.0}, SPREAD, 0.8),
+    "hgm, by layer": Game({"name": "hgm", "sigma": 2.0, "redistribution": "layer"}, SPREAD, 0.8),
+    "hgm, public, batch of 3": Game({"name": "hgm", "sigma": 2.0, "redistribution": "public"}, SPREAD, 0.8, ASIDE),
+    "vmf, one dimension": Game({"name": "vmf", "kappa": 0.7}, ((3.0,),), 0.0, draws=700),
+    "vmf, one dimension, batch of 3": Game({"name": "vmf", "kappa": 1.0}, ((3.0,),), 2.0, ((1.0,), (2.0,)), draws=750),
+    "vmf": Game({"name": "vmf", "kappa": 1.0}, ((1.0,), (1.0,)), 0.4, draws=1200, slow=True),
+    "vmf, batch of 2": Game({"name": "vmf", "kappa": 1.0}, ((1.0,), (1.0,)), 1.2, ((2.0, 2.0),), draws=1800, slow=True),
     "vmf by layer": Game(
-        {"name": "vmf", "kappa": 0.4, "blocks": "layer"}, ((1.0,), (3.0, 4.0), (-2.0,)), 0.9, draws=3000, slow=True
+        {"name": "vmf", "kappa": 0.4, "blocks": "layer"}, ((1.0,), (3.0, 4.0), (-2.0,)), 0.9, draws=1600, slow=True
     ),
     "vmf by layer, batch of 2": Game(
-        {"name": "vmf", "kappa": 0.4, "blocks": "layer"}, ((1.0,), (-2.0,)), 2.0, ((2.0, -1.0),), draws=3000, slow=True
+        {"name": "vmf", "kappa": 0.6, "blocks": "layer"}, ((1.0,), (-2.0,)), 2.0, ((2.0, -1.0),), draws=1450, slow=True
     ),
-    "vmf on updates": Game({"name": "vmf", "kappa": 0.5}, ((3.0,),), 0.0, draws=1500, unit="update"),
+    "vmf on updates": Game({"name": "vmf", "kappa": 0.7}, ((3.0,),), 0.0, draws=700, unit="update"),
     "vmf in blocks across tensors": Game(
-        {"name": "vmf", "kappa": 0.4, "blocks": "size:2"}, ((1.0, 2.0, 2.0), (-1.0, 1.0)), 0.9, draws=3000, slow=True
+        {"name": "vmf", "kappa": 0.4, "blocks": "size:2"}, ((1.0, 2.0, 2.0), (-1.0, 1.0)), 0.75, draws=1600, slow=True
     ),
     "vmf in blocks of 5": Game(
         {"name": "vmf", "kappa": 1.0, "blocks": "size:5"},
