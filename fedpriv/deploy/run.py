@@ -22,7 +22,9 @@ __all__ = ["ROUND_SECONDS", "federate", "for_deployment"]
 ROUND_SECONDS = 600.0
 """How long a round waits for uploads where the experiment does not say: a machine that vanishes never answers."""
 
-_LOOK_SECONDS, _STATUS_SECONDS, _STOP_SECONDS = 0.25, 3.0, 60.0
+_LOOK_SECONDS, _STOP_SECONDS = 0.25, 60.0
+# Each question to Flower is a process of a second: rarely asked before the last round, where only failures end a run.
+_RUNNING_SECONDS, _ENDING_SECONDS = 10.0, 2.0
 _FILES = ("asked.jsonl", "metrics.jsonl", "observations/*", "checkpoint/*.safetensors")
 
 
@@ -94,10 +96,11 @@ def _follow(
     progress: Progress,
 ) -> flower.RunStatus:
     """Tell every round and every process that ends, until Flower says that the run is over."""
-    told, missed, asked = -1, frozenset[str](), 0.0
+    told, missed, asked = -1, frozenset[str](), time.monotonic()
     while True:
         missed = _tell_missed(deployment, missed, progress)
-        is_due = time.monotonic() - asked > _STATUS_SECONDS
+        between = _ENDING_SECONDS if told >= experiment.federation.rounds else _RUNNING_SECONDS
+        is_due = time.monotonic() - asked > between
         status = flower.run_status(deployment, run_id) if is_due else None
         asked = time.monotonic() if is_due else asked
         for record in served.rounds():
