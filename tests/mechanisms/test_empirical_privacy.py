@@ -12,7 +12,7 @@ Pearson (1934) on P(S) and Q(S) give a lower limit on epsilon at any delta, and 
 Each limit fails with probability 1e-8 at most, and the unhalved games have fewer than 100: with random seeds a sound
 ledger would raise an alarm in this file less than once in a million times. Seeds are fixed. The same game with half the
 noise must find the ledger out. Thresholds and numbers of draws were chosen for that: with the rates of hits and false
-hits of six repetitions, no game misses halved noise more than twice in a million times.
+hits of three to six repetitions, no game misses halved noise more than twice in a million times.
 """
 
 import math
