@@ -226,7 +226,7 @@ def _heard(
             empty += 1
             continue
         try:
-            observation = read_target(folder, target)
+            observation = read_target(world, folder, target)
         except InputError as error:
             damaged += 1
             leakage = leakage.refused(f"{target.title} is left out: {error}", progress)

@@ -23,12 +23,12 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
-from fedpriv.lab.victims import Target, chosen, targets
+from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
-from fedpriv.world import build_world
+from fedpriv.world import World, build_world
 
 __all__ = ["attack_run", "plan_attacks", "write_attacked"]
 
@@ -82,7 +82,9 @@ def attack_run(
     if not list_observations(source.observations):
         raise InputError(f"{path} holds no observations: {_why_none(before)}")
     world = build_world(experiment)
-    _refuse_unsuited(attacks, chosen(targets(world, source), victims))
+    wanted = chosen(targets(world, source), victims)
+    _refuse_unsuited(attacks, wanted)
+    _refuse_unreadable(world, source, wanted)
     read_scores(source)  # what is wrong is told before anything is written and the attacks take their time
     folder = source if out is None else _copied(source, out)
     warnings = attack_warnings(world, [attack.name for attack in attacks])
@@ -206,9 +208,24 @@ def _why_none(experiment: Experiment) -> str:
     return f"none of the rounds {list(adversary.rounds)} was finished"
 
 
+def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]) -> None:
+    """What is damaged is left out of an attack, with a warning; but something has to be left to attack."""
+    reasons: list[InputError] = []
+    for target in wanted:
+        try:
+            read_target(world, source, target)
+            return
+        except InputError as error:
+            reasons.append(error)
+    if reasons:
+        raise InputError(f"no upload that is to be attacked can be read ({len(reasons)}): {reasons[0]}")
+
+
 def _copied(source: RunFolder, out: Path) -> RunFolder:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists already; choose another --out")
+    if out.resolve().is_relative_to(source.path.resolve()):
+        raise InputError(f"{out} is inside {source.path}, which --out is to leave as it is; choose another --out")
     try:
         shutil.copytree(source.path, out, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:

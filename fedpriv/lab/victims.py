@@ -107,17 +107,23 @@ def chosen(heard: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(heard)
 
 
-def read_target(folder: RunFolder, target: Target) -> Observation:
+def read_target(world: World, folder: RunFolder, target: Target) -> Observation:
     """Read what was heard.
 
     Raises:
-        InputError: a file is missing or damaged, or it is about something else than its name says.
+        InputError: a file is missing or damaged, or it is about something else than its name and the run's data say.
     """
     path = folder.observations / f"{target.stem}.safetensors"
     observation = read_observation(path)
     about = (observation.round, observation.client, observation.settings.clients)
     if about != (target.round, target.client, len(target.clients)):
         raise InputError(f"{path} is damaged: it is about {observation.title}")
+    own, data = observation.settings, world.dataset
+    if (own.shape, own.classes) != (data.shape, data.classes):
+        raise InputError(
+            f"{path} is damaged: images of shape {own.shape} in {own.classes} classes; "
+            f"the run's are of shape {data.shape} in {data.classes}"
+        )
     return observation
 
 

@@ -241,6 +241,25 @@ def test_warnings_before_an_attack_and_of_the_run_are_kept(run: Path) -> None:
     assert any("1 upload that was heard could not be attacked" in text for text in summary["verdict"])
 
 
+@pytest.mark.parametrize("change", [{"shape": [1, 9, 9]}, {"shape": [1, 4, 16]}, {"classes": 5}])
+def test_an_upload_that_says_it_is_of_other_data_is_left_out(run: Path, change: dict[str, Any]) -> None:
+    path = run / "observations" / "0001-0001.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "settings": {**about["settings"], **change}}))
+    (text,) = (text for text in attack(run, "dlg")["warnings"] if "round 1, client 1 is left out" in text)
+    assert "the run's are of shape (1, 8, 8) in 10" in text
+
+
+@pytest.mark.parametrize(("victims", "count"), [((), 3), (("1-1",), 1)])
+def test_nothing_readable_is_an_error(run: Path, victims: tuple[str, ...], count: int) -> None:
+    for path in (run / "observations").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:30])
+    before = contents(run)
+    with pytest.raises(InputError, match=rf"no upload that is to be attacked can be read \({count}\): .*is damaged"):
+        attack(run, "dlg", chosen=victims)
+    assert contents(run) == before
+
+
 def no_summary(run: Path) -> None:
     (run / "summary.json").unlink()
 
@@ -252,6 +271,13 @@ def damage(name: str, text: str) -> Callable[[Path], None]:
 def no_observations(run: Path) -> None:
     for path in (run / "observations").iterdir():
         path.unlink()
+
+
+def test_a_copy_inside_the_run_is_refused(run: Path) -> None:
+    before = contents(run)
+    with pytest.raises(InputError, match="is inside"):
+        attack(run, "dlg", out=run / "copy")
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize(
