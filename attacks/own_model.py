@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -273,7 +274,10 @@ def _mechanism(given: MechanismConfig | Mapping[str, Any] | None) -> MechanismCo
 def _labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[int, ...] | None:
     if labels is None:
         return None
-    known = tuple(sorted(int(label) for label in labels))
+    try:
+        known = tuple(sorted(index(label) for label in labels))
+    except TypeError:
+        raise InputError(f"labels = {labels!r}: whole numbers, one for each example, are wanted") from None
     if len(known) != examples:
         raise InputError(f"{len(known)} labels for {examples} examples")
     if known[0] < 0 or known[-1] >= classes:
@@ -407,7 +411,7 @@ def _tensor(given: Any, like: Tensor, what: str) -> Tensor:
     if given is None:
         return torch.zeros(like.shape, dtype=like.dtype)  # a parameter without a part in the loss
     try:
-        value = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(_array(given))
+        value = given.detach().cpu().to_dense() if isinstance(given, Tensor) else torch.from_numpy(_array(given))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} is not an array of numbers: {_one_line(error)}") from None
     if not value.is_floating_point():

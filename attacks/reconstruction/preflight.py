@@ -59,12 +59,13 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
             f"layer {dropout[0]} drops at random while clients train; the attacks cannot know what was dropped and "
             "run without, so that their failure is no evidence of privacy"
         )
-    if coupled and model.get_submodule(coupled[0]).training:
+    mixing = model.get_submodule(coupled[0]) if coupled else None
+    if mixing is not None and (mixing.training or getattr(mixing, "running_mean", None) is None):
         lines.append(
             f"layer {coupled[0]} (BatchNorm) mixes the examples of a batch; the attacks use the statistics of their "
             "dummy batch, as the client does in training"
         )
-    elif coupled:
+    elif mixing is not None:
         lines.append(
             f"layer {coupled[0]} (BatchNorm) is in evaluation mode and uses its running statistics, the attacks those "
             "of their dummy batch: they model another gradient, and their failure is no evidence of privacy"

@@ -319,8 +319,8 @@ def _remarks(tuning: Tuning) -> tuple[str, ...]:
     lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
     if not tuning.found:
         return (
-            f"{lines[0]} No setting does better: with this noise the attack finds nothing that the weights could bring "
-            "out.",
+            f"{lines[0]} No setting does better: with this mechanism and so many iterations the attack finds nothing "
+            "that the weights could bring out.",
         )
     for key, values in zip(tuning.keys, zip(*(trial.values for trial in tuning.trials), strict=True), strict=True):
         value = best.values[tuning.keys.index(key)]

@@ -309,6 +309,17 @@ def test_repeats_and_leaves_model_and_generator_alone() -> None:
     assert model.training
 
 
+def test_sparse_gradients_are_taken() -> None:
+    model = mlp()
+    gradient(model, *batch())
+    grads = [value.grad for value in model.parameters() if value.grad is not None]
+    sparse = [value.to_sparse() for value in grads]
+    one, other = (
+        reconstruct(model, F.cross_entropy, given, SHAPE, iterations=3, restarts=1).images for given in (grads, sparse)
+    )
+    assert torch.equal(one, other)
+
+
 def test_progress_is_told() -> None:
     model = mlp()
     gradient(model, *batch())
@@ -378,6 +389,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"classes": 7}, "classes = 7, but the model has 10 logits"),
     "labels": ({"labels": [1, 2]}, "2 labels for 1 examples"),
     "a label": ({"labels": [10]}, "numbers from 0 to 9"),
+    "half a label": ({"labels": [1.5]}, "labels = [1.5]: whole numbers, one for each example, are wanted"),
+    "a word for a label": ({"labels": ["x"]}, "labels = ['x']: whole numbers"),
+    "a label that is no list": ({"labels": 7}, "labels = 7: whole numbers"),
     "batch size": ({"batch_size": 0}, "batch_size = 0: a whole number from 1"),
     "local steps without a rate": ({"local_steps": 2}, "give its learning_rate, too"),
     "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: a finite number above zero"),

@@ -20,6 +20,12 @@ def network(*middle: nn.Module) -> nn.Sequential:
         (network(nn.Sigmoid(), nn.Dropout(0.3)), {}, ("iga",), "drops at random"),
         (network(nn.BatchNorm1d(20), nn.Sigmoid()), {}, ("iga",), "BatchNorm"),
         (network(nn.BatchNorm1d(20), nn.Sigmoid()).eval(), {}, ("iga",), "evaluation mode and uses its running"),
+        (
+            network(nn.BatchNorm1d(20, track_running_stats=False), nn.Sigmoid()).eval(),
+            {},
+            ("iga",),
+            "as the client does in training",
+        ),
         (network(nn.ReLU()), {}, ("dlg", "iga"), "ReLU"),
         (
             nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(64, 10)),
