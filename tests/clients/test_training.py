@@ -13,9 +13,10 @@ import clients.training
 from clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.randomness import NoiseStream
+from fedpriv.randomness import NoiseStream, Secret
 from fedpriv.world import State, World, build_world
 
+SECRET = Secret(bytes(32))
 MODELS = {"mlp": {"name": "mlp", "hidden": [9], "activation": "tanh"}, "lenet": {"name": "lenet"}}
 
 
@@ -220,7 +221,8 @@ def test_bfloat16_is_used_for_the_passes_and_for_nothing_else(model: str, mechan
     """The gradient is off by what bfloat16 rounds (8 bits), the noise not at all."""
     exact = world(model=MODELS[model], mechanism=mechanism)
     rounded = world(model=MODELS[model], mechanism=mechanism, engine={"precision": "bfloat16"})
-    one, other = (local_upload(built, 1, built.initial, 1).parameters for built in (rounded, exact))
+    # Of themselves two precisions have two noises.
+    one, other = (local_upload(built, 1, built.initial, 1, SECRET).parameters for built in (rounded, exact))
     if mechanism["name"] in ("gaussian", "laplace", "hgm"):
         bare = world(model=MODELS[model])
         gradient = local_upload(bare, 1, bare.initial, 1).parameters
@@ -242,6 +244,6 @@ def test_gradient_memory_reaches_the_gradients(monkeypatch: pytest.MonkeyPatch) 
     uploads = []
     for memory in (1, 4096):
         built = world(mechanism=MECHANISMS[3], engine={"gradient_memory": memory}, model=MODELS["lenet"])
-        uploads.append(local_upload(built, 0, built.initial, 1).parameters)
+        uploads.append(local_upload(built, 0, built.initial, 1, SECRET).parameters)
     assert seen == [{"chunk_bytes": 1 << 20}, {"chunk_bytes": 1 << 32}]
     assert_near(*uploads)
