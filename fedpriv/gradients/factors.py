@@ -596,8 +596,11 @@ class Outer(Factor):
 
     def roundings(self) -> Tensor:
         """Return what the sums over the positions may be off by, and the norms that come from products of positions."""
-        in_sums = of_sums(self._positions, torch.float64 if self._long else self._errors.dtype)
-        return (in_sums + of_products(self._positions**2 + self._wide + self._tall)) * self._magnitudes
+        share = of_sums(self._positions, torch.float64 if self._long else self._errors.dtype)
+        # From 2 in * out on, norms and inner products come from gradients multiplied out, whatever the batch.
+        if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
+            share += of_products(self._positions**2 + self._wide + self._tall)
+        return share * self._magnitudes
 
     def pair_products(self) -> int:
         """Return those of the cheaper of the two ways of :meth:`gram`."""

@@ -43,6 +43,10 @@ __all__ = ["draw_sum", "group_size"]
 # tilts the basis by about 1e-6 over this.
 CLEARLY_INDEPENDENT = 1e-2
 
+# Smallest eigenvalue of inner products in float64 that counts. They are off by 1e-15 to 1e-14, which tilts the basis by
+# that over this; what is left out is below the root of this.
+CLOSE = 1e-9
+
 # A gradient is lost to rounding below so many roundings of what is summed to make it.
 LOST = 16
 
@@ -243,7 +247,7 @@ def _directions(gradients: GradientOperator, groups: int, block: Block | None) -
     size, blur = scales.shape[1], float((roundings * scales).amax()) if scales.numel() else 0.0
     # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue), and
     # of blur / sqrt(eigenvalue) where gradients are kept as sums.
-    least = max(limits.eps, size * torch.finfo(torch.float64).eps, (blur / TILT) ** 2)
+    least = max(limits.eps, CLOSE, (blur / TILT) ** 2)
     basis = triangular_basis(similarity, least) if size <= dimension else None
     if basis is None and groups == 1 and (size <= 1 or blur < limits.eps):
         basis = spectral_basis(similarity[0], dimension, least)
