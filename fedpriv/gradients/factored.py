@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors import Factor
+from fedpriv.gradients.norms import lengths
 from fedpriv.gradients.operator import Block, GradientOperator, Vector, full_precision, in_double
 
 __all__ = ["FactoredGradients"]
@@ -36,6 +37,7 @@ class FactoredGradients(GradientOperator):
     ) -> None:
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self._factors = dict(factors)
+        self._magnitudes: dict[Block, Tensor] = {}
 
     def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:  # noqa: D102
         return in_double(self._sum(lambda name, factor: factor.grams(groups, precise), block))
@@ -71,6 +73,25 @@ class FactoredGradients(GradientOperator):
         factors = {name: factor.part(start, stop) for name, factor in self._factors.items()}
         return FactoredGradients(
             factors, stop - start, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
+        )
+
+    def magnitudes(self, block: Block | None = None) -> Tensor:  # noqa: D102
+        names = tuple(self.names(block))
+        if names not in self._magnitudes:
+            factors = [self._factors[name].magnitudes() for name in names]
+            self._magnitudes[names] = lengths(torch.stack(factors, dim=1))
+        return self._magnitudes[names]
+
+    def roundings(self, block: Block | None = None) -> Tensor:  # noqa: D102
+        sums = [factor for name in self.names(block) if (factor := self._factors[name]).kept_as_sums]
+        if not sums:
+            return torch.zeros(self.examples, dtype=self.dtype, device=self.device)
+        return lengths(torch.stack([factor.roundings() for factor in sums], dim=1))
+
+    def masked(self, keep: Tensor) -> "FactoredGradients":  # noqa: D102
+        factors = {name: factor.masked(keep) for name, factor in self._factors.items()}
+        return FactoredGradients(
+            factors, self.examples, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
         )
 
     def pair_products(self, block: Block | None = None) -> int:  # noqa: D102

@@ -8,13 +8,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedpriv.gradients.norms import row_norms
+from fedpriv.gradients.norms import lengths, row_norms, within
 from fedpriv.gradients.operator import in_double
+from fedpriv.gradients.rounding import of_products, of_sums, without_extremes
 
 __all__ = [
     "CACHE_BYTES",
@@ -36,6 +38,9 @@ CACHE_BYTES = 1 << 20
 
 # Rows of a symmetric product that are computed together.
 STRIP = 64
+
+# Sums of outer products over more positions than this are computed in float64: rounding would cost too many digits.
+LONG = 64
 
 
 class Memory:
@@ -93,6 +98,24 @@ class _Some:
         return self._inputs[self._start + examples.start : self._start + examples.stop]
 
 
+class _Masked:
+    """Inputs with zeros in place of some examples', made only when they are asked for.
+
+    Args:
+        inputs: of all.
+        keep: which are left as they are, (B,).
+    """
+
+    def __init__(self, inputs: Inputs, keep: Tensor) -> None:
+        self._inputs = inputs
+        self._keep = keep
+        self.shape = inputs.shape
+
+    def __getitem__(self, examples: slice) -> Tensor:
+        """Return some of them, (n, T, in)."""
+        return _zeroed(self._inputs[examples], self._keep[examples])
+
+
 class Factor(ABC):
     """The gradients of B examples with respect to one parameter.
 
@@ -101,7 +124,12 @@ class Factor(ABC):
         shape: of the parameter.
         scratch: bytes for what is computed on the way. One example, or one row of a matrix for all of them, is computed
             at once even when it takes more.
+
+    Attributes:
+        kept_as_sums: whether gradients are sums whose terms are kept, and may cancel where they are combined.
     """
+
+    kept_as_sums: ClassVar[bool] = False
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
         self._examples = examples
@@ -151,6 +179,24 @@ class Factor(ABC):
     @abstractmethod
     def part(self, start: int, stop: int) -> "Factor":
         """Return gradients ``start`` to ``stop`` - 1 in the same form, without copying them; at least one."""
+
+    @abstractmethod
+    def masked(self, keep: Tensor) -> "Factor":
+        """Return the gradients with zeros in place of all but those to keep, (B,), in the same form."""
+
+    @abstractmethod
+    def magnitudes(self) -> Tensor:
+        """Return bounds of their norms, and of those of what is summed to make them, (B,).
+
+        One is NaN or infinite if a number is that goes into the gradient, or if the bound is beyond its type.
+        """
+
+    def roundings(self) -> Tensor:
+        """Return bounds, (B,), of the norm of what rounding adds to a gradient where it is combined with a weight of 1.
+
+        Beside the few roundings of its numbers: 0 unless the gradients are kept as sums.
+        """
+        return torch.zeros_like(self.magnitudes())
 
     @abstractmethod
     def pair_products(self) -> int:
@@ -236,6 +282,14 @@ class Zero(Factor):
         """Return zeros."""
         return Zero(self._parameter, stop - start)
 
+    def masked(self, keep: Tensor) -> Factor:
+        """Return zeros."""
+        return self
+
+    def magnitudes(self) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
     def pair_products(self) -> int:
         """Return 0."""
         return 0
@@ -250,17 +304,20 @@ class Rows(Factor):
     Args:
         rows: the gradients.
         scratch: bytes for what is computed on the way.
+        magnitudes: bounds of what was summed to make them, (B,); ``None``: they are no sums.
         side: of dyads.
     """
 
-    def __init__(self, rows: Tensor, scratch: int, *, side: bool = False) -> None:
+    def __init__(self, rows: Tensor, scratch: int, magnitudes: Tensor | None = None, *, side: bool = False) -> None:
         super().__init__(len(rows), rows.shape[1:], scratch)
         # A new tensor from here on only where the rows have gaps.
         strides = rows.stride()
         self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
         self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
+        self._magnitudes = magnitudes
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
+        self._norms: Tensor | None = None
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products."""
@@ -271,12 +328,19 @@ class Rows(Factor):
         precise = precise or not self._side
         if (groups, precise) not in self._grams:
             rows = _grouped(self._rows, groups)
-            self._grams[groups, precise] = _products(rows, self._scratch) if precise else rows @ rows.mT
+            quick = None if precise else _squared(rows)
+            self._grams[groups, precise] = _products(rows, self._scratch) if quick is None else quick
         return self._grams[groups, precise]
+
+    def norms(self) -> Tensor:
+        """Return the norms, (B,); computed once, not to be changed."""
+        if self._norms is None:
+            self._norms = lengths(self._rows)
+        return self._norms
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
-        return row_norms(self._rows).square()
+        return self.norms().square()
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms."""
@@ -309,7 +373,19 @@ class Rows(Factor):
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return some of the gradients."""
-        return Rows(self.rows(start, stop), self._scratch, side=self._side)
+        magnitudes = None if self._magnitudes is None else self._magnitudes[start:stop]
+        part = Rows(self.rows(start, stop), self._scratch, magnitudes, side=self._side)
+        part._norms = None if self._norms is None else self._norms[start:stop]
+        return part
+
+    def masked(self, keep: Tensor) -> "Rows":
+        """Return a copy of the gradients, the others zero."""
+        magnitudes = None if self._magnitudes is None else _zeroed(self._magnitudes, keep)
+        return Rows(self._shaped(_zeroed(self._rows, keep)), self._scratch, magnitudes, side=self._side)
+
+    def magnitudes(self) -> Tensor:
+        """Return the norms, or the bounds of what was summed."""
+        return self.norms() if self._magnitudes is None else self._magnitudes
 
     def pair_products(self) -> int:
         """Return the number of coordinates."""
@@ -353,16 +429,25 @@ class Dyads(Factor):
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms: products of norms, squared."""
-        return (row_norms(self._inputs) * row_norms(self._errors)).square()
+        left, right = self._sides
+        return (left.norms() * right.norms()).square()
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms: products of L1 norms."""
         return row_norms(self._inputs, 1) * row_norms(self._errors, 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares: a matrix product."""
-        chunks = self._chunks(2 * sum(self._shape))
-        return torch.cat([(e.square() @ weights).mul_(a.square()).sum(dim=1) for a, e in chunks])
+        """Return the weighted sums of squares: a matrix product.
+
+        The sides are divided by powers of 2, which rounds nothing, so that none of their squares is 0 or infinite.
+        """
+        left, right = (_powers_of_two(side.norms()) for side in self._sides)
+        step = self._step(4 * sum(self._shape), self._errors.element_size())
+        sums = []
+        for some in slices(0, self._examples, step):
+            a, e = self._inputs[some] / left[some, None], self._errors[some] / right[some, None]
+            sums.append((e.square_() @ weights).mul_(a.square_()).sum(dim=1))
+        return torch.cat(sums) * (left * right).square()
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a matrix."""
@@ -397,14 +482,18 @@ class Dyads(Factor):
         """Return some of the pairs."""
         return Dyads(self._inputs[start:stop], self._sides[1].part(start, stop), self._scratch)
 
+    def masked(self, keep: Tensor) -> Factor:
+        """Return the pairs, both sides of the others zero."""
+        return Dyads(_zeroed(self._inputs, keep), self._sides[1].masked(keep), self._scratch)
+
+    def magnitudes(self) -> Tensor:
+        """Return the norms: products of norms."""
+        left, right = self._sides
+        return without_extremes(left.norms()) * without_extremes(right.norms())
+
     def pair_products(self) -> int:
         """Return the length of both sides."""
         return sum(self._shape)
-
-    def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
-        step = self._step(numbers_each, self._errors.element_size())
-        return zip(self._inputs.split(step), self._errors.split(step), strict=True)
 
 
 class Outer(Factor):
@@ -417,15 +506,20 @@ class Outer(Factor):
         errors: the gradients of the loss with respect to its results, (B, T, out).
         shape: of the parameter, out x in numbers.
         scratch: bytes for what is computed on the way.
+        magnitudes: bounds of the sums over t of |errors[i, t]| |inputs[i, t]|, (B,).
     """
 
-    def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int) -> None:
+    kept_as_sums = True
+
+    def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
         super().__init__(len(errors), shape, scratch)
         self._inputs = inputs
         self._errors = errors
+        self._magnitudes = magnitudes
         self._positions, self._wide = inputs.shape[1:]
         self._tall = errors.shape[2]
         self._size = errors.element_size()
+        self._long = self._positions > LONG
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
@@ -438,20 +532,22 @@ class Outer(Factor):
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
-            return _sum(row_norms(rows).square() for rows in self._pieces(precise=False))
+            return _sum(row_norms(rows).square() for rows in self._pieces(self._long)).to(self._errors)
         chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
         pairs = ((in_double(a), in_double(e)) for a, e in chunks)
         return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms, from gradients multiplied out piece by piece."""
-        return _sum(row_norms(rows, 1) for rows in self._pieces(precise=False))
+        return _sum(row_norms(rows, 1) for rows in self._pieces(self._long)).to(self._errors)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
         matrix = weights.reshape(self._tall, self._wide)
-        pieces = zip(self._pieces(precise=False), matrix.split(self._piece(self._size)), strict=True)
-        return _sum(row_norms(rows.mul_(part.reshape(-1).sqrt())).square() for rows, part in pieces)
+        size = 8 if self._long else self._size
+        pieces = zip(self._pieces(self._long), matrix.split(self._piece(size)), strict=True)
+        sums = _sum(row_norms(rows.mul_(part.reshape(-1).sqrt().to(rows))).square() for rows, part in pieces)
+        return sums.to(self._errors)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a matrix; the smaller side is what is written out."""
@@ -468,7 +564,10 @@ class Outer(Factor):
         return total
 
     def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
-        """Add the weighted sum: one matrix product, as in an ordinary backward pass."""
+        """Add the weighted sum: one matrix product, as in an ordinary backward pass; in float64 over many positions."""
+        if self._long:
+            self._add_precisely(total.view(self._tall, self._wide), scale, weights)
+            return
         parts = weights.split(self._step(self._numbers, self._size))
         for (a, e), some in zip(self._chunks(self._numbers), parts, strict=True):
             weighted = (e * some[:, None, None]).reshape(-1, self._tall).T
@@ -480,9 +579,28 @@ class Outer(Factor):
         written = self._written(slice(start, stop), slice(0, self._tall), precise=False)
         return written.view(stop - start, *self._shape)
 
-    def part(self, start: int, stop: int) -> Factor:
+    def part(self, start: int, stop: int) -> "Outer":
         """Return the outer products of some examples."""
-        return Outer(_Some(self._inputs, start, stop), self._errors[start:stop], self._shape, self._scratch)
+        some, magnitudes = _Some(self._inputs, start, stop), self._magnitudes[start:stop]
+        return Outer(some, self._errors[start:stop], self._shape, self._scratch, magnitudes)
+
+    def masked(self, keep: Tensor) -> "Outer":
+        """Return the outer products, both sides of the others zero; inputs that are made on demand stay so."""
+        inputs = _zeroed(self._inputs, keep) if isinstance(self._inputs, Tensor) else _Masked(self._inputs, keep)
+        errors, magnitudes = _zeroed(self._errors, keep), _zeroed(self._magnitudes, keep)
+        return Outer(inputs, errors, self._shape, self._scratch, magnitudes)
+
+    def magnitudes(self) -> Tensor:
+        """Return the bounds of what is summed."""
+        return self._magnitudes
+
+    def roundings(self) -> Tensor:
+        """Return what the sums over the positions may be off by, and the norms that come from products of positions."""
+        share = of_sums(self._positions, torch.float64 if self._long else self._errors.dtype)
+        # From 2 in * out on, norms and inner products come from gradients multiplied out, whatever the batch.
+        if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
+            share += of_products(self._positions**2 + self._wide + self._tall)
+        return share * self._magnitudes
 
     def pair_products(self) -> int:
         """Return those of the cheaper of the two ways of :meth:`gram`."""
@@ -523,6 +641,18 @@ class Outer(Factor):
             torch.bmm(errors.mT, inputs, out=written[some.start - examples.start : some.stop - examples.start])
         return written
 
+    def _add_precisely(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum to a matrix (out, in), summed in float64 some rows of the matrix at a time."""
+        precise = in_double(weights)
+        step = self._step(4 * self._numbers, precise.element_size())
+        for tall in slices(0, self._tall, self._step(4 * self._wide, precise.element_size())):
+            added = precise.new_zeros(tall.stop - tall.start, self._wide)
+            for some in slices(0, self._examples, step):
+                errors = (in_double(self._errors[some, :, tall]) * precise[some, None, None]).flatten(0, 1)
+                added.addmm_(errors.T, in_double(self._inputs[some]).reshape(-1, self._wide))
+            rows = total[tall]
+            rows.copy_(added if scale == 0 else added.add_(in_double(rows), alpha=scale))
+
     def _side(self, some: slice) -> tuple[Tensor, Tensor]:
         """All inputs (n T, in) and errors (n T, out) of some examples, in float64."""
         inputs, errors = self._inputs[some].reshape(-1, self._wide), self._errors[some].reshape(-1, self._tall)
@@ -534,17 +664,31 @@ class Lookup(Factor):
 
     Args:
         indices: (B, T).
-        errors: the gradients of the loss with respect to the vectors that were looked up, (B, T, width).
+        errors: (B, T, width); only one of an example's positions that look up the same row may have any. So no sum is
+            left whose terms may cancel.
         shape: of the table, (words, width).
         scratch: bytes for what is computed on the way.
+        magnitudes: bounds of what was summed to make the gradients, (B,).
     """
 
-    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int) -> None:
+    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
         super().__init__(len(errors), shape, scratch)
-        self._indices = indices.to(errors.device, torch.int64)
+        self._indices = indices
         self._errors = errors
+        self._magnitudes = magnitudes
         self._positions = indices.shape[1]
         self._words, self._width = shape
+
+    @classmethod
+    def of(cls, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int) -> "Lookup":
+        """Make it from the gradients of the loss with respect to all vectors that were looked up, (B, T, width)."""
+        indices = indices.to(errors.device, torch.int64)
+        # At most the norm of all of an example's errors times the root of their number.
+        magnitudes = math.sqrt(errors.shape[1]) * without_extremes(lengths(errors.flatten(1)))
+        made = cls(indices, errors.new_empty(errors.shape), shape, scratch, magnitudes)
+        for some in slices(0, len(errors), made._chunk):
+            made._errors[some] = _summed_at_first(indices[some], errors[some])
+        return made
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
@@ -557,40 +701,50 @@ class Lookup(Factor):
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
-        return self._per_example(lambda sums, words: sums.square_().sum(dim=1))
+        return lengths(self._errors.flatten(1)).square()
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms."""
-        return self._per_example(lambda sums, words: sums.abs_().sum(dim=1))
+        return row_norms(self._errors.flatten(1), 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares."""
-        return self._per_example(lambda sums, words: sums.square_().mul_(weights[words]).sum(dim=1))
+        return torch.cat([row_norms(weights[i].sqrt_().mul_(e).flatten(1)).square() for i, e in self._chunks()])
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a table."""
-        pairs = zip(self._indices.split(self._chunk), self._errors.split(self._chunk), strict=True)
-        return torch.cat([vector[i].mul_(e).sum(dim=(1, 2)) for i, e in pairs])
+        return torch.cat([vector[i].mul_(e).sum(dim=(1, 2)) for i, e in self._chunks()])
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum: the rows of the table that were looked up."""
         total = self._errors.new_zeros(self._shape)
-        chunks = (values.split(self._chunk) for values in (self._indices, self._errors, weights))
-        for i, e, some in zip(*chunks, strict=True):
+        for (i, e), some in zip(self._chunks(), weights.split(self._chunk), strict=True):
             total.index_add_(0, i.reshape(-1), (e * some[:, None, None]).reshape(-1, self._width))
         return total
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients, zero but for the rows that were looked up."""
         written = self._errors.new_zeros(stop - start, *self._shape)
-        for some in slices(start, stop, self._chunk):
-            example, word, sums = self._gathered(some)
-            written[example + (some.start - start), word] = sums
+        for some in slices(0, stop - start, self._chunk):
+            first = self._words * torch.arange(some.start, some.stop, device=written.device)
+            places = self._indices[start + some.start : start + some.stop] + first[:, None]
+            errors = self._errors[start + some.start : start + some.stop]
+            written.view(-1, self._width).index_add_(0, places.reshape(-1), errors.reshape(-1, self._width))
         return written
 
     def part(self, start: int, stop: int) -> Factor:
         """Return what some examples look up."""
-        return Lookup(self._indices[start:stop], self._errors[start:stop], self._shape, self._scratch)
+        indices, errors, magnitudes = (all_[start:stop] for all_ in (self._indices, self._errors, self._magnitudes))
+        return Lookup(indices, errors, self._shape, self._scratch, magnitudes)
+
+    def masked(self, keep: Tensor) -> Factor:
+        """Return what the examples look up, the errors of the others zero."""
+        errors, magnitudes = _zeroed(self._errors, keep), _zeroed(self._magnitudes, keep)
+        return Lookup(self._indices, errors, self._shape, self._scratch, magnitudes)
+
+    def magnitudes(self) -> Tensor:
+        """Return the bounds of what was summed."""
+        return self._magnitudes
 
     def pair_products(self) -> int:
         """Return those of all positions with all positions."""
@@ -601,37 +755,23 @@ class Lookup(Factor):
         """How many examples are handled at once, four tensors as large as the errors."""
         return self._step(4 * self._positions * self._width, self._errors.element_size())
 
-    def _gathered(self, some: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """What some examples add to each row that they look up, however often: example (U,), row (U,), sum (U, width).
-
-        The examples are counted from the first of them.
-        """
-        indices, errors = self._indices[some], self._errors[some]
-        place = indices + self._words * torch.arange(len(indices), device=indices.device)[:, None]
-        place, position = torch.unique(place, return_inverse=True)
-        sums = errors.new_zeros(len(place), self._width)
-        sums.index_add_(0, position.reshape(-1), errors.reshape(-1, self._width))
-        return place // self._words, place % self._words, sums
-
-    def _per_example(self, numbers: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Add up a number for each row that an example looks up: ``numbers(sums (U, width), rows (U,))`` -> (U,)."""
-        total = self._errors.new_zeros(self._examples)
-        for some in slices(0, self._examples, self._chunk):
-            example, word, sums = self._gathered(some)
-            total[some].index_add_(0, example, numbers(sums, word))
-        return total
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Indices and errors of some examples at a time."""
+        return zip(self._indices.split(self._chunk), self._errors.split(self._chunk), strict=True)
 
 
 class Stacked(Factor):
     """A parameter whose first axis is cut into parts of one size, each with a factor of its own: groups of channels.
 
     Args:
-        parts: the factors.
+        parts: the factors, sums of outer products.
         shape: of the parameter.
         scratch: bytes for what is computed on the way.
     """
 
-    def __init__(self, parts: Sequence[Factor], examples: int, shape: torch.Size, scratch: int) -> None:
+    kept_as_sums = True
+
+    def __init__(self, parts: Sequence[Outer], examples: int, shape: torch.Size, scratch: int) -> None:
         super().__init__(examples, shape, scratch)
         self._parts = tuple(parts)
 
@@ -673,6 +813,18 @@ class Stacked(Factor):
         parts = [part.part(start, stop) for part in self._parts]
         return Stacked(parts, stop - start, self._shape, self._scratch)
 
+    def masked(self, keep: Tensor) -> Factor:
+        """Return the parts', the others zero."""
+        return Stacked([part.masked(keep) for part in self._parts], self._examples, self._shape, self._scratch)
+
+    def magnitudes(self) -> Tensor:
+        """Return those of all parts together."""
+        return lengths(torch.stack([part.magnitudes() for part in self._parts], dim=1))
+
+    def roundings(self) -> Tensor:
+        """Return those of all parts together."""
+        return lengths(torch.stack([part.roundings() for part in self._parts], dim=1))
+
     def pair_products(self) -> int:
         """Return the sum of the parts'."""
         return sum(part.pair_products() for part in self._parts)
@@ -711,6 +863,37 @@ def _grouped(rows: Tensor, groups: int) -> Tensor:
     """Rows (B, n) in groups of the same size, (G, B / G, n)."""
     grouped: Tensor = rows.unflatten(0, (groups, len(rows) // groups))
     return grouped
+
+
+def _zeroed(values: Tensor, keep: Tensor) -> Tensor:
+    """Return values (B, ...) with zeros in place of those of all examples but the ones to keep, (B,); a new tensor."""
+    return values.masked_fill(~keep.view(-1, *([1] * (values.ndim - 1))), 0)
+
+
+def _powers_of_two(norms: Tensor) -> Tensor:
+    """Return for each norm a power of 2 that is about as large, for 0 a 1."""
+    mantissas = torch.frexp(norms).mantissa
+    return torch.where(norms > 0, norms / mantissas, 1.0)
+
+
+def _squared(rows: Tensor) -> Tensor | None:
+    """Inner products (G, b, b) of rows (G, b, n) within groups, in their own type; ``None`` if it loses squares."""
+    products, limits = rows @ rows.mT, torch.finfo(rows.dtype)
+    return products if within(products.diagonal(dim1=1, dim2=2), limits.tiny / limits.eps, math.inf) else None
+
+
+def _summed_at_first(indices: Tensor, errors: Tensor) -> Tensor:
+    """Sum errors (n, T, width) over the positions of each example with the same index (n, T), at the first of these."""
+    examples, positions = indices.shape
+    order = indices.argsort(dim=1, stable=True)
+    ordered = indices.gather(1, order)
+    places = torch.arange(positions, device=indices.device).expand(examples, -1)
+    repeated = functional.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0))
+    runs = places.masked_fill(repeated, 0).cummax(dim=1).values
+    first = torch.empty_like(order).scatter_(1, order, order.gather(1, runs))
+    first += positions * torch.arange(examples, device=indices.device)[:, None]
+    summed = errors.new_zeros(examples * positions, errors.shape[2])
+    return summed.index_add_(0, first.view(-1), errors.reshape(summed.shape)).view(errors.shape)
 
 
 def _products(rows: Tensor, scratch: int) -> Tensor:

@@ -139,6 +139,29 @@ class GradientOperator(ABC):
         """
 
     @abstractmethod
+    def magnitudes(self, block: Block | None = None) -> Tensor:
+        """Return bounds of the Euclidean norms of the gradients and of what is summed to make them, (B,).
+
+        Of a gradient that is a sum over positions t of products e_t a_t^T it bounds the sum of |e_t| |a_t|. A bound is
+        NaN or infinite if a number is that goes into the gradient, also one that is multiplied by 0.
+        """
+
+    @abstractmethod
+    def roundings(self, block: Block | None = None) -> Tensor:
+        """Return bounds, (B,), of the norm of what rounding adds to a gradient that is combined with a weight of 1.
+
+        Beside a few roundings of each of its numbers. It is 0 but for gradients that are kept as sums, whose terms may
+        cancel. Norms above a thousand times this are right to a thousandth (``ACCURACY`` in the module ``rounding``).
+        """
+
+    @abstractmethod
+    def masked(self, keep: Tensor) -> "GradientOperator":
+        """Return the gradients with zeros in place of all but those to keep, (B,) on their device.
+
+        The zeros come before any product, so that nothing is left of the others, whatever they are.
+        """
+
+    @abstractmethod
     def pair_products(self, block: Block | None = None) -> int:
         """Return about how many multiplications :meth:`gram` takes for each pair of examples."""
 

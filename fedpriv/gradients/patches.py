@@ -1,10 +1,12 @@
 """The patches of its input that a convolution applies its kernel to."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Patches", "padded", "patches"]
+__all__ = ["Patches", "most_uses", "padded", "patches"]
 
 
 class Patches:
@@ -52,3 +54,17 @@ def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     between = [stride * step for stride, step in zip(layer.stride, steps, strict=True)]
     shape = (*x.shape[:2], *layer.kernel_size, *positions)
     return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
+
+
+def most_uses(layer: nn.Conv1d | nn.Conv2d) -> int:
+    """Return how often a number of a convolution's input is in its patches, at most.
+
+    Along an axis a number is under ceil(k gcd(s, d) / s) places of a kernel of size k with stride s and dilation d, and
+    padding that repeats the input uses it once more for each place that is padded.
+    """
+    axes = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    uses = math.prod(-(-size * math.gcd(stride, dilation) // stride) for size, stride, dilation in axes)
+    if layer.padding_mode == "zeros":
+        return uses
+    sides = layer._reversed_padding_repeated_twice
+    return uses * math.prod(1 + left + right for left, right in zip(sides[::2], sides[1::2], strict=True))

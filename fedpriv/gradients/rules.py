@@ -22,7 +22,9 @@ from fedpriv.gradients.factors import (
     rows_are_cheaper,
     slices,
 )
-from fedpriv.gradients.patches import Patches, padded, patches
+from fedpriv.gradients.norms import lengths
+from fedpriv.gradients.patches import Patches, most_uses, padded, patches
+from fedpriv.gradients.rounding import without_extremes
 
 __all__ = ["RULES", "Rule", "has_rule", "is_ambiguous"]
 
@@ -61,25 +63,30 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[
     if error.shape[1] == 1:
         bias = Rows(error[:, 0], memory.scratch, side=True)
         return {"weight": Dyads(x[:, 0], bias, memory.scratch), "bias": bias}
+    magnitudes = _sizes(error) * _sizes(x)
     if _write_out(x.shape, error, memory):
-        weight: Factor = Rows(torch.bmm(error.mT, x), memory.scratch)
+        weight: Factor = Rows(torch.bmm(error.mT, x), memory.scratch, magnitudes)
     else:
-        weight = Outer(x, error, layer.weight.shape, memory.scratch)
-    return {"weight": weight, "bias": Rows(_total(error, 1), memory.scratch)}
+        weight = Outer(x, error, layer.weight.shape, memory.scratch, magnitudes)
+    return {"weight": weight, "bias": _summed(error, 1, memory)}
 
 
 def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     """A convolution is its weight matrix applied to each patch; per group with groups."""
     error = error.flatten(2)
-    bias = Rows(error.sum(dim=2), memory.scratch)
+    errors = _group_sizes(error, layer.groups)
+    magnitudes = math.sqrt(most_uses(layer)) * errors * _group_sizes(x, layer.groups)
+    bias = Rows(error.sum(dim=2), memory.scratch, math.sqrt(error.shape[2]) * _together(errors))
     if _write_out((len(x), error.shape[2], layer.weight[0].numel()), error, memory, layer.groups):
-        return {"weight": Rows(_written_convolution(layer, x, error), memory.scratch), "bias": bias}
+        rows = _written_convolution(layer, x, error)
+        return {"weight": Rows(rows, memory.scratch, _together(magnitudes)), "bias": bias}
     parts = []
     for group, some in enumerate(error.chunk(layer.groups, dim=1)):
         columns: Inputs = Patches(layer, x, error.shape[2], group)
         if error.shape[2] == 1 or memory.reserve(columns.shape.numel(), x):
             columns = columns[:]
-        parts.append(Outer(columns, some.mT, layer.weight[: some.shape[1]].shape, memory.scratch))
+        shape = layer.weight[: some.shape[1]].shape
+        parts.append(Outer(columns, some.mT, shape, memory.scratch, magnitudes[:, group]))
     weight = parts[0] if len(parts) == 1 else Stacked(parts, len(x), layer.weight.shape, memory.scratch)
     return {"weight": weight, "bias": bias}
 
@@ -117,14 +124,13 @@ def _embedding(layer: nn.Embedding, x: Tensor, error: Tensor, memory: Memory) ->
     indices, error = x.reshape(len(x), -1), error.reshape(len(x), -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         error = error.masked_fill((indices == layer.padding_idx)[:, :, None], 0)
-    return {"weight": Lookup(indices, error, layer.weight.shape, memory.scratch)}
+    return {"weight": Lookup.of(indices, error, layer.weight.shape, memory.scratch)}
 
 
 def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     axes = len(layer.normalized_shape)
     normal = partial(functional.layer_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
-    weight = _scale(normal, x, error, axes, memory)
-    return {"weight": weight, "bias": Rows(_total(error, axes), memory.scratch)}
+    return {"weight": _scale(normal, x, error, axes, memory), "bias": _summed(error, axes, memory)}
 
 
 def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
@@ -133,12 +139,17 @@ def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor, memory: Memory) -> di
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    parts = []
+    parts, sizes = [], []
     for some in slices(0, len(x), _step(x, memory)):
-        normal = functional.group_norm(x[some], layer.num_groups, eps=layer.eps)
-        parts.append(normal.mul_(error[some]).reshape(len(normal), layer.num_channels, -1).sum(dim=2))
-    bias = error.reshape(len(x), layer.num_channels, -1).sum(dim=2)
-    return {"weight": Rows(torch.cat(parts), memory.scratch), "bias": Rows(bias, memory.scratch)}
+        products = functional.group_norm(x[some], layer.num_groups, eps=layer.eps).mul_(error[some])
+        sizes.append(_sizes(products))
+        parts.append(products.reshape(len(products), layer.num_channels, -1).sum(dim=2))
+    bias = error.reshape(len(x), layer.num_channels, -1)
+    positions = math.sqrt(bias.shape[2])
+    return {
+        "weight": Rows(torch.cat(parts), memory.scratch, positions * torch.cat(sizes)),
+        "bias": Rows(bias.sum(dim=2), memory.scratch, positions * _sizes(error)),
+    }
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -169,8 +180,37 @@ def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int
 
 def _scale(normal: Callable[[Tensor], Tensor], x: Tensor, error: Tensor, axes: int, memory: Memory) -> Rows:
     """The gradients of a factor of what is normalised."""
-    parts = [_total(normal(x[some]).mul_(error[some]), axes) for some in slices(0, len(x), _step(x, memory))]
-    return Rows(torch.cat(parts), memory.scratch)
+    parts, sizes = [], []
+    for some in slices(0, len(x), _step(x, memory)):
+        products = normal(x[some]).mul_(error[some])
+        sizes.append(_sizes(products))
+        parts.append(_total(products, axes))
+    return Rows(torch.cat(parts), memory.scratch, math.sqrt(_positions(x, axes)) * torch.cat(sizes))
+
+
+def _summed(error: Tensor, axes: int, memory: Memory) -> Rows:
+    """The gradients of what is added at all positions."""
+    return Rows(_total(error, axes), memory.scratch, math.sqrt(_positions(error, axes)) * _sizes(error))
+
+
+def _sizes(values: Tensor) -> Tensor:
+    """The norms of all of an example's numbers, (B,), as a side of a product.
+
+    The product of two of these is at least the sum over positions of the products of their norms, and so is one times
+    the root of the number of positions (Cauchy and Schwarz).
+    """
+    return _group_sizes(values, 1)[:, 0]
+
+
+def _group_sizes(values: Tensor, groups: int) -> Tensor:
+    """The same for groups of channels, (B, G), of values (B, channels, ...)."""
+    rows = values.reshape(len(values) * groups, -1)
+    return without_extremes(lengths(rows)).view(-1, groups)
+
+
+def _together(sizes: Tensor) -> Tensor:
+    """The norms, (B,), of all groups from those of each, (B, G)."""
+    return sizes[:, 0] if sizes.shape[1] == 1 else lengths(sizes)
 
 
 def _step(x: Tensor, memory: Memory) -> int:
@@ -180,5 +220,9 @@ def _step(x: Tensor, memory: Memory) -> int:
 
 def _total(values: Tensor, axes: int) -> Tensor:
     """Sum over all axes between the first and the last ``axes``."""
-    middle = math.prod(values.shape[1 : values.ndim - axes])
-    return values.reshape(len(values), middle, *values.shape[values.ndim - axes :]).sum(dim=1)
+    return values.reshape(len(values), _positions(values, axes), *values.shape[values.ndim - axes :]).sum(dim=1)
+
+
+def _positions(values: Tensor, axes: int) -> int:
+    """How many positions an example has: of all axes between the first and the last ``axes``."""
+    return math.prod(values.shape[1 : values.ndim - axes])

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedpriv.gradients import Block, GradientOperator, Vector
+from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients.rounding import ACCURACY, reaches
 from fedpriv.randomness import NoiseStream
 
 __all__ = [
@@ -16,13 +17,14 @@ __all__ = [
     "check_batch_size",
     "check_clip_norm",
     "check_noise",
-    "checked_norms",
     "clip_factor",
     "clip_factors",
     "inverse_norm",
     "normal_norm",
-    "refuse_not_finite",
 ]
+
+# The share of a norm by which what is combined may be longer without being clipped for it.
+NEGLIGIBLE = 1e-5
 
 
 class Mechanism(ABC):
@@ -34,9 +36,11 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
 
-    @abstractmethod
     def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         """Return one noisy mean gradient.
+
+        A gradient that is not finite, in any of its parameters, counts as zero: an error would tell the receiver, with
+        no noise at all, that one is among them. So nothing depends on the gradients' values but what is returned.
 
         Args:
             gradients: the batch; it may be empty, and its size may be private.
@@ -44,8 +48,19 @@ class Mechanism(ABC):
             noise: the only source of randomness.
 
         Raises:
-            ValueError: ``batch_size`` is not positive, or a gradient is not finite.
+            ValueError: ``batch_size`` is not positive.
         """
+        check_batch_size(batch_size)
+        return self._release(self._admitted(gradients), batch_size, noise)
+
+    @abstractmethod
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        """Return one noisy mean gradient of gradients that are finite; batch_size is positive."""
+
+    def _admitted(self, gradients: GradientOperator) -> GradientOperator:
+        """The gradients, with zeros in place of those that are not finite."""
+        finite = reaches(gradients.magnitudes())
+        return gradients if bool(finite.all()) else gradients.masked(finite)
 
     @abstractmethod
     def expected(self, gradient: Vector) -> Vector:
@@ -89,20 +104,26 @@ def check_batch_size(batch_size: int) -> None:
         raise ValueError(f"batch_size = {batch_size} is not allowed: it divides the sum, so it is at least 1")
 
 
-def checked_norms(gradients: GradientOperator, block: Block | None = None) -> Tensor:
-    """Return the norms (B,) of the gradients.
+def clip_factors(norms: Tensor, roundings: Tensor, clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / norm) for norms (B,), smaller where rounding may make a gradient longer than its norm.
 
-    Raises:
-        ValueError: one is NaN or infinite: scaling it would make a vector that looks sound out of one that is not.
+    With r the bound of the rounding (see :meth:`GradientOperator.roundings`), what is combined of a gradient of norm n
+    has at most the norm n + 2 r: the norm and the combination may be off by r each. So a gradient is clipped by that,
+    and by r / ACCURACY at least, so that what is summed to make it, too, is not much longer than clip_norm: else noise
+    that is added to it would be rounded away. Where 2 r is below a hundred-thousandth of n, as in most batches, it is
+    left out. A norm too large for its type gives 0.
+
+    Args:
+        norms: (B,), not negative; infinite or NaN where their squares were.
+        roundings: (B,), in the same norm.
+        clip_norm: above 0.
     """
-    norms = gradients.norms(block)
-    refuse_not_finite(norms, gradients)
-    return norms
-
-
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """Return min(1, clip_norm / norm) for norms (B,); a norm of zero keeps the factor 1, so zero stays zero."""
-    return (clip_norm / norms).clamp(max=1)
+    doubtful = 2 * roundings > NEGLIGIBLE * norms
+    if bool(doubtful.any()):
+        longest = torch.maximum(norms + 2 * roundings, roundings / ACCURACY)
+        norms = torch.where(doubtful, longest, norms)
+    # Next to nothing (7e-12 in float32): of shorter ones squares may be 0.
+    return (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny ** 0.3)).clamp_(max=1).nan_to_num_(nan=0.0)
 
 
 def clip_factor(squared: Tensor, clip_norm: float) -> Tensor:
@@ -133,13 +154,3 @@ def normal_norm(dimension: float, steepest: float, tail: float) -> float:
         tail: above 0, below 1.
     """
     return math.sqrt(dimension) + steepest * math.sqrt(2 * math.log(1 / tail))
-
-
-def refuse_not_finite(norms: Tensor, gradients: GradientOperator) -> None:
-    """Raise ValueError, naming the first of them, when norms (B,) are NaN or infinite."""
-    wrong = torch.nonzero(~torch.isfinite(norms)).flatten().tolist()
-    if wrong:
-        raise ValueError(
-            f"the gradients of {len(wrong)} of {gradients.examples} examples, the first at position {wrong[0]} of the "
-            f"batch, have a norm that is NaN or infinite in {gradients.dtype}; a smaller learning rate may help"
-        )

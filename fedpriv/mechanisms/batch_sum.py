@@ -32,8 +32,8 @@ from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
-from fedpriv.gradients.norms import row_norms
-from fedpriv.mechanisms.base import refuse_not_finite
+from fedpriv.gradients.norms import row_norms, within
+from fedpriv.gradients.rounding import ACCURACY, SMALLEST_SIDE, roundoff
 from fedpriv.mechanisms.cosine import Floats, draw_cosines, draw_uniform_cosines
 from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
 from fedpriv.randomness import NoiseStream
@@ -43,6 +43,16 @@ __all__ = ["draw_sum", "group_size"]
 # Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
 # tilts the basis by about 1e-6 over this.
 CLEARLY_INDEPENDENT = 1e-2
+
+# Smallest eigenvalue of inner products in float64 that counts. They are off by 1e-15 to 1e-14, which tilts the basis by
+# that over this; what is left out is below the root of this.
+CLOSE = 1e-9
+
+# A gradient is lost to rounding below so many roundings of what is summed to make it.
+LOST = 16
+
+# The error of basis vectors that is allowed for where gradients are sums that are rounded by more than their type.
+TILT = 1e-2
 
 # What a group of examples costs beside the inner products of its pairs, in multiplications of float64 in the same time:
 # each coordinate of its normal vector, and the rest.
@@ -125,20 +135,17 @@ def draw_sum(
 ) -> Vector:
     """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa).
 
-    A gradient counts as zero, and gets a uniform direction, when its norm is below the smallest normal number over the
-    precision of its type (1e-31 in float32), where its direction is lost to rounding. The K-sized vectors are in the
-    gradients' type and on their device, the small work is in float64 on the CPU.
+    A gradient counts as zero, and gets a uniform direction, when its direction is lost to rounding (see
+    ``_shortest``). The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on
+    the CPU.
 
     Args:
-        gradients: the batch; the sum over an empty one is zero.
+        gradients: the batch, all finite; the sum over an empty one is zero.
         kappa: concentration, at least 0.
         scale: factor of the result.
         block: the coordinates; ``None``: all.
         noise: for the normal numbers, K for each group and at most B x B, all in the gradients' type.
         rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws of its own).
-
-    Raises:
-        ValueError: a gradient is not finite.
     """
     parts = _grouped(gradients, block)
     return _added(_draw_groups(some, groups, kappa, scale, block, noise, rng) for some, groups in parts)
@@ -191,7 +198,8 @@ def _draw_groups(
     """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
     size, found = gradients.examples // groups, _directions(gradients, groups, block)
     if found is None:
-        each = (gradients.part(start, start + size) for start in range(0, gradients.examples, size))
+        step = size if groups > 1 else 1
+        each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
         return _added(_draw_groups(group, 1, kappa, scale, block, noise, rng) for group in each)
     directions, basis = found
     dimension, small = gradients.dimension(block), basis.rank * gradients.examples
@@ -215,40 +223,59 @@ def _combined(numbers: Tensor, weights: Tensor) -> tuple[Tensor, float]:
 
 
 def _directions(gradients: GradientOperator, groups: int, block: Block | None) -> tuple[Directions, Basis] | None:
-    """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes one group at a time.
+    """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes smaller groups.
 
     Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
     is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
     """
     limits, dimension = torch.finfo(gradients.dtype), gradients.dimension(block)
+    roundings = gradients.roundings(block).cpu().double().view(groups, -1)
+    shortest = _shortest(gradients, block).view(groups, -1)
     if gradients.examples // groups <= dimension and 2 * gradients.pair_products(block) < dimension:
         grams = gradients.grams(groups, block, precise=False).cpu()
         squared = grams.diagonal(dim1=1, dim2=2)
-        if _within(squared, limits.tiny / limits.eps, limits.max):
+        if _clear(squared, limits) and bool((squared > 2 * shortest.square()).all()):
             scales = squared.rsqrt()
             basis = triangular_basis(_similarity(grams, scales), CLEARLY_INDEPENDENT)
             if basis is not None:
                 return Directions(gradients, block, scales), basis
 
     grams = gradients.grams(groups, block).cpu()
-    lengths = grams.diagonal(dim1=1, dim2=2).sqrt()
-    if _within(lengths, limits.tiny / limits.eps, math.inf):
-        scales = 1 / lengths
-    else:
-        refuse_not_finite(lengths.reshape(-1), gradients)
-        scales = torch.where(lengths > limits.tiny / limits.eps, 1 / lengths, 0.0)
+    # Rounding may leave less than 0 where all of a gradient cancels.
+    lengths = grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    scales = torch.where(lengths > shortest, 1 / lengths, 0.0)
     similarity = _similarity(grams, scales)
-    # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue).
-    least = max(limits.eps, scales.shape[1] * torch.finfo(torch.float64).eps)
-    basis = triangular_basis(similarity, least) if scales.shape[1] <= dimension else None
-    if basis is None and groups == 1:
+    size, blur = scales.shape[1], float((roundings * scales).amax()) if scales.numel() else 0.0
+    # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue), and
+    # of blur / sqrt(eigenvalue) where gradients are kept as sums.
+    least = max(limits.eps, CLOSE, (blur / TILT) ** 2)
+    basis = triangular_basis(similarity, least) if size <= dimension else None
+    if basis is None and groups == 1 and (size <= 1 or blur < limits.eps):
         basis = spectral_basis(similarity[0], dimension, least)
     return None if basis is None else (Directions(gradients, block, scales), basis)
 
 
-def _within(values: Tensor, least: float, most: float) -> bool:
-    """Whether all numbers are above the one and below the other; none is NaN then."""
-    return not values.numel() or (least < float(values.min()) and float(values.max()) < most)
+def _shortest(gradients: GradientOperator, block: Block | None) -> Tensor:
+    """The lengths, (B,), up to which a gradient has no direction; each depends on its own gradient alone.
+
+    - The smallest normal number over the precision of the gradients' type (1e-31 in float32): less loses digits. What
+      cannot be squared in float64 (1e-146) is no less.
+    - LOST roundings of what is summed to make the gradient: of such a sum nothing may be left but rounding errors. So
+      it is with what a normalisation makes of a bias before it.
+    - What rounding may add to the gradient where it is combined, over ACCURACY: what is combined of a gradient with a
+      direction has the length 1 within ACCURACY.
+    """
+    limits = torch.finfo(gradients.dtype)
+    magnitudes, roundings = (
+        values.cpu().double() for values in (gradients.magnitudes(block), gradients.roundings(block))
+    )
+    lost = torch.maximum(LOST * roundoff(gradients.dtype) * magnitudes, roundings / ACCURACY)
+    return lost.clamp(min=max(limits.tiny / limits.eps, SMALLEST_SIDE))
+
+
+def _clear(squared: Tensor, limits: torch.finfo) -> bool:
+    """Whether no squared norm lost digits or is infinite or NaN."""
+    return not squared.numel() or within(squared, limits.tiny / limits.eps, limits.max)
 
 
 def _similarity(grams: Tensor, scales: Tensor) -> Tensor:

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
-from fedpriv.gradients.norms import row_norms
+from fedpriv.gradients.norms import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import Cosines, draw_cosines
 from fedpriv.randomness import NoiseStream
 
@@ -42,20 +41,16 @@ def draw_block_sums(
     """Draw ``scale`` times the sum over the batch of gradients whose blocks b are replaced by VMF(b / |b|, kappa).
 
     A block counts as zero, and gets a uniform direction, when its norm is below the smallest normal number over the
-    precision of its type (1e-31 in float32).
+    precision of its type (1e-31 in float32). A direction is that of the block as it is written out.
 
     Args:
-        gradients: the batch; the sum over an empty one is zero.
+        gradients: the batch, all finite; the sum over an empty one is zero.
         kappa: concentration, at least 0.
         scale: factor of the result.
         runs: the blocks of all parameters laid end to end, as from ``block_runs``.
         noise: for the normal numbers, B x K of them.
         rng: for the cosines, where those of the normal vectors do not do.
-
-    Raises:
-        ValueError: a gradient is not finite.
     """
-    _refuse_not_finite(gradients)
     total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
     ends = [count * size for count, size in runs]
     # The rows, the same laid end to end, and what a draw needs when a block is most of the parameters.
@@ -67,13 +62,6 @@ def draw_block_sums(
         for (_, size), sums, some in parts:
             _add_draws(sums.view(-1, size), some.unflatten(1, (-1, size)), kappa, noise, rng)
     return _shaped(total.mul_(scale), gradients)
-
-
-def _refuse_not_finite(gradients: GradientOperator) -> None:
-    norms = gradients.norms()
-    if not bool(torch.isfinite(norms).all()):
-        # Too large to be squared in their own type is no reason to refuse.
-        refuse_not_finite(gradients.gram().diagonal(), gradients)
 
 
 def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> None:
@@ -109,18 +97,12 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     In float64 no number of a smaller type is too small or too large to be squared.
     """
     limits, precise = torch.finfo(rows.dtype), in_double(rows)
-    lengths = _lengths_of_doubles(precise) if rows.dtype == torch.float64 else row_norms(precise)
+    lengths = scaled_norms(precise) if rows.dtype == torch.float64 else row_norms(precise)
     present = lengths > limits.tiny / limits.eps
     scales = torch.where(present, 1 / lengths, 0.0)
     directions = (precise * scales[..., None]).to(rows)
     directions[..., 0] += ~present.to(rows.device)
     return directions, present.to(rows.device)
-
-
-def _lengths_of_doubles(rows: Tensor) -> Tensor:
-    """The lengths (n, m) of blocks (n, m, d) of float64, divided by their largest coordinates first."""
-    largest = rows.abs().amax(dim=2).clamp(min=torch.finfo(rows.dtype).tiny)
-    return largest * row_norms(rows / largest[..., None])
 
 
 def _angles(

@@ -10,10 +10,8 @@ import torch
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.mechanisms.base import (
     Mechanism,
-    check_batch_size,
     check_clip_norm,
     check_noise,
-    checked_norms,
     clip_factor,
     clip_factors,
     normal_norm,
@@ -47,13 +45,12 @@ class GaussianMechanism(Mechanism):
         if self.clipping not in ("flat", "layer"):
             raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
 
-    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
-        check_batch_size(batch_size)
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         released = gradients.draw(noise)
         deviation = self.sigma * self.clip_norm / batch_size
         blocks = self._blocks(tuple(gradients.shapes))
         for block in blocks:
-            factors = clip_factors(checked_norms(gradients, block), self._bound(blocks))
+            factors = clip_factors(gradients.norms(block), gradients.roundings(block), self._bound(blocks))
             gradients.add_combination(released, deviation, factors / batch_size, block)
         return released
 

@@ -13,13 +13,11 @@ import torch
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms.base import (
     Mechanism,
-    check_batch_size,
     check_clip_norm,
     check_noise,
     clip_factor,
     clip_factors,
     normal_norm,
-    refuse_not_finite,
 )
 from fedpriv.mechanisms.redistribution import Redistribution
 from fedpriv.randomness import NoiseStream
@@ -48,11 +46,11 @@ class HeterogeneousGaussianMechanism(Mechanism):
         check_noise("sigma", self.sigma)
         check_clip_norm(self.clip_norm)
 
-    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
-        check_batch_size(batch_size)
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         norms = gradients.weighted_norms(self._like(self.redistribution.weights, gradients.dtype, gradients.device))
-        refuse_not_finite(norms, gradients)
-        released = gradients.combine(clip_factors(norms, self.clip_norm) / batch_size)
+        # The weighted norm of what rounding adds is at most the root of the largest weight times its Euclidean norm.
+        roundings = self.redistribution.steepest * gradients.roundings()
+        released = gradients.combine(clip_factors(norms, roundings, self.clip_norm) / batch_size)
         deviations = self._like(self.redistribution.deviations, gradients.dtype, gradients.device)
         for name, drawn in gradients.draw(noise).items():
             released[name].addcmul_(drawn, deviations[name], value=self.sigma * self.clip_norm / batch_size)

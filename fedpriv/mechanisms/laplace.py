@@ -12,12 +12,10 @@ from torch import Tensor
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms.base import (
     Mechanism,
-    check_batch_size,
     check_clip_norm,
     check_noise,
     clip_factor,
     clip_factors,
-    refuse_not_finite,
 )
 from fedpriv.randomness import NoiseStream
 
@@ -43,11 +41,11 @@ class LaplaceMechanism(Mechanism):
         check_noise("scale", self.scale)
         check_clip_norm(self.clip_norm)
 
-    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
-        check_batch_size(batch_size)
-        norms = gradients.absolute_sums()
-        refuse_not_finite(norms, gradients)
-        released = gradients.combine(clip_factors(norms, self.clip_norm) / batch_size)
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        # The L1 norm of what rounding adds is at most the root of the number of coordinates times its Euclidean norm.
+        roundings = math.sqrt(gradients.dimension()) * gradients.roundings()
+        factors = clip_factors(gradients.absolute_sums(), roundings, self.clip_norm)
+        released = gradients.combine(factors / batch_size)
         width = self.scale * self.clip_norm / batch_size
         for value in released.values():
             value.add_(laplace_quantile(noise.uniform(value.numel())).view(value.shape).to(value), alpha=width)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedpriv.gradients import GradientOperator, Vector
-from fedpriv.mechanisms.base import Mechanism, check_batch_size
+from fedpriv.mechanisms.base import Mechanism
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["NoMechanism"]
@@ -20,10 +20,13 @@ class NoMechanism(Mechanism):
 
     name: ClassVar[str] = "none"
 
-    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
-        check_batch_size(batch_size)
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         weights = torch.full((gradients.examples,), 1 / batch_size, dtype=gradients.dtype, device=gradients.device)
         return gradients.combine(weights)
+
+    def _admitted(self, gradients: GradientOperator) -> GradientOperator:
+        """All gradients, as they are."""
+        return gradients
 
     def expected(self, gradient: Vector) -> Vector:  # noqa: D102
         return dict(gradient)

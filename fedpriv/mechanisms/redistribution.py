@@ -59,6 +59,11 @@ class Redistribution:
         """1 / (K r): weights of the squares in the norm to which gradients are clipped."""
         return {name: value.square().reciprocal() for name, value in self.deviations.items()}
 
+    @cached_property
+    def steepest(self) -> float:
+        """The root of the largest weight: the norm to which gradients are clipped is at most so many Euclidean ones."""
+        return 1 / min(float(value.min()) for value in self.deviations.values())
+
 
 def uniform_shares(parameters: Vector) -> Redistribution:
     """Every coordinate gets the same share: the homogeneous Gaussian mechanism."""

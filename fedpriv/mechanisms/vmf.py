@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients import GradientOperator, Vector
-from fedpriv.mechanisms.base import Mechanism, check_batch_size, inverse_norm
+from fedpriv.mechanisms.base import Mechanism, inverse_norm
 from fedpriv.mechanisms.batch_sum import draw_sum
 from fedpriv.mechanisms.block_sum import draw_block_sums
 from fedpriv.mechanisms.blocks import block_length, block_runs, block_sizes
@@ -49,8 +49,7 @@ class VmfMechanism(Mechanism):
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"scale = {self.scale} is not allowed: it is a finite number above 0")
 
-    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
-        check_batch_size(batch_size)
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         rng = noise.numpy()
         scale, names = self.scale / batch_size, tuple(gradients.shapes)
         if block_length(self.blocks) is not None:
