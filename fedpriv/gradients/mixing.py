@@ -1,4 +1,4 @@
-"""A trial: does the gradient of an example depend on anything else than this example?
+"""A trial: does the gradient of an example depend on anything but this example?
 
 Noise on a sum of clipped gradients is made for what one example can change in it, twice the clipping norm at most. That
 holds if an example changes its own gradient only: no other one of its batch, and none of a later batch.
@@ -26,42 +26,42 @@ from fedpriv.threads import cpu_threads
 
 __all__ = ["refuse_mixed_examples"]
 
-# Between batches of several sizes, rounding makes the gradient of one example differ by no more than this share of the
-# largest one. Between batches of one size it makes no difference at all: kernels do the same sums for an example,
-# whatever stands in the other rows.
+# Between batches of different sizes, rounding changes the gradient of one example by no more than this share of the
+# largest one. Between batches of the same size it changes nothing: whatever stands in the other rows, the kernels do
+# the same sums for an example.
 TOLERANCE = 1e-3
 
-# The least number of examples to try: a first, a middle and a last one, each with others on both sides of it.
+# The smallest number of examples to try: a first, a middle and a last one, and others between them.
 FEWEST = 5
 
-# A large number that most networks still compute with.
+# A large number that most networks can still compute with.
 EXTREME = 1e4
 
 RRELU = (functional.rrelu, torch.rrelu)
 
 
-def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, others: Sequence[Tensor] = ()) -> None:
+def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, blank: Sequence[Tensor] = ()) -> None:
     """Refuse a model or a loss that mixes the examples of a batch: then no noise on gradients protects one of them.
 
-    One example after the other is replaced, by zeros, ones, large numbers, NaN, another example and what the caller
-    gives. The random numbers are the same: torch's, numpy's and Python's global generators are seeded anew for each
-    pass. The gradients of all other examples have to stay the same, bit for bit. All passes go through one copy of the
+    One example of a batch is replaced: by zeros, ones, large numbers, NaN, a copy of another one, and a blank one. The
+    random numbers stay the same: torch's, numpy's and Python's global generators are seeded anew for each pass. The
+    gradients of all other examples have to stay the same, bit for bit. The passes follow one another on one copy of the
     model, so that what it keeps from pass to pass, in whatever form, shows as a difference, too.
 
-    Besides, gradients in a batch are compared with those of each example alone, up to rounding, which shows a model
-    that depends on the number of examples. Without dropout layers, and in evaluation mode if the model draws random
-    numbers even so, because batches of several sizes draw several numbers.
+    Gradients in a batch are also compared with those of single examples, up to rounding: this shows a model that
+    depends on the number of examples. Dropout layers are off for it, and a model that still draws random numbers is in
+    evaluation mode, because a batch draws others than a single example. One that draws even then is not compared.
 
-    What a trial finds out holds for what was tried. A model that mixes examples only in larger batches, after more
-    passes, on other images or with a small probability may pass.
+    What a trial finds out holds for what was tried. A model that mixes examples rarely, in larger batches only, after
+    more passes or on other images may pass.
 
     Args:
         model: in the mode in which it is trained. It is copied and left as it is, and so are the global generators.
         loss: (outputs, targets) -> losses of shape (B,).
-        x: inputs, (B, ...), on the CPU, B at least 2. The first few are tried; more are used only where a size in the
-            model is the same number, which hides from ``per_example_gradients`` what counts the examples.
+        x: inputs, (B, ...), on the CPU, B at least 2. The first few are tried, and more of them where a size in the
+            model is the same number: then ``per_example_gradients`` cannot tell which axis counts the examples.
         y: targets, (B, ...).
-        others: further examples to put in place of one, (...) each.
+        blank: examples without content, (...) each, such as a black image.
 
     Raises:
         InputError: the gradients differ (the first such layer is named), the model cannot be copied or computed, or
@@ -70,17 +70,17 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, ot
     """
     if len(x) < 2:
         raise ValueError(f"{len(x)} examples; it takes two to be mixed")
-    with cpu_threads(1), seeded_generators(0, x.device):  # one thread: several may add in any order
+    with cpu_threads(1), seeded_generators(0, x.device):  # one thread: several may add up in any order
         first = _first_pass(model, loss, x, y)
         x, y = x[: first.examples], y[: first.examples]
         alike = x[:1].expand_as(x).clone(), y[:1].expand_as(y).clone()
-        another = [_change("another image", *alike, position, x[1], y[1]) for position in _few(x)]
+        another = [_change("another image", *alike, position, x[1], y[1]) for position in _positions(x)]
         tried = _copy(model)
         with _SlopesForEach() if first.slopes else nullcontext():
-            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, others)))
+            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank)))
             # What a model keeps from the first examples that it ever sees shows on fresh copies only.
             _refuse_influence(model, partial(_copy, model), loss, *alike, another)
-        _refuse_company(_copy(model), loss, x, y)
+        _refuse_size_dependence(_copy(model), loss, x, y)
 
 
 # ---- one example is replaced ----------------------------------------------------------------------------------------
@@ -112,20 +112,20 @@ def _change(
     return _Change(what, position, x, y, natural)
 
 
-def _few(x: Tensor) -> list[int]:
+def _positions(x: Tensor) -> list[int]:
     """The first, the middle and the last example."""
     return sorted({0, len(x) // 2, len(x) - 1})
 
 
-def _changes(x: Tensor, y: Tensor, others: Sequence[Tensor]) -> Iterator[_Change]:
-    for position in _few(x):
+def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]:
+    for position in _positions(x):
         neighbour = (position + 1) % len(x)
         replaced = partial(_change, x=x, y=y, position=position, one_y=y[neighbour])
         yield replaced("a copy of another one", one_x=x[neighbour])
         yield replaced("all zeros", one_x=torch.zeros_like(x[position]))
         yield replaced("all ones", one_x=torch.ones_like(x[position]))
-        for other in others:
-            yield replaced("a blank image", one_x=other)
+        for one in blank:
+            yield replaced("a blank image", one_x=one)
         if x.is_floating_point():
             yield replaced(f"all {EXTREME:g}", one_x=torch.full_like(x[position], EXTREME), natural=False)
             yield replaced("all NaN", one_x=torch.full_like(x[position], torch.nan), natural=False)
@@ -145,8 +145,8 @@ def _refuse_influence(
         after = _after(model, tried(), loss, change, seed)
         if after is None:
             continue
-        # A layer whose own gradients do not add up is not computed layer by layer: large numbers bring that about by
-        # rounding, and then a model that draws random numbers draws others.
+        # With large numbers, rounding may be all that is left of a layer's outputs. Where they do not repeat, the whole
+        # model is computed densely: that is rounded in another way, and draws other random numbers.
         other_way = before.routes != after.routes
         if other_way and before.drew and not change.natural:
             continue
@@ -189,10 +189,10 @@ def _reason(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change,
 # ---- examples alone -------------------------------------------------------------------------------------------------
 
 
-def _refuse_company(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
-    """Refuse if gradients in a batch are not those of each example alone."""
+def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+    """Refuse if gradients in a batch are not those of single examples."""
     for layer in model.modules():
-        if isinstance(layer, _DropoutNd):
+        if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
     together = _pass(model, loss, x, y, 0)
     if _random(model, loss, x, y, together):
@@ -200,7 +200,7 @@ def _refuse_company(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
         together = _pass(model, loss, x, y, 0)
         if _random(model, loss, x, y, together):
             return
-    few = _few(x)
+    few = _positions(x)
     each = [_pass(model, loss, x[[row]], y[[row]], 0, "cannot compute one example alone").rows for row in few]
     alone = together._replace(rows={name: torch.cat([rows[name] for rows in each]) for name in together.rows})
     same = together._replace(rows={name: value[few] for name, value in together.rows.items()})
@@ -213,6 +213,7 @@ def _refuse_company(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
 
 
 def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, found: "_Pass") -> bool:
+    """Tell whether other random numbers give other gradients."""
     return found.drew and bool(_difference(found, _pass(model, loss, x, y, 1), tolerance=TOLERANCE))
 
 
@@ -246,9 +247,9 @@ def _pass(
 
 
 def _difference(left: _Pass, right: _Pass, without: int | None = None, tolerance: float = 0.0) -> str:
-    """The first parameter with a gradient that differs, one example left out; empty if there is none.
+    """The first parameter whose gradients differ by more than a share of the largest; empty if there is none.
 
-    By more than a share of the largest.
+    Without the gradients of one example.
     """
     kept = [row for row in range(len(next(iter(left.rows.values())))) if row != without]
     values = (value[kept].abs().nan_to_num(posinf=0.0).max() for value in left.rows.values() if tolerance)
@@ -306,10 +307,7 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
 
 
 class _Calls(TorchFunctionMode):
-    """Collects torch's functions that are called inside the block, and the sizes of what they return.
-
-    Of all axes but the first.
-    """
+    """Collects the functions of torch that are called inside the block, and what sizes all axes but the first have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,8 +325,8 @@ class _Calls(TorchFunctionMode):
 class _SlopesForEach(TorchFunctionMode):
     """Draws a slope for each input of RReLU inside the block, as torch does on a GPU.
 
-    On the CPU it draws for negative inputs only, so that an example shifts the slopes of later ones. They stay
-    independent of it, so that this is no leak; with the same random numbers it looks like one.
+    On the CPU it draws for negative inputs only: with the same seed, an example then shifts the slopes of later ones.
+    That is no leak, because their distribution does not depend on it, but it looks like one here.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedpriv.gradients.mixing
-from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
-from fedpriv.models import build_model
 from fedpriv.randomness import generator_states, seeded_generators
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -118,7 +116,6 @@ MIXING: dict[str, Between] = {
     "mixup by numpy": by_numpy,
     "mixup by Python": by_python,
     "mixup sometimes": sometimes,
-    "only in training": lambda model, h: h - h.mean(dim=0) if model.training else h,
     "statistics by hand": by_hand,
     "roll": lambda model, h: h.roll(1, dims=0),
     "attention": lambda model, h: torch.softmax(h @ h.T, dim=1) @ h,
@@ -128,16 +125,16 @@ MIXING: dict[str, Between] = {
     "softmax": lambda model, h: h.softmax(dim=0),
     "decision": lambda model, h: h * float(h.detach().max()),
     "batch size": lambda model, h: h / len(h),
-    "batch size in training": lambda model, h: h / len(h) if model.training else h,
 }
 
 
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.parametrize("dropout", [False, True])
-def test_mixing_in_training_mode_is_found(name: str, dropout: bool) -> None:
-    """Also beside dropout, and where evaluation mode would show nothing."""
+@pytest.mark.parametrize("hidden", [False, True])
+def test_mixing_is_found(name: str, hidden: bool) -> None:
+    """Also beside dropout and in training mode only, where gradients never repeat and evaluation shows nothing."""
     model = Model(MIXING[name])
-    if dropout:
+    if hidden:
+        model.between = lambda model, h: MIXING[name](model, h) if model.training else h
         model.last = nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, CLASSES))
     refused(model, r"layer first \(Linear\) for one example depends on the others of its batch")
 
@@ -337,14 +334,6 @@ def test_a_model_that_fails_on_a_blank_image_is_refused() -> None:
             return super().forward(x)
 
     refused(Fails(lambda model, h: h), "a blank image: .*KeyError: 'a.*blank'")
-
-
-@pytest.mark.parametrize("name", ["lenet", "convnet", "resnet", "mlp"])
-def test_the_networks_of_this_project_are_sound(name: str) -> None:
-    """Runs rely on it: only own models are tried before a run."""
-    model = build_model(ModelConfig(name=name, hidden=(9,)), (1, 8, 8), CLASSES, 3)
-    x = torch.randn(7, 1, 8, 8)
-    refuse_mixed_examples(model, loss, x, labels(7))
 
 
 @pytest.mark.parametrize("case", CASES)
