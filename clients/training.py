@@ -8,7 +8,7 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan
-from fedpriv.randomness import Secret, torch_stream
+from fedpriv.randomness import Secret, seeded_generators, torch_stream
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["answer_secret", "local_upload"]
@@ -185,19 +185,9 @@ def _mean_gradient(model: nn.Module, images: Tensor, labels: Tensor, batch_size:
     return dict(zip(names, gradients, strict=True))
 
 
-@contextmanager
-def _model_randomness(plan: Plan, step: int, device: torch.device) -> Iterator[None]:
-    """Give layers that draw from torch's global generators (dropout) a stream of their own.
+def _model_randomness(plan: Plan, step: int, device: torch.device) -> AbstractContextManager[None]:
+    """Give what the model draws at random (dropout) a stream of its own, which starts afresh with every step.
 
-    Only the generator of the model's device is touched: ``torch.manual_seed`` would look for every device there might
-    be, and that takes longer than a small model's gradient.
+    So what one step draws cannot depend on the examples of an earlier one.
     """
-    seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
-    if device.type == "cpu":
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-    else:
-        with torch.random.fork_rng(devices=[device], device_type=device.type):
-            torch.get_device_module(device).manual_seed(seed)
-            yield
+    return seeded_generators(torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed(), device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
-from fedpriv.randomness import torch_stream
+from fedpriv.randomness import seeded_generators, torch_stream
 
 __all__ = ["build_model", "coupled_layers", "dropout_layers"]
 
@@ -24,8 +24,8 @@ SMALLEST_SIDE = 8  # convnet and resnet halve the image twice
 def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int) -> nn.Module:
     """Build the network that the config names, on the CPU in float32, in training mode.
 
-    The weights depend on the seed alone: torch's global generator is neither read nor changed. An own function's
-    weights do so too as long as it draws them from torch.
+    The weights depend on the seed alone: global generators are neither read nor changed. An own function's weights do
+    so too as long as it draws them from the global generators of torch, numpy or Python.
 
     Args:
         config: reads name and init; hidden and activation for the mlp. With init = "uniform" every parameter is drawn
@@ -38,8 +38,7 @@ def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int) -> n
         InputError: the image is too small, or an own function cannot be found, raises, or returns something that is
             not a network for such images.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_stream(seed, "model").initial_seed())
+    with seeded_generators(torch_stream(seed, "model").initial_seed(), torch.device("cpu")):
         model = _construct(config, shape, classes).to(device="cpu", dtype=torch.float32)
         _check_output(model, config.name, shape, classes)
     if config.init == "uniform":

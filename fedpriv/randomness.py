@@ -9,10 +9,14 @@ on a global generator, on the engine or on the order in which things happen.
   keyed by 128 bits of the stream's own hash.
 """
 
+import random
 import secrets
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +24,16 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from randomgen import AESCounter
 from torch import Tensor
 
-__all__ = ["BLOCK_BYTES", "NoiseStream", "Secret", "keystream", "numpy_stream", "torch_stream"]
+__all__ = [
+    "BLOCK_BYTES",
+    "NoiseStream",
+    "Secret",
+    "generator_states",
+    "keystream",
+    "numpy_stream",
+    "seeded_generators",
+    "torch_stream",
+]
 
 SECRET_BYTES = 32
 KEY_BYTES = BLOCK_BYTES = 16
@@ -145,3 +158,38 @@ def _hashed(key: bytes, purpose: str, parts: tuple[int | bytes, ...], size: int)
         kind, content = (b"i", str(part).encode()) if isinstance(part, int) else (b"b", part)
         digest.update(kind + len(content).to_bytes(8) + content)
     return digest.digest()
+
+
+@contextmanager
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python inside the block; afterwards they go on where they were.
+
+    A network's own code draws from them (dropout, noise, mixing). What it draws inside the block depends on the seed
+    and on what it does there, and nothing of it lives on.
+
+    Of torch's generators the CPU's and the device's are seeded: ``torch.manual_seed`` would look for every device there
+    might be, and that takes longer than a small model's gradient.
+
+    Args:
+        seed: from 0 to 2^64 - 1.
+        device: where the network computes.
+    """
+    kept = np.random.get_state(), random.getstate()  # noqa: NPY002 - here and below the global generator is meant
+    forked = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
+    try:
+        with torch.random.fork_rng(**forked):
+            torch.default_generator.manual_seed(seed)
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(seed)
+            np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002
+            random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(kept[0])  # noqa: NPY002
+        random.setstate(kept[1])
+
+
+def generator_states() -> tuple[object, ...]:
+    """Return the states of the CPU's global generators of torch, numpy and Python; equal if they will draw the same."""
+    _, words, *rest = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())  # noqa: NPY002
+    return torch.default_generator.get_state().numpy().tobytes(), words.tobytes(), *rest, random.getstate()

@@ -4,7 +4,6 @@ All of it is a function of the experiment, so that each process (server, client,
 has to travel.
 """
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +26,9 @@ from fedpriv.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.threads import cpu_threads
 
 __all__ = ["State", "World", "build_world", "choose_device", "tracked_buffers", "trained_parameters"]
+
+# Random images with which own models are tried: most often the first few are enough.
+_TRIED = 13
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
     if experiment.mechanism.name != "none":
         _refuse_coupled(experiment, model)
-        _refuse_leaks(experiment, model, dataset.shape)
+        _refuse_leaks(experiment, model, dataset)
     model.to(device, _precision(experiment))
     initial = State.of(model)
     tensors = [value.numel() for value in initial.parameters.values()]
@@ -232,32 +234,20 @@ def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
         )
 
 
-def _refuse_leaks(experiment: Experiment, model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Refuse own models through which examples leave past the mechanism; found out on random images.
+def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
+    """Refuse own models through which examples leave past the mechanism; found out on random and blank images.
 
     No check of a few images can prove that a model never does it; these are the ways in which models usually do.
+    Networks of this project are known to pass.
     """
-    trial = copy.deepcopy(model).train()
-    for layer in trial.modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd):
-            layer.eval()
-    before = {name: value.clone() for name, value in tracked_buffers(trial).items()}
-    images = torch.randn(3, *shape, generator=torch_stream(experiment.seed, "trial"))
-    prefix = f"model.name = {experiment.model.name!r}:"
+    if ":" not in experiment.model.name:
+        return
+    draws = torch_stream(experiment.seed, "trial")
+    images = torch.randint(256, (_TRIED, *dataset.shape), generator=draws, dtype=torch.uint8)
+    labels = torch.arange(_TRIED) % dataset.classes
+    blank = torch.zeros(dataset.shape, dtype=torch.uint8)
+    loss = partial(functional.cross_entropy, reduction="none")
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            trial(images)
-    except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(f"{prefix} cannot be trained on images of shape {(3, *shape)}: {why}") from error
-    changed = [name for name, value in tracked_buffers(trial).items() if not torch.equal(value, before[name])]
-    if changed:
-        raise InputError(
-            f"{prefix} buffer {changed[0]} changes in training, and no noise protects what it keeps of the data"
-        )
-    loss, labels = partial(functional.cross_entropy, reduction="none"), torch.zeros(len(images), dtype=torch.long)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            refuse_mixed_examples(trial, loss, images, labels)
+        refuse_mixed_examples(model, loss, dataset.normalise(images), labels, [dataset.normalise(blank)])
     except InputError as error:
-        raise InputError(f"{prefix} {error}") from error
+        raise InputError(f"model.name = {experiment.model.name!r}: {error}") from error

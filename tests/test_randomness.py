@@ -1,13 +1,14 @@
 """Streams depend on seed, purpose and indices, and on nothing else."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from fedpriv.randomness import Secret, numpy_stream, torch_stream
+from fedpriv.randomness import Secret, generator_states, numpy_stream, seeded_generators, torch_stream
 
 
 def test_streams_of_other_uses_differ_and_the_same_use_repeats() -> None:
@@ -79,3 +80,35 @@ def test_each_call_has_its_own_key() -> None:
     few.uniform(3)
     many.uniform(1000)
     assert torch.equal(few.uniform(5), many.uniform(5))
+
+
+def global_draws() -> list[float]:
+    """One of each global generator."""
+    return [float(torch.rand(())), float(np.random.rand()), random.random()]  # noqa: NPY002 - the global one is meant
+
+
+def test_all_global_generators_are_seeded_inside_the_block_and_go_on_afterwards() -> None:
+    cpu, draws = torch.device("cpu"), {}
+    for seed in (5, 5 + (1 << 32), (1 << 64) - 1):
+        states = generator_states()
+        with seeded_generators(seed, cpu):
+            draws[seed] = global_draws()
+        assert generator_states() == states
+        global_draws()  # what was drawn before is not what counts
+        with seeded_generators(seed, cpu):
+            assert global_draws() == draws[seed]
+    assert all(len({drawn[generator] for drawn in draws.values()}) == 3 for generator in (1, 2))
+    states = generator_states()
+    with pytest.raises(ValueError, match="inside"), seeded_generators(5, cpu):
+        global_draws()
+        raise ValueError("inside")
+    assert generator_states() == states
+
+
+@pytest.mark.parametrize("generator", range(3))
+def test_the_state_of_each_global_generator_shows(generator: int) -> None:
+    with seeded_generators(1, torch.device("cpu")):
+        states = generator_states()
+        assert generator_states() == states
+        [lambda: torch.rand(()), np.random.rand, random.random][generator]()
+        assert generator_states() != states

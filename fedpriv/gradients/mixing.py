@@ -1,75 +1,343 @@
-"""A trial: does the gradient of an example depend on the other examples of its batch?"""
+"""A trial: does the gradient of an example depend on anything but this example?
+
+Noise on a sum of clipped gradients is made for what one example can change in it, twice the clipping norm at most. That
+holds if an example changes its own gradient only: no other one of its batch, and none of a later batch.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
 from fedpriv.errors import InputError
+from fedpriv.gradients.calls import reached
 from fedpriv.gradients.dense import Loss
-from fedpriv.gradients.operator import Vector, first_line
+from fedpriv.gradients.operator import Vector
 from fedpriv.gradients.per_example import layer_of, per_example_gradients
+from fedpriv.randomness import generator_states, seeded_generators
+from fedpriv.threads import cpu_threads
 
 __all__ = ["refuse_mixed_examples"]
 
-# Rounding makes the gradient of one example differ by no more than this share of the largest one.
+# Between batches of different sizes, rounding changes the gradient of one example by no more than this share of the
+# largest one. Between batches of the same size it changes nothing: whatever stands in the other rows, the kernels do
+# the same sums for an example.
 TOLERANCE = 1e-3
 
+# The smallest number of examples to try: a first, a middle and a last one, and others between them.
+FEWEST = 5
 
-def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+# A large number that most networks can still compute with.
+EXTREME = 1e4
+
+RRELU = (functional.rrelu, torch.rrelu)
+
+
+def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, blank: Sequence[Tensor] = ()) -> None:
     """Refuse a model or a loss that mixes the examples of a batch: then no noise on gradients protects one of them.
 
-    Compared are the gradients of a few examples in one batch with those of each alone. A model that draws random
-    numbers while it trains is compared in evaluation mode. What a trial finds out holds for these examples: a model
-    that mixes examples only now and then may pass.
+    One example of a batch is replaced: by zeros, ones, large numbers, NaN, a copy of another one, and a blank one. The
+    random numbers stay the same: torch's, numpy's and Python's global generators are seeded anew for each pass. The
+    gradients of all other examples have to stay the same, bit for bit. The passes follow one another on one copy of the
+    model, so that what it keeps from pass to pass, in whatever form, shows as a difference, too.
+
+    Gradients in a batch are also compared with those of single examples, up to rounding: this shows a model that
+    depends on the number of examples. Dropout layers are off for it, and a model that still draws random numbers is in
+    evaluation mode, because a batch draws others than a single example. One that draws even then is not compared.
+
+    What a trial finds out holds for what was tried. A model that mixes examples rarely, in larger batches only, after
+    more passes or on other images may pass.
 
     Args:
-        model: left as it is.
+        model: in the mode in which it is trained. It is copied and left as it is, and so are the global generators.
         loss: (outputs, targets) -> losses of shape (B,).
-        x: inputs, (B, ...), B at least 2, best no number that is also a size in the model; a few are enough.
+        x: inputs, (B, ...), on the CPU, B at least 2. The first few are tried, and more of them where a size in the
+            model is the same number: then ``per_example_gradients`` cannot tell which axis counts the examples.
         y: targets, (B, ...).
+        blank: examples without content, (...) each, such as a black image.
 
     Raises:
-        InputError: the gradients differ (the first such layer is named), the model fails on one example alone, or what
-            ``per_example_gradients`` refuses.
+        InputError: the gradients differ (the first such layer is named), the model cannot be copied or computed, or
+            what ``per_example_gradients`` refuses.
         ValueError: fewer than two examples.
     """
     if len(x) < 2:
         raise ValueError(f"{len(x)} examples; it takes two to be mixed")
-    together = _gradients(model, loss, x, y)
-    if _different(together, _gradients(model, loss, x, y)):
-        modes = [(module, module.training) for module in model.modules()]
-        try:
-            model.eval()
-            _refuse(model, loss, x, y, _gradients(model, loss, x, y))
-        finally:
-            for module, training in modes:
-                module.training = training
-    else:
-        _refuse(model, loss, x, y, together)
+    with cpu_threads(1), seeded_generators(0, x.device):  # one thread: several may add up in any order
+        first = _first_pass(model, loss, x, y)
+        x, y = x[: first.examples], y[: first.examples]
+        alike = x[:1].expand_as(x).clone(), y[:1].expand_as(y).clone()
+        another = [_change("another image", *alike, position, x[1], y[1]) for position in _positions(x)]
+        tried = _copy(model)
+        with _SlopesForEach() if first.slopes else nullcontext():
+            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank)))
+            # What a model keeps from the first examples that it ever sees shows on fresh copies only.
+            _refuse_influence(model, partial(_copy, model), loss, *alike, another)
+        _refuse_size_dependence(_copy(model), loss, x, y)
 
 
-def _refuse(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, together: Vector) -> None:
+# ---- one example is replaced ----------------------------------------------------------------------------------------
+
+
+class _Change(NamedTuple):
+    """A batch in which one example was replaced.
+
+    Attributes:
+        what: took its place, for people.
+        position: of the example.
+        x: (B, ...).
+        y: (B, ...).
+        natural: whether data may hold such an example.
+    """
+
+    what: str
+    position: int
+    x: Tensor
+    y: Tensor
+    natural: bool
+
+
+def _change(
+    what: str, x: Tensor, y: Tensor, position: int, one_x: Tensor, one_y: Tensor, natural: bool = True
+) -> _Change:
+    x, y = x.clone(), y.clone()
+    x[position], y[position] = one_x, one_y
+    return _Change(what, position, x, y, natural)
+
+
+def _positions(x: Tensor) -> list[int]:
+    """The first, the middle and the last example."""
+    return sorted({0, len(x) // 2, len(x) - 1})
+
+
+def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]:
+    for position in _positions(x):
+        neighbour = (position + 1) % len(x)
+        replaced = partial(_change, x=x, y=y, position=position, one_y=y[neighbour])
+        yield replaced("a copy of another one", one_x=x[neighbour])
+        yield replaced("all zeros", one_x=torch.zeros_like(x[position]))
+        yield replaced("all ones", one_x=torch.ones_like(x[position]))
+        for one in blank:
+            yield replaced("a blank image", one_x=one)
+        if x.is_floating_point():
+            yield replaced(f"all {EXTREME:g}", one_x=torch.full_like(x[position], EXTREME), natural=False)
+            yield replaced("all NaN", one_x=torch.full_like(x[position], torch.nan), natural=False)
+
+
+def _refuse_influence(
+    model: nn.Module, tried: Callable[[], nn.Module], loss: Loss, x: Tensor, y: Tensor, changes: Sequence[_Change]
+) -> None:
+    """Refuse if another gradient than that of the replaced example changes.
+
+    Each change has random numbers of its own, because a model may mix examples only with some probability.
+    """
+    kept: _Pass | None = None
+    for seed, change in enumerate(changes):
+        before = kept or _pass(tried(), loss, x, y, seed)
+        kept = None if before.drew else before
+        after = _after(model, tried(), loss, change, seed)
+        if after is None:
+            continue
+        # With large numbers, rounding may be all that is left of a layer's outputs. Where they do not repeat, the whole
+        # model is computed densely: that is rounded in another way, and draws other random numbers.
+        other_way = before.routes != after.routes
+        if other_way and before.drew and not change.natural:
+            continue
+        different = _difference(before, after, change.position, TOLERANCE if other_way else 0.0)
+        if different:
+            raise InputError(_reason(model, loss, x, y, change, seed, layer_of(different, model)))
+
+
+def _after(model: nn.Module, tried: nn.Module, loss: Loss, change: _Change, seed: int) -> "_Pass | None":
+    """The pass with the replaced example; nothing if the model fails on one that data cannot hold."""
+    what = f"cannot compute a batch in which an example is {change.what}"
     try:
-        each = [_gradients(model, loss, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
-    except InputError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"{type(model).__name__} cannot compute one example alone: {first_line(error)}") from error
-    different = _different(together, {name: torch.cat([one[name] for one in each]) for name in together})
+        return _pass(tried, loss, change.x, change.y, seed, what)
+    except InputError as error:
+        if not change.natural:
+            return None  # a model that checks its input
+        _pass(_copy(model), loss, change.x, change.y, seed, what)
+        raise InputError(
+            f"{type(model).__name__} keeps something of earlier passes, so that a later one fails ({error})"
+        ) from error
+
+
+def _reason(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change, seed: int, layer: str) -> str:
+    """Why gradients differ, for people: found out on copies that have not seen any example yet."""
+    first, again = (_pass(_copy(model), loss, x, y, seed) for _ in range(2))
+    changed = _pass(_copy(model), loss, change.x, change.y, seed)
+    if _difference(first, again) or not _difference(first, changed, change.position):
+        return (
+            f"the gradient of layer {layer} changes from pass to pass with the same examples and the same random "
+            f"numbers: {type(model).__name__} keeps something of earlier passes, which no noise protects, or draws "
+            "from another generator than the global ones"
+        )
+    seen = f"example {change.position + 1} of {len(x)} replaced by {change.what}"
+    depends = f"the gradient of layer {layer} for one example depends on the others of its batch"
+    if first.states != changed.states:
+        return f"{depends}: they decide how many random numbers are drawn, which shifts those that it gets ({seen})"
+    return f"{depends}, so that no noise can protect one of them ({seen})"
+
+
+# ---- examples alone -------------------------------------------------------------------------------------------------
+
+
+def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+    """Refuse if gradients in a batch are not those of single examples."""
+    for layer in model.modules():
+        if isinstance(layer, _DropoutNd | nn.RReLU):
+            layer.eval()
+    together = _pass(model, loss, x, y, 0)
+    if _random(model, loss, x, y, together):
+        model.eval()
+        together = _pass(model, loss, x, y, 0)
+        if _random(model, loss, x, y, together):
+            return
+    few = _positions(x)
+    each = [_pass(model, loss, x[[row]], y[[row]], 0, "cannot compute one example alone").rows for row in few]
+    alone = together._replace(rows={name: torch.cat([rows[name] for rows in each]) for name in together.rows})
+    same = together._replace(rows={name: value[few] for name, value in together.rows.items()})
+    different = _difference(same, alone, tolerance=TOLERANCE)
     if different:
         raise InputError(
             f"the gradient of layer {layer_of(different, model)} for one example depends on the others of its batch, "
-            "so that no noise can protect one of them"
+            "so that no noise can protect one of them (alone it is another one)"
         )
 
 
-def _gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Vector:
-    return per_example_gradients(model, loss, x, y).rows(0, len(x))
+def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, found: "_Pass") -> bool:
+    """Tell whether other random numbers give other gradients."""
+    return found.drew and bool(_difference(found, _pass(model, loss, x, y, 1), tolerance=TOLERANCE))
 
 
-def _different(left: Vector, right: Vector) -> str:
-    """The first parameter whose gradients differ; empty if none does."""
-    largest = max(float(value.abs().max()) for value in left.values())
-    for name, value in left.items():
-        if not torch.allclose(value, right[name], rtol=TOLERANCE, atol=TOLERANCE * largest, equal_nan=True):
+# ---- one pass -------------------------------------------------------------------------------------------------------
+
+
+class _Pass(NamedTuple):
+    """What one pass gave.
+
+    Attributes:
+        rows: the gradients, (B, *shape).
+        routes: how they were computed.
+        drew: whether a global generator moved.
+        states: of the global generators at the end.
+    """
+
+    rows: Vector
+    routes: dict[str, str]
+    drew: bool
+    states: tuple[object, ...]
+
+
+def _pass(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, seed: int, what: str = "cannot compute gradients"
+) -> _Pass:
+    with seeded_generators(seed, x.device), _refused(f"{type(model).__name__} {what}"):
+        start = generator_states()
+        gradients = per_example_gradients(model, loss, x.clone(), y)
+        end = generator_states()
+    return _Pass(gradients.rows(0, len(x)), gradients.routes, start != end, end)
+
+
+def _difference(left: _Pass, right: _Pass, without: int | None = None, tolerance: float = 0.0) -> str:
+    """The first parameter whose gradients differ by more than a share of the largest; empty if there is none.
+
+    Without the gradients of one example.
+    """
+    kept = [row for row in range(len(next(iter(left.rows.values())))) if row != without]
+    values = (value[kept].abs().nan_to_num(posinf=0.0).max() for value in left.rows.values() if tolerance)
+    largest = max(map(float, values), default=0.0)
+    for name, value in left.rows.items():
+        if not torch.allclose(
+            value[kept], right.rows[name][kept], rtol=tolerance, atol=tolerance * largest, equal_nan=True
+        ):
             return name
     return ""
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    with _refused(f"{type(model).__name__} cannot be copied, and only a copy can be tried before training"):
+        return copy.deepcopy(model)
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Say in one line what code that is not ours raises."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+class _First(NamedTuple):
+    """What a first look shows.
+
+    Attributes:
+        examples: how many to try: no other size in the model, if there are enough.
+        slopes: whether the model draws slopes (RReLU).
+    """
+
+    examples: int
+    slopes: bool
+
+
+def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
+    tried, originals = _copy(model), list(model.parameters())
+    with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
+        with torch.enable_grad(), _Calls() as seen:
+            total = loss(tried(x[:2].clone()), y[:2]).sum()
+        leaves = reached(total, ()).leaves
+    if any(id(value) in leaves for value in originals):
+        raise InputError(
+            f"a copy of {type(model).__name__} uses the parameters of the original, so that it cannot be tried before "
+            "training; TorchScript does that, and a function that holds on to a layer (let forward find it in self)"
+        )
+    taken = seen.sizes.union(x.shape[1:])
+    examples = next((number for number in range(FEWEST, len(x)) if number not in taken), len(x))
+    return _First(examples, not seen.functions.isdisjoint(RRELU))
+
+
+class _Calls(TorchFunctionMode):
+    """Collects the functions of torch that are called inside the block, and what sizes all axes but the first have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: set[Any] = set()
+        self.sizes: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.add(func)
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.sizes.update(made.shape[1:])
+        return made
+
+
+class _SlopesForEach(TorchFunctionMode):
+    """Draws a slope for each input of RReLU inside the block, as torch does on a GPU.
+
+    On the CPU it draws for negative inputs only: with the same seed, an example then shifts the slopes of later ones.
+    That is no leak, because their distribution does not depend on it, but it looks like one here.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_rrelu if func in RRELU else func)(*args, **(kwargs or {}))
+
+
+def _rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    if not training:
+        return functional.rrelu(input, lower, upper, training, inplace)
+    slopes = lower + (upper - lower) * torch.rand_like(input)
+    factors = torch.where(input.detach() > 0, 1.0, slopes)
+    return input.mul_(factors) if inplace else input * factors

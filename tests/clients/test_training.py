@@ -1,9 +1,11 @@
 """What leaves a client, against the same thing computed one example at a time with plain autograd."""
 
 import copy
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ import clients.training
 from clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.randomness import NoiseStream, Secret
+from fedpriv.randomness import NoiseStream, Secret, generator_states
 from fedpriv.world import State, World, build_world
 
 SECRET = Secret(bytes(32))
@@ -152,6 +154,39 @@ def test_dropout_draws_from_its_own_stream() -> None:
     other = local_upload(dropping, 1, dropping.initial, 1).parameters
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["2.weight"], other["2.weight"])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: nn.functional.dropout(x, 0.5),
+        lambda x: x * torch.from_numpy(np.random.rand(*x.shape)).float(),  # noqa: NPY002 - the global one is meant
+        lambda x: x * random.random(),
+    ],
+    ids=["torch", "numpy", "Python"],
+)
+@pytest.mark.parametrize("mechanism", [{"name": "none"}, {"name": "gaussian", "sigma": 1e-9, "clip_norm": 1e9}])
+def test_a_model_draws_from_its_own_stream(draw: Callable[[Tensor], Tensor], mechanism: dict[str, object]) -> None:
+    """From whichever global generator: each step starts afresh, whatever was drawn before, and puts it back."""
+
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(draw(x.flatten(1)))
+
+    built = world(mechanism=mechanism)
+    network = Drawing(64, 10)
+    plans = tuple(replace(plan, tensors=(640, 10)) for plan in built.plans)
+    drawing = replace(built, model=network, initial=State.of(network), plans=plans)
+    uploads = []
+    for client, seed in ((0, 1), (0, 2), (1, 2)):
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        states = generator_states()
+        uploads.append(local_upload(drawing, client, drawing.initial, 1).parameters["weight"])
+        assert generator_states() == states
+    assert torch.equal(uploads[0], uploads[1])
+    assert not torch.equal(uploads[0], uploads[2])
 
 
 def test_running_statistics_travel_beside_the_upload() -> None:

@@ -1,6 +1,5 @@
 """What people write in models of their own, against autograd one example at a time: right, or refused by name."""
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from fedpriv.errors import InputError
-from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
+from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.dense import Loss
 
 pytestmark = [
@@ -371,63 +370,6 @@ def test_refused_by_name(model: nn.Module, x: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         per_example_gradients(model.train(), loss, x.clone(), y)
     assert "\n" not in str(caught.value)
-
-
-def by_batch(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A layer, something done to its outputs that mixes the examples, and another layer."""
-    return Model(lambda x, first, last: last(function(first(x))), first=nn.Linear(6, 6), last=nn.Linear(6, CLASSES))
-
-
-MIXED = {
-    "batch-norm": by_batch(lambda h: (h - h.mean(dim=0)) / (1e-3 + h.var(dim=0, unbiased=False)).sqrt()),
-    "softmax": by_batch(lambda h: h.softmax(dim=0)),
-    "batch-size": by_batch(lambda h: h / len(h)),
-    "decision": by_batch(lambda h: h * float(h.detach().max())),
-    "permuted": Model(
-        lambda x, first, last: last(first(x.flip(0)).tanh().flip(0)), first=nn.Linear(6, 6), last=nn.Linear(6, CLASSES)
-    ),
-    "centred": Model(lambda x, out: out(x - x.mean(dim=0)), out=nn.Linear(6, CLASSES)),
-}
-
-
-@pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("dropout", [False, True])
-def test_mixing_is_found(name: str, dropout: bool) -> None:
-    """Also in the presence of dropout, whose gradients never repeat; the mode of the model comes back."""
-    with torch.random.fork_rng():
-        torch.manual_seed(97)
-        model = nn.Sequential(MIXED[name], nn.Dropout(0.5)) if dropout else copy.deepcopy(MIXED[name])
-        with pytest.raises(InputError, match=r"layer (0\.)?(first|out) \(Linear\) .* depends on the others"):
-            refuse_mixed_examples(model, loss, vectors(6), torch.arange(EXAMPLES))
-    assert all(module.training for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    "function", [lambda losses: losses / len(losses), lambda losses: losses.square() / losses.sum()]
-)
-def test_a_loss_that_mixes_is_found(function: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(InputError, match=r"layer \(the model\) \(Linear\) .* depends on the others"):
-        refuse_mixed_examples(
-            nn.Linear(6, CLASSES), lambda out, y: function(loss(out, y)), vectors(6), torch.arange(EXAMPLES)
-        )
-
-
-def test_a_model_that_needs_company_is_found() -> None:
-    model = by_batch(lambda h: functional.batch_norm(h, None, None, training=True))
-    with pytest.raises(InputError, match="Model cannot compute one example alone"):
-        refuse_mixed_examples(model, loss, vectors(6), torch.arange(EXAMPLES))
-
-
-@pytest.mark.parametrize("layers", [[nn.Dropout(0.5)], [nn.LayerNorm(6), nn.ReLU()], [nn.GroupNorm(2, 6)]])
-def test_sound_models_pass(layers: list[nn.Module]) -> None:
-    model = nn.Sequential(nn.Linear(6, 6), *layers, nn.Linear(6, CLASSES))
-    refuse_mixed_examples(model, loss, vectors(6), torch.arange(EXAMPLES))
-    assert all(module.training for module in model.modules())
-
-
-def test_it_takes_two() -> None:
-    with pytest.raises(ValueError, match="takes two"):
-        refuse_mixed_examples(nn.Linear(6, CLASSES), loss, vectors(6)[:1], torch.zeros(1, dtype=torch.long))
 
 
 def test_the_oracle_agrees_with_itself() -> None:

@@ -1,6 +1,7 @@
 """What a run says about privacy holds in its bad endings too; models that leak past the mechanism are refused."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,52 @@ class Dropping(Reordering):
         return out
 
 
+class Mixup(Reordering):
+    """Mixes each image with another one, only while it is trained."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if self.training:
+            x = 0.5 * x + 0.5 * x[torch.randperm(len(x))]
+        out: torch.Tensor = self.layer(torch.tanh(self.body(x)))
+        return out
+
+
+class Queueing(Reordering):
+    """Mixes each batch with the one before it, which it keeps in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.queue.append(x.mean(0))
+        out: torch.Tensor = self.layer(torch.tanh(self.body(x - self.queue[-2] if len(self.queue) > 1 else x)))
+        return out
+
+
+class Locked(Reordering):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def mixup(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Mixup()
+
+
+def queueing(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Queueing()
+
+
+def locked(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Locked()
+
+
 def reordering(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return Reordering()
 
@@ -195,11 +242,14 @@ def test_a_sound_model_that_drops_at_random_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("remembering", "buffer seen changes"),
+        ("remembering", r"layer \(the model\) \(Remembering\) changes seen while it runs, and no noise protects"),
         ("mixing", "depends on the others"),
+        ("mixup", r"layer body \(Linear\) for one example depends on the others"),
+        ("queueing", r"layer body \(Linear\) changes from pass to pass .* Queueing keeps something of earlier passes"),
+        ("locked", "Locked cannot be copied, .*: TypeError: cannot pickle"),
         ("reordering", r"layer body \(Linear\) for one example depends on the others"),
-        ("raising", r"cannot be trained on images of shape \(3, 1, 8, 8\): KeyError"),
-        ("leaving", "cannot be trained on images .*: SystemExit: no licence"),
+        ("raising", r"cannot be trained on examples of shape \(1, 8, 8\): KeyError"),
+        ("leaving", "cannot be trained on examples .*: SystemExit: no licence"),
     ],
 )
 def test_models_that_leak_past_the_mechanism_are_refused(name: str, words: str, mechanism: dict[str, object]) -> None:
