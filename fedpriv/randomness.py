@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from randomgen import AESCounter
 from torch import Tensor
 
-__all__ = [
+__all__ = ["BLOCK_BYTES", "NoiseStream", "Secret", "generator_states", "keystream", "numpy_stream"]
+__all__ += ["seeded_generators", "torch_stream"]
     "BLOCK_BYTES",
     "NoiseStream",
     "Secret",
