@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 
 __all__ = ["SEEDS", "forget_seed", "keep_seed", "with_seed", "without_seed"]
 
@@ -22,10 +23,13 @@ _NAME = re.compile(r"[0-9a-f]{16}")
 
 
 def keep_seed(folder: Path, experiment: Experiment) -> str:
-    """Write the experiment's seed into a file that only its owner can read, and return the file's random name."""
+    """Write the experiment's seed into a file that only its owner can read, and return the file's random name.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
     name = secrets.token_hex(8)
-    with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(str(experiment.seed))
+    write_whole(folder / name, str(experiment.seed).encode(), mode=0o600)
     return name
 
 

@@ -5,6 +5,7 @@ Most attacks need one number: the logit of the probability of the right label, p
 where p is near 1. Shadow models are also shown the probabilities of the other classes.
 """
 
+import io
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from scipy.special import log_expit
 from torch import Tensor
 
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 
 __all__ = [
     "Signals",
@@ -140,11 +142,14 @@ def losses(logits: Floats) -> Floats:
 
 
 def write_signals(path: Path, signals: Signals) -> None:
-    """Write signals as .npz without pickled objects; the file appears whole."""
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as file:
-        np.savez(file, **{field.name: getattr(signals, field.name) for field in fields(signals)})
-    temporary.replace(path)
+    """Write signals as .npz without pickled objects; the file appears whole.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    content = io.BytesIO()
+    np.savez(content, **{field.name: getattr(signals, field.name) for field in fields(signals)})
+    write_whole(path, content.getvalue())
 
 
 def read_signals(path: Path) -> Signals:

@@ -134,7 +134,6 @@ def _metrics(recipe: Recipe) -> list[dict[str, Any]]:
                 "clients": everyone if number else [],
                 "used": [client for client in everyone if client not in gone] if number else [],
                 "failures": failed,
-                "seconds": 0.73,
                 "bytes_up": 63_304 * recipe.clients if number else 0,
                 "bytes_down": 63_304 * recipe.clients if number else 0,
                 # Folders of older versions have no such key.
