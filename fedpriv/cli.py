@@ -22,7 +22,7 @@ from fedpriv.cli_deploy import deploy_app
 from fedpriv.cli_sweep import compare, sweep
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
-from fedpriv.files import stopped, writing
+from fedpriv.files import is_disk, stopped, writing
 from fedpriv.terminal import File, Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 __all__ = ["main"]
@@ -197,12 +197,10 @@ def main() -> None:
 
 
 def _not_written(error: OSError) -> str:
-    """What could not be written where no command has said it; errors of the output name no file."""
-    try:
-        sys.stdout.flush()
-    except OSError:
+    """What could not be written where no command has said it; files have names, and what is printed has none."""
+    if error.filename is None and is_disk(error):
         _drop_output()
-        return f"the output cannot be written: {error.strerror or error}"
+        return f"the output cannot be written: {error.strerror}"
     return str(stopped(error, ""))
 
 

@@ -18,6 +18,7 @@ from fedpriv.errors import InputError, RunFailedError
 __all__ = [
     "WriteError",
     "append_line",
+    "is_disk",
     "is_empty",
     "is_part",
     "open_unlinked",
@@ -34,7 +35,6 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 # Of the file's own name, so that the part's fits into the 255 bytes of a name in any alphabet.
 _KEPT = 50
-# What is wrong is the disk, not the path that was given.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # What file systems answer that cannot bring a folder to the disk.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
@@ -145,6 +145,11 @@ def remove_parts(*folders: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_disk(error: OSError) -> bool:
+    """Whether the disk is to blame, which is full or broken, and not the path."""
+    return error.errno in _DISK
+
+
 def stopped(error: OSError, command: str) -> RunFailedError:
     """Return the error that ends a command which could not write: what, why, and the command that goes on (or "")."""
     return RunFailedError(f"{_told(error)}; go on with: {command}" if command else _told(error))
@@ -166,7 +171,7 @@ def writing(command: str) -> Iterator[None]:
 def target_error(error: OSError, target: object) -> InputError | RunFailedError:
     """Return the error of a command that cannot write where its user wants: bad input, unless the disk is to blame."""
     text = f"{target} cannot be written: {error.strerror or error}"
-    return RunFailedError(f"{text}; then give the same command again") if error.errno in _DISK else InputError(text)
+    return RunFailedError(f"{text}; then give the same command again") if is_disk(error) else InputError(text)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ A resumed run leaves the same bytes as an uninterrupted one, but for what tells 
 - metrics.jsonl: the ``seconds`` of each round;
 - asked.jsonl: a round that was cut off may stand there twice;
 - summary.json: ``seconds`` and ``attack_seconds``, which are of the last start;
-- report.html: the time in rounds.
+- report.html: these times.
 
 Where an attack takes minutes, its code is compiled if that pays, by the clock: scores and pictures may then differ by
 rounding, in two uninterrupted runs as well (:mod:`attacks.reconstruction.evaluation`).

@@ -4,6 +4,7 @@ import errno
 import fnmatch
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +13,24 @@ from fedpriv import files
 __all__ = ["fill_up", "leftovers"]
 
 
-def fill_up(monkeypatch: pytest.MonkeyPatch, name: str, number: int = errno.ENOSPC) -> list[str]:
+def fill_up(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0) -> list[str]:
     """Have every write to a file whose name matches ``name`` fail after half of the content.
 
+    Args:
+        monkeypatch: undoes it.
+        name: with wildcards.
+        after: so many writes to such files still work.
+
     Returns:
-        The names of the files for which that happened, as it happens.
+        The names of the files to which writing was tried, as it happens.
     """
     names: dict[int, str] = {}
     hit: list[str] = []
     opened, filled = os.open, files._fill
 
-    def remember(path: Path, flags: int, mode: int = 0o777) -> int:
-        descriptor = opened(path, flags, mode)
-        names[descriptor] = Path(path).name
+    def remember(path: Any, *given: Any, **options: Any) -> int:
+        descriptor = opened(path, *given, **options)
+        names[descriptor] = Path(os.fsdecode(path)).name
         return descriptor
 
     def fill(descriptor: int, content: bytes) -> None:
@@ -34,9 +40,12 @@ def fill_up(monkeypatch: pytest.MonkeyPatch, name: str, number: int = errno.ENOS
         if not fnmatch.fnmatchcase(whole, name):
             filled(descriptor, content)
             return
-        os.write(descriptor, content[: len(content) // 2])
         hit.append(whole)
-        raise OSError(number, os.strerror(number))
+        if len(hit) <= after:
+            filled(descriptor, content)
+            return
+        os.write(descriptor, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, "open", remember)
     monkeypatch.setattr(files, "_fill", fill)

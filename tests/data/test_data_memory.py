@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import re
 import struct
 import tracemalloc
@@ -16,14 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attacks import observation
 from attacks.membership.signals import Signals, read_signals
 from fedpriv import npz
-from fedpriv.config import DataConfig
+from fedpriv.config import DataConfig, Experiment
 from fedpriv.data import files as data_files
 from fedpriv.data import list_datasets, load_dataset
 from fedpriv.data.files import read_npz
 from fedpriv.errors import InputError
 from fedpriv.npz import HEADER_BYTES, parse_header, read_arrays, read_headers
+from fedpriv.runs import RunFolder
 
 MIB = 1 << 20
 PACKED = {"stored": zipfile.ZIP_STORED, "deflated": zipfile.ZIP_DEFLATED, "lzma": zipfile.ZIP_LZMA}
@@ -331,6 +334,26 @@ def test_pictures_of_another_size_are_not_unpacked(side: int, tmp_path: Path) ->
             (folder / person / f"{number}.jpg").write_bytes(png(side, side))
     message = refusal(load_dataset, DataConfig(name="lfw", root=str(tmp_path), download=False), 0)
     assert f"{side}x{side} pixels; 250x250 is wanted" in message or "decompression bomb" in message
+
+
+TENSORS: dict[str, dict[str, dict[str, Any]]] = {
+    "more than is there": {"a": {"shape": [2**40], "data_offsets": [0, 2**42]}},
+    "the same bytes twice": {name: {"shape": [4], "data_offsets": [0, 16]} for name in "ab"},
+    "a size beyond numbers": {"a": {"shape": [2**62, 4], "data_offsets": [0, 0]}},
+    "less than is there": {"a": {"shape": [2], "data_offsets": [0, 8]}},
+}
+
+
+@pytest.mark.parametrize("lie", TENSORS)
+def test_checkpoints_and_observations_ask_for_what_the_file_holds(lie: str, tmp_path: Path) -> None:
+    """safetensors sees to that: tensors cover the file once, and nothing is packed."""
+    about = json.dumps({name: {"dtype": "F32", **one} for name, one in TENSORS[lie].items()}).encode()
+    content = struct.pack("<Q", len(about)) + about + bytes(16)
+    folder = RunFolder.create(tmp_path / "run", Experiment())
+    (folder.path / "checkpoint" / "server.safetensors").write_bytes(content)
+    assert "server.safetensors is damaged" in refusal(folder.load_checkpoint)
+    (tmp_path / "0001-0000.safetensors").write_bytes(content)
+    assert "0001-0000.safetensors is damaged" in refusal(observation._read_tensors, tmp_path / "0001-0000.safetensors")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

@@ -134,6 +134,7 @@ def _metrics(recipe: Recipe) -> list[dict[str, Any]]:
                 "clients": everyone if number else [],
                 "used": [client for client in everyone if client not in gone] if number else [],
                 "failures": failed,
+                "seconds": 0.73,
                 "bytes_up": 63_304 * recipe.clients if number else 0,
                 "bytes_down": 63_304 * recipe.clients if number else 0,
                 # Folders of older versions have no such key.
@@ -254,7 +255,6 @@ def _score(
         "ssim": similarity,
         "lpips": abs(1 - similarity) / 2 if recipe.lpips else None,
         "recovered": similarity >= recipe.success_ssim and error < bar,
-        "seconds": 1.5,
         "note": recipe.note if attack == "iga" else "",
     }
 
