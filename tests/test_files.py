@@ -230,7 +230,7 @@ def test_the_checkpoint_reaches_the_disk_after_the_lines_that_it_rests_on(
     assert seen == ["sync asked.jsonl", "sync metrics.jsonl", "sync part", named, "sync checkpoint"]
 
 
-def test_a_file_system_that_cannot_sync_folders_is_none_the_worse(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_sync_folders_will_do(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = os.fsync
 
     def sync(descriptor: int) -> None:

@@ -193,7 +193,7 @@ def test_an_array_that_lies_about_its_size_is_refused(lie: str, method: str, tmp
 
 
 def test_more_than_the_directory_says_is_not_unpacked(tmp_path: Path) -> None:
-    """A bomb with the right checksum: 20 MB of zeros, of which the directory owns to 1,408 bytes."""
+    """A bomb with the right checksum: 20 MB of zeros, of which the directory names 1,408 bytes."""
     members = {f"{name}.npy": npy(value) for name, value in arrays().items()}
     members["x_train.npy"] = START + bytes(20_000_000)
     path = archive(tmp_path / "own.npz", members, zipfile.ZIP_DEFLATED, {"x_train.npy": len(START) + 1280})
