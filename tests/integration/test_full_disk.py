@@ -13,6 +13,7 @@ import pytest
 import fedpriv.lab.audit as lab_audit
 from fedpriv.cli import main
 from fedpriv.deploy.containers import prepare
+from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.errors import RunFailedError, RunInterruptedError
 from fedpriv.lab import attack_heard, attack_run, resume_run, start_run
 from fedpriv.lab.audit import audit_run
@@ -168,6 +169,16 @@ def test_nothing_of_a_finished_run_is_lost_where_resuming_it_fails(
     }
     resume_run(run, Silent())
     assert left_behind(run) == before
+
+
+def test_what_a_kill_left_of_files_goes_when_the_run_is_resumed(run: Path, whole: Path) -> None:
+    (run / "membership").mkdir()
+    for name in ("", "observations", "reconstructions", "checkpoint", "membership"):
+        (run / name / ".file.0123456789abcdef.part").write_bytes(b"half")
+    write_report(run)
+    assert len(leftovers(run)) == 5, "who reads a run may not be the only one there"
+    resume_run(run, Silent())
+    assert left_behind(run) == left_behind(whole)
 
 
 # ---- attack and audit -----------------------------------------------------------------------------------------------
@@ -346,6 +357,21 @@ def test_a_sweep_goes_on_where_the_disk_was_full(
     assert (out / "results.csv").is_file()
 
 
+def test_what_a_kill_left_of_a_sweep_goes_when_it_is_taken_up(tmp_path: Path) -> None:
+    asked, out = sweep(tmp_path, **ONE), tmp_path / "out"
+    out.mkdir()
+    left = out / ".sweep.json.0123456789abcdef.part"
+    left.write_bytes(b"half")
+    folder = SweepFolder.prepare(out, asked)
+    folder.trial(1).mkdir()
+    other = folder.trial(1) / ".record.json.0123456789abcdef.part"
+    other.write_bytes(b"half")
+    with folder.at_work():
+        assert leftovers(out) == [other], "a worker of the killed sweep may still be writing there"
+    run_sweep(asked, folder, Notes())
+    assert leftovers(out) == []
+
+
 def test_a_trial_on_a_full_disk_is_made_again_by_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, out = sweep(tmp_path, **ONE), tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -373,6 +399,16 @@ def test_keys_are_made_anew_where_the_disk_was_full(name: str, tmp_path: Path, m
     assert leftovers(tmp_path) == []
     assert make() == (name != "deployment.json")
     assert not make()
+
+
+def test_what_a_kill_left_of_a_deployment_goes_with_its_keys(tmp_path: Path) -> None:
+    folder = DeploymentFolder(tmp_path)
+    folder.create()
+    for part in (folder.path, folder.keys, folder.tls, folder.seeds):
+        (part / ".file.0123456789abcdef.part").write_bytes(b"half a secret")
+    folder.create()
+    folder.forget()
+    assert leftovers(tmp_path) == []
 
 
 # ---- exit codes, in this process ------------------------------------------------------------------------------------
