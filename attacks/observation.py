@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 
 from fedpriv.config import MechanismConfig, ModelConfig
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import Redistribution
 
@@ -164,7 +165,10 @@ _SETTINGS = TypeAdapter(PublicSettings)
 def write_observation(folder: Path, observation: Observation) -> Path:
     """Write the two files of an observation and return the path of the tensors.
 
-    Both appear whole (written under another name, then renamed), the tensors last.
+    Both appear whole, the tensors last, and are on the disk then: a resumed run attacks what it heard before.
+
+    Raises:
+        WriteError: one cannot be written.
     """
     about = {"round": observation.round, "client": observation.client, "settings": asdict(observation.settings)}
     if observation.labels is not None:
@@ -176,8 +180,8 @@ def write_observation(folder: Path, observation: Observation) -> Path:
         tensors |= {f"redistribution/{name}": value for name, value in observation.redistribution.shares.items()}
     copies = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
     path = folder / f"{observation.stem}.safetensors"
-    _write(path.with_suffix(".json"), text.encode())
-    _write(path, save(copies))
+    write_whole(path.with_suffix(".json"), text.encode(), durable=True)
+    write_whole(path, save(copies), durable=True)
     return path
 
 
@@ -269,9 +273,3 @@ def _read_tensors(path: Path) -> Vector:
         if value.dtype not in (torch.float32, torch.float64):
             raise InputError(f"{path} is damaged: {key!r} has the type {value.dtype}; expected float32 or float64")
     return tensors
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(content)
-    temporary.replace(path)

@@ -87,7 +87,6 @@ class Score:
         ssim: at most 1.
         lpips: ``None`` where not computed; only chosen restarts and guesses have one.
         recovered: SSIM of at least the threshold and an MSE below every guess's.
-        seconds: wall time of the attack on this victim, all restarts; 0 for guesses.
         note: what the attack said about its result.
         clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
         rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
@@ -112,7 +111,6 @@ class Score:
     ssim: float
     lpips: float | None
     recovered: bool
-    seconds: float
     note: str
     clients: int = 1
     rank: int | None = None
@@ -216,7 +214,6 @@ def score(
                     ssim=float(figures.ssim[k]),
                     lpips=lpips[k],
                     recovered=recovered,
-                    seconds=reconstruction.seconds,
                     note=note,
                     clients=truth.clients,
                     rank=figures.ranks[k],
@@ -262,7 +259,6 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
                 ssim=float(figures.ssim[k]),
                 lpips=lpips[k],
                 recovered=False,
-                seconds=0.0,
                 note="",
                 clients=truth.clients,
                 rank=figures.ranks[k],

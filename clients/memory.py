@@ -19,6 +19,7 @@ from flwr.app import ConfigRecord, Context
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedpriv.errors import RefusedError
+from fedpriv.files import write_whole
 from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
 
@@ -83,9 +84,4 @@ def _write(path: Path | None, context: Context, memory: _Memory) -> None:
     if path is None:
         context.state.config_records[_RECORD] = ConfigRecord({"json": text})
         return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_whole(path, text.encode(), mode=0o600)

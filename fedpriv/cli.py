@@ -22,6 +22,7 @@ from fedpriv.cli_deploy import deploy_app
 from fedpriv.cli_sweep import compare, sweep
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
+from fedpriv.files import is_disk, stopped, writing
 from fedpriv.terminal import File, Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 __all__ = ["main"]
@@ -119,7 +120,9 @@ def report(folder: Run) -> None:
     from fedpriv.report import write_report, write_sweep_report
 
     write = write_sweep_report if (folder / "sweep.json").is_file() else write_report
-    print_line(f"Report: {write(folder)}")
+    with writing(shlex.join(["fedpriv", "report", str(folder)])):
+        path = write(folder)
+    print_line(f"Report: {path}")
 
 
 @config_app.command("check", epilog="Example:\n\n  fedpriv config check configs/quickstart.toml --set seed=3")
@@ -169,6 +172,7 @@ def main() -> None:
     """Run the command line; errors are one line on standard error and an exit code: 2 bad input, 1 failed."""
     try:
         code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
         if code == _EXIT_INTERRUPTED:
             _complain("interrupted", code)
     except InputError as error:
@@ -185,9 +189,24 @@ def main() -> None:
         code = _complain("interrupted", _EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (| head): leave without a word, as other tools do.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         code = _EXIT_FAILED
+    except OSError as error:
+        code = _complain(_not_written(error), _EXIT_FAILED)
     sys.exit(code)
+
+
+def _not_written(error: OSError) -> str:
+    """What could not be written where no command has said it; files have names, and what is printed has none."""
+    if error.filename is None and is_disk(error):
+        _drop_output()
+        return f"the output cannot be written: {error.strerror}"
+    return str(stopped(error, ""))
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere: Python would try once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str, code: int) -> int:

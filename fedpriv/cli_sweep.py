@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpriv.errors import RunFailedError
+from fedpriv.files import writing, writing_to
 from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line
 
 __all__ = ["compare", "sweep"]
@@ -66,7 +67,8 @@ def sweep(
     folder.write_command(_command(file, scale, out_dir))
     with nullcontext(_Silent()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
         records = run_sweep(asked, folder, progress, retry)
-    report = write_sweep_report(folder.path)
+    with writing(shlex.join(["fedpriv", "report", str(folder.path)])):
+        report = write_sweep_report(folder.path)
     _print(records, as_json, folder=str(folder.path))
     if not as_json:
         print_line(f"Results: {folder.path / 'results.parquet'}, {folder.path / 'results.csv'}")
@@ -88,7 +90,8 @@ def compare(
     from fedpriv.report.comparison import read_folders, sources_of
 
     records = read_folders(folders)
-    report = write_comparison(records, out_file, attack, membership, title=_title(folders))
+    with writing_to(out_file):
+        report = write_comparison(records, out_file, attack, membership, title=_title(folders))
     _print(records, as_json)
     if not as_json:
         for text in sources_of(records):
@@ -158,5 +161,6 @@ def _refuse_faults(records: Any) -> None:
     if failed:
         numbers = ", ".join(str(record.trial) for record in failed[:12]) + ("..." if len(failed) > 12 else "")
         raise RunFailedError(
-            f"{len(failed)} of {len(records)} trials failed ({numbers}); the first: {failed[0].reason}"
+            f"{len(failed)} of {len(records)} trials failed ({numbers}), which --retry makes again; the first: "
+            f"{failed[0].reason}"
         )

@@ -113,6 +113,9 @@ class DataConfig(_Section):
     path: str = Field("", description="the .npz file (x_train, y_train, x_test, y_test), for name = 'npz' only")
     root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
     download: bool = Field(True, description="fetch a data set that is not in the folder")
+    memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        4096, description="MiB that reading a data file may take: its arrays, unpacked, and the tensors made of them"
+    )
     train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")

@@ -1,11 +1,23 @@
 """The run folder: what is written where, and read back.
 
-Files appear whole: they are written under a temporary name and renamed, and the line-by-line metrics are cut back to
-the last checkpoint on resume. A kill at any moment leaves a folder that can be finished.
+Files appear whole (:mod:`fedpriv.files`), and the line-by-line metrics are cut back to the last checkpoint on resume. A
+kill at any moment leaves a folder that can be finished. The checkpoint and all that a resumed run relies on beside it
+(settings, observations, the lines about the rounds until then) are on the disk before the run goes on, and so outlive a
+power failure, too.
+
+A resumed run leaves the same bytes as an uninterrupted one, but for what tells of its course:
+
+- metrics.jsonl: the ``seconds`` of each round;
+- asked.jsonl: a round that was cut off may stand there twice;
+- summary.json: ``seconds`` and ``attack_seconds``, which are of the last start;
+- report.html: these times.
+
+Where an attack takes minutes, its code is compiled if that pays, by the clock: scores and pictures may then differ by
+rounding, in two uninterrupted runs as well (:mod:`attacks.reconstruction.evaluation`).
 """
 
 import json
-import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +30,7 @@ from torch import Tensor
 
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
+from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
 
 __all__ = ["DEPLOYMENT", "FINITE", "Asked", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
@@ -142,18 +155,15 @@ class RunFolder:
 
         Raises:
             InputError: the folder exists and is not empty, or cannot be made.
+            RunFailedError: the disk is full; the folder is empty.
         """
-        folder = RunFolder(path)
-        try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        with writing_to(path):
+            if path.exists() and not is_empty(path):
                 raise InputError(f"{path} exists already; choose another --out, or finish it with --resume {path}")
-            folder.observations.mkdir(parents=True, exist_ok=True)
-            folder.reconstructions.mkdir(exist_ok=True)
-            (path / "checkpoint").mkdir(exist_ok=True)
-            folder.write_text("config.toml", experiment.to_toml())
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}") from None
-        return folder
+            path.mkdir(parents=True, exist_ok=True)
+            # First of all: what holds this file can be resumed, and what does not can be begun anew.
+            write_whole(path / "config.toml", experiment.to_toml().encode(), durable=True)
+            return RunFolder.open(path)
 
     @staticmethod
     def open(path: Path) -> "RunFolder":
@@ -165,7 +175,7 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise InputError(f"{path} is not the folder of a run: it has no config.toml")
         folder = RunFolder(path)
-        for part in (folder.observations, folder.reconstructions, path / "checkpoint"):
+        for part in folder._parts:
             part.mkdir(exist_ok=True)
         return folder
 
@@ -179,6 +189,20 @@ class RunFolder:
         """Where the referee writes."""
         return self.path / "reconstructions"
 
+    @property
+    def _parts(self) -> tuple[Path, ...]:
+        return self.observations, self.reconstructions, self._checkpoint.parent
+
+    @property
+    def to_resume(self) -> str:
+        """The command that finishes this run."""
+        return shlex.join(["fedpriv", "run", "--resume", str(self.path)])
+
+    @property
+    def to_report(self) -> str:
+        """The command that writes the report again."""
+        return shlex.join(["fedpriv", "report", str(self.path)])
+
     def experiment(self) -> Experiment:
         """The experiment of this run."""
         return load_experiment(self.path / "config.toml")
@@ -189,9 +213,13 @@ class RunFolder:
         text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
         return text or f"fedpriv run {self.path / 'config.toml'}"
 
+    def remove_parts(self) -> None:
+        """Remove what a killed process left of files that it was writing; nobody else may be writing here."""
+        remove_parts(self.path, *self._parts, self.path / "membership")
+
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file whole."""
-        self._write(self.path / name, content)
+        write_whole(self.path / name, content)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file whole."""
@@ -207,8 +235,7 @@ class RunFolder:
 
     def keep_secret(self, secret: Secret) -> None:
         """Write the run's secret for its owner's eyes only; a resumed run draws the same noise with it."""
-        with os.fdopen(os.open(self.path / _SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret.key.hex() + "\n")
+        write_whole(self.path / _SECRET, f"{secret.key.hex()}\n".encode(), mode=0o600)
 
     def secret(self, experiment: Experiment) -> Secret:
         """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
@@ -228,8 +255,7 @@ class RunFolder:
 
     def append_asked(self, line: Asked) -> None:
         """Note, before messages go out, who is asked: from then on they may have released something."""
-        with (self.path / "asked.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(line)) + "\n")
+        append_line(self.path / "asked.jsonl", json.dumps(asdict(line)))
 
     def asked(self) -> tuple[Asked, ...]:
         """Who was asked so far, a cut-off round included.
@@ -241,8 +267,7 @@ class RunFolder:
 
     def append_round(self, record: RoundRecord) -> None:
         """Add a line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record), allow_nan=False) + "\n")
+        append_line(self.path / "metrics.jsonl", json.dumps(asdict(record), allow_nan=False))
 
     def rounds(self) -> list[RoundRecord]:
         """The complete lines of metrics.jsonl.
@@ -269,9 +294,12 @@ class RunFolder:
         self.write_jsonl("metrics.jsonl", [asdict(record) for record in self.rounds() if record.round <= last])
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write the server's state whole, replacing the one before."""
+        """Write the server's state whole, replacing the one before; the lines of its rounds reach the disk first."""
+        for path in (self.path / "asked.jsonl", self.path / "metrics.jsonl"):
+            if path.exists():
+                sync(path)
         tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
-        self._write(self._checkpoint, save(tensors, metadata={"round": str(checkpoint.round)}))
+        write_whole(self._checkpoint, save(tensors, metadata={"round": str(checkpoint.round)}), durable=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, or ``None`` where no round was finished.
@@ -291,13 +319,3 @@ class RunFolder:
     @property
     def _checkpoint(self) -> Path:
         return self.path / "checkpoint" / "server.safetensors"
-
-    @staticmethod
-    def _write(path: Path, content: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.part")
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise

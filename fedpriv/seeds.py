@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 from fedpriv.randomness import Secret
 
 __all__ = ["MEMORY", "SEEDS", "Kept", "forget_seed", "keep_seed", "kept_for", "without_seed"]
@@ -40,8 +41,7 @@ def keep_seed(folder: Path, experiment: Experiment, secret: Secret) -> str:
     """Write seed and secret into a file that only its owner can read, and return the file's random name."""
     name = secrets.token_hex(8)
     content = {"seed": experiment.seed, "secret": secret.key.hex() if experiment.hides_batches else None}
-    with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(content, file)
+    write_whole(folder / name, json.dumps(content).encode(), mode=0o600)
     return name
 
 

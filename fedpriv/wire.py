@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.gradients import Vector
+from fedpriv.npz import HEADER_BYTES, parse_header
 
 __all__ = ["pack", "unpack"]
 
@@ -67,17 +68,15 @@ def _load(array: Array) -> NDArray[Any]:
     Not before the header is known to say what the sender said, and the bytes are known to be there: numpy makes room
     for as much as a header asks for.
     """
-    stream = io.BytesIO(array.data)
     try:
-        version = np.lib.format.read_magic(stream)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, _, kind = readers[version](stream)
-    except Exception as error:  # noqa: BLE001 (numpy parses headers as Python, and damaged ones fail in many ways)
+        header = parse_header(array.data[:HEADER_BYTES])
+    except ValueError as error:
         raise ValueError(f"an array cannot be read: {error}") from None
+    kind, shape, size = header.dtype, header.shape, len(array.data) - header.length
     if str(kind) != array.dtype or shape != tuple(array.shape):
         raise ValueError(f"an array holds {kind} {shape}, its sender said {array.dtype} {array.shape}")
-    if len(array.data) - stream.tell() != kind.itemsize * math.prod(shape):
-        raise ValueError(f"an array of {kind} {shape} comes with {len(array.data) - stream.tell()} bytes")
+    if size != header.nbytes:
+        raise ValueError(f"an array of {kind} {shape} comes with {size} bytes")
     try:
         values: NDArray[Any] = np.load(io.BytesIO(array.data), allow_pickle=False)
     except (EOFError, OSError, ValueError) as error:

@@ -5,6 +5,7 @@ Imports take seconds a process. That a fresh interpreter starts too is for the t
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -40,24 +41,37 @@ IMPORTED = [
 SECONDS = 540
 
 
-def fedpriv(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end, without FEDPRIV_DATA and with these changes to the environment."""
+def fedpriv(
+    *arguments: str, cwd: Path, stdout: Path | None = None, file_size: int = -1, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end.
+
+    Args:
+        arguments: of the command.
+        cwd: where it runs.
+        stdout: where its output goes, which is then not returned.
+        file_size: bytes from which on the kernel refuses to let any of its files grow; -1: none.
+        changes: to the environment, which has no FEDPRIV_DATA.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "FEDPRIV_DATA"} | changes
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     with tempfile.TemporaryDirectory() as folder:
         streams = (Path(folder) / "stdout", Path(folder) / "stderr")
-        process = context.Process(target=_run, args=(arguments, cwd, environment, streams))
+        outputs = (stdout or streams[0], streams[1])
+        process = context.Process(target=_run, args=(arguments, cwd, environment, outputs, file_size))
         process.start()
         process.join(SECONDS)
         if process.is_alive():
             process.kill()
             raise TimeoutError(f"fedpriv {' '.join(arguments)}: not done after {SECONDS} s")
-        stdout, stderr = (stream.read_text() for stream in streams)
-    return subprocess.CompletedProcess(arguments, process.exitcode or 0, stdout, stderr)
+        said = [stream.read_text() if stream.exists() else "" for stream in streams]
+    return subprocess.CompletedProcess(arguments, process.exitcode or 0, *said)
 
 
-def _run(arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str], streams: tuple[Path, Path]) -> None:
+def _run(
+    arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str], streams: tuple[Path, Path], file_size: int
+) -> None:
     for number, path in enumerate(streams, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     # The server that forks says nothing of what it could not import.
@@ -65,5 +79,7 @@ def _run(arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str], 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    if file_size >= 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     sys.argv = ["fedpriv", *arguments]
     cli.main()

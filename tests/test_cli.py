@@ -82,6 +82,10 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
         (["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=none.npz"], "none.npz"),
         (["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=cut.npz"], "cut.npz"),
         (["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=labels.npz"], "labels.npz"),
+        (
+            ["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=large.npz", "--set", "data.memory=1"],
+            "large.npz: reading it takes 3 MiB of memory, data.memory = 1 allows 1; --set data.memory=3 reads it",
+        ),
         (["run", "small.toml", "--set", "data.name=mnist", "--set", "data.download=false"], "mnist"),
         (["run", "small.toml", "--set", "data.name=mnist", "--set", "data.root=cut"], "train-images-idx3-ubyte.gz"),
         (["run", "small.toml", "--out", "full"], "full exists already"),
@@ -102,6 +106,7 @@ def test_bad_input_is_one_line_and_exit_code_2(here: Path, arguments: list[str],
     save_npz(here / "good.npz")
     (here / "cut.npz").write_bytes((here / "good.npz").read_bytes()[:700])
     save_npz(here / "labels.npz", y_train=np.arange(30) - 5)
+    save_npz(here / "large.npz", x_train=np.zeros((30, 200, 200), np.uint8), x_test=np.zeros((9, 200, 200), np.uint8))
     raw = here / "cut" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):

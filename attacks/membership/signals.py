@@ -5,6 +5,7 @@ Most attacks need one number: the logit of the probability of the right label, p
 where p is near 1. Shadow models are also shown the probabilities of the other classes.
 """
 
+import io
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from scipy.special import log_expit
 from torch import Tensor
 
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
+from fedpriv.npz import one_line, read_arrays, read_headers
 
 __all__ = [
     "Signals",
@@ -140,11 +143,14 @@ def losses(logits: Floats) -> Floats:
 
 
 def write_signals(path: Path, signals: Signals) -> None:
-    """Write signals as .npz without pickled objects; the file appears whole."""
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as file:
-        np.savez(file, **{field.name: getattr(signals, field.name) for field in fields(signals)})
-    temporary.replace(path)
+    """Write signals as .npz without pickled objects; the file appears whole.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    content = io.BytesIO()
+    np.savez(content, **{field.name: getattr(signals, field.name) for field in fields(signals)})
+    write_whole(path, content.getvalue())
 
 
 def read_signals(path: Path) -> Signals:
@@ -154,10 +160,11 @@ def read_signals(path: Path) -> Signals:
         InputError: the file is missing, damaged, or not of this kind.
     """
     names = [field.name for field in fields(Signals)]
+    headers = read_headers(path, names)
+    # They are written without packing them: whoever asks for more than the file has is not of this kind.
+    if sum(header.nbytes for header in headers.values()) > path.stat().st_size:
+        raise InputError(f"{path} is damaged: it is packed")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return Signals(**{name: archive[name] for name in names})
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except Exception as error:  # noqa: BLE001 (numpy and zipfile raise many kinds for a damaged archive)
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+        return Signals(**read_arrays(path, headers))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {one_line(error)}") from None

@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito (2008), which people with any kind of colour 
 dashes and marks, too. Marks are hollow and of several sizes, so that lines that coincide are both seen.
 """
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedpriv.accounting import Comparison
-from fedpriv.errors import InputError
+from fedpriv.files import write_whole, writing_to
 
 __all__ = ["draw_comparison"]
 
@@ -34,7 +35,8 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Draw noise-to-signal ratios over proven epsilons, both logarithmic, to a .png or .svg file.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: there can be no such file.
+        RunFailedError: it cannot be written: the disk is full, say.
     """
     with matplotlib.rc_context(_STYLE):
         drawing = Figure(figsize=(7.0, 4.6), layout="constrained")
@@ -53,10 +55,10 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         axes.set_title(_title(comparison), fontsize=10, loc="left")
         axes.grid(color="#e3e5e7", linewidth=0.8)
         axes.legend(frameon=False)
-        try:
-            drawing.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        except OSError as error:
-            raise InputError(f"--plot {path}: cannot be written: {error.strerror}") from None
+        kind, content = path.suffix.lower()[1:], io.BytesIO()
+        drawing.savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    with writing_to(f"--plot {path}:"):
+        write_whole(path, content.getvalue())
 
 
 def _title(comparison: Comparison) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import io
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from fedpriv.config import DataConfig
 from fedpriv.data.faces import count_in_archive, count_in_folder, faces_from_archive, faces_from_folder
-from fedpriv.data.files import Arrays, check_labels, checked, one_line, read_idx, read_idx_count, read_members, read_npz
+from fedpriv.data.files import Arrays, check_memory, checked, read_idx, read_idx_shape, read_labels, read_npz
 from fedpriv.errors import InputError
+from fedpriv.npz import one_line
 from fedpriv.randomness import numpy_stream
 
 __all__ = ["Dataset", "DatasetStatus", "list_datasets", "load_dataset"]
@@ -140,14 +142,14 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     as <name>.npz; if neither is there and ``data.download`` is set, torchvision fetches it into the root.
 
     Args:
-        config: reads name, path, root, download and train_examples.
+        config: reads name, path, root, download, memory and train_examples.
         seed: draws the subset of ``train_examples`` training examples. The subset is public: the adversary may know it.
 
     Raises:
-        InputError: nothing found, the download failed, a file is damaged or does not fit, or fewer training examples
-            than asked for.
+        InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
+            ``data.memory``, or fewer training examples than asked for.
     """
-    complete = _complete(config.name, config.path, str(_root(config.root)), config.download)
+    complete = _complete(config.name, config.path, str(_root(config.root)), config.download, config.memory)
     return complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
 
 
@@ -172,11 +174,11 @@ def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _complete(name: str, path: str, root: str, download: bool) -> Dataset:
+def _complete(name: str, path: str, root: str, download: bool, memory: int) -> Dataset:
     if name == "npz":
-        return _from_own_file(path)
+        return _from_own_file(path, memory)
     known = KNOWN[name]
-    arrays, where = (_read_digits(), EMBEDDED) if name == "digits" else _read_known(name, Path(root), download)
+    arrays, where = (_read_digits(), EMBEDDED) if name == "digits" else _read_known(name, Path(root), download, memory)
     return _dataset(name, arrays, known.mean, known.std, f"{known.title}, {where}")
 
 
@@ -190,8 +192,8 @@ def _subset(complete: Dataset, count: int, seed: int) -> Dataset:
     return replace(complete, x_train=complete.x_train[rows], y_train=complete.y_train[rows], source=source)
 
 
-def _from_own_file(path: str) -> Dataset:
-    arrays = read_npz(_home(Path(path)))
+def _from_own_file(path: str, memory: int) -> Dataset:
+    arrays = read_npz(_home(Path(path)), memory)
     channels = arrays.x_train.shape[3] if arrays.x_train.ndim == 4 else 1
     return _dataset("npz", arrays, (0.5,) * channels, (0.5,) * channels, f"own file, {path}")
 
@@ -224,14 +226,14 @@ def _read_digits() -> Arrays:
     return Arrays(images[train], digits.target[train], images[test], digits.target[test], NUMERALS)
 
 
-def _read_known(name: str, root: Path, download: bool) -> tuple[Arrays, str]:
+def _read_known(name: str, root: Path, download: bool, memory: int) -> tuple[Arrays, str]:
     found = _find(name, root)
     if found is None and download:
         _download(name, root)
         found = _find(name, root)
     if found is None:
         raise InputError(f"{_not_found(name, root)}{'' if download else ', or data.download = true'}")
-    return _reader(name, found)(found), str(found)
+    return _read(name, found, memory), str(found)
 
 
 def _find(name: str, root: Path) -> Path | None:
@@ -261,18 +263,15 @@ def _not_found(name: str, root: Path) -> str:
     )
 
 
-def _reader(name: str, found: Path) -> Callable[[Path], Arrays]:
+def _read(name: str, found: Path, memory: int) -> Arrays:
     if found.suffix == ".npz":
-        return _read_faces_archive if name == "lfw" else lambda path: _with_known_classes(name, read_npz(path), path)
+        arrays = read_npz(found, memory)
+        return faces_from_archive(arrays, str(found)) if name == "lfw" else _with_known_classes(name, arrays, found)
     if name == "lfw":
-        return faces_from_folder
+        return faces_from_folder(found)
     if name in ("cifar10", "cifar100"):
-        return lambda folder: _read_cifar(name, folder)
-    return lambda folder: _read_idx_folder(name, folder)
-
-
-def _read_faces_archive(path: Path) -> Arrays:
-    return faces_from_archive(read_npz(path), str(path))
+        return _read_cifar(name, found)
+    return _read_idx_folder(name, found, memory)
 
 
 def _with_known_classes(name: str, arrays: Arrays, where: Path) -> Arrays:
@@ -284,8 +283,10 @@ def _with_known_classes(name: str, arrays: Arrays, where: Path) -> Arrays:
     return checked(replace(arrays, class_names=names), str(where))
 
 
-def _read_idx_folder(name: str, folder: Path) -> Arrays:
-    x_train, y_train, x_test, y_test = (read_idx(_idx_file(folder, stem)) for stem in IDX_FILES)
+def _read_idx_folder(name: str, folder: Path, memory: int) -> Arrays:
+    paths = [_idx_file(folder, stem) for stem in IDX_FILES]
+    check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
+    x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
     return checked(Arrays(x_train, y_train, x_test, y_test, KNOWN[name].class_names), str(folder))
 
 
@@ -341,19 +342,10 @@ def _status(name: str, root: Path) -> DatasetStatus:
 def _count(name: str, found: Path) -> int:
     """Count images by reading headers or labels only."""
     if found.suffix == ".npz":
-        labels = _archive_labels(found)
+        labels = read_labels(found, DataConfig().memory)
         return count_in_archive(labels) if name == "lfw" else len(labels)
     if name == "lfw":
         return count_in_folder(found)
     if name in ("cifar10", "cifar100"):
         return 60_000  # the only size that torchvision accepts
-    return sum(read_idx_count(_idx_file(found, stem)) for stem in IDX_FILES if "labels" in stem)
-
-
-def _archive_labels(path: Path) -> np.ndarray:
-    members = read_members(path, ("y_train", "y_test"))
-    for name in ("y_train", "y_test"):
-        if name not in members:
-            raise InputError(f"{path}: lacks {name}")
-        check_labels(members[name], members[name].size, f"{path}: {name}")
-    return np.concatenate([members["y_train"], members["y_test"]])
+    return sum(read_idx_shape(_idx_file(found, stem))[0] for stem in IDX_FILES if "labels" in stem)

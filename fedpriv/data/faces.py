@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedpriv.data.files import DAMAGE, Arrays, one_line
+from fedpriv.data.files import Arrays
 from fedpriv.errors import InputError
+from fedpriv.npz import DAMAGE, one_line
 from fedpriv.randomness import numpy_stream
 
 __all__ = ["IMAGES_PER_PERSON", "count_in_archive", "count_in_folder", "faces_from_archive", "faces_from_folder"]
@@ -48,7 +49,8 @@ def faces_from_folder(folder: Path) -> Arrays:
 
 def count_in_archive(labels: np.ndarray) -> int:
     """Return how many images the task has, given the labels of all images of an archive."""
-    return IMAGES_PER_PERSON * int((np.bincount(labels) >= IMAGES_PER_PERSON).sum())
+    _, counts = np.unique(labels, return_counts=True)  # of labels as large as they like
+    return IMAGES_PER_PERSON * int((counts >= IMAGES_PER_PERSON).sum())
 
 
 def count_in_folder(folder: Path) -> int:
@@ -75,11 +77,13 @@ def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
 def _reduced(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
-    except DAMAGE as error:
+            width, height = picture.size
+            # Nothing is unpacked before its size is known to be the right one.
+            pixels = np.asarray(picture.convert("RGB")) if (width, height) == (SIDE, SIDE) else None
+    except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not a picture, truncated or damaged: {one_line(error)}") from None
-    if pixels.shape != (SIDE, SIDE, 3):
-        raise InputError(f"{path}: {pixels.shape[1]}x{pixels.shape[0]} pixels; {SIDE}x{SIDE} is wanted")
+    if pixels is None:
+        raise InputError(f"{path}: {width}x{height} pixels; {SIDE}x{SIDE} is wanted")
     centre = pixels[CROP, CROP].astype(np.float64)
     side = len(centre) // BLOCK
     reduced: np.ndarray = np.rint(centre.reshape(side, BLOCK, side, BLOCK, 3).mean(axis=(1, 3)))

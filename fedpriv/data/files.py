@@ -4,25 +4,23 @@ Files are only ever read, never unpacked beside their original: the folder may b
 """
 
 import gzip
-import lzma
 import math
-import zipfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedpriv.errors import InputError
+from fedpriv.npz import DAMAGE, Header, one_line, read_arrays, read_headers
 
-__all__ = ["Arrays", "check_labels", "checked", "one_line", "read_idx", "read_idx_count", "read_members", "read_npz"]
+__all__ = ["Arrays", "check_labels", "check_memory", "checked", "read_idx", "read_idx_shape", "read_labels", "read_npz"]
 
 IMAGE_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 IDX_UINT8 = b"\x00\x00\x08"
-
-# What numpy, zipfile and the decompressors raise for a file that is cut off, damaged or of another kind.
-DAMAGE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+# A label becomes a 64-bit number, and a name of a class an object of Python's.
+LABEL_BYTES, NAME_BYTES = 8, 100
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,54 +42,65 @@ class Arrays:
     class_names: tuple[str, ...] = ()
 
 
-def one_line(error: BaseException) -> str:
-    """Return an exception's text without line breaks, or its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def read_members(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read the named arrays of an .npz archive, those that are in it.
-
-    Raises:
-        InputError: no such file, not an .npz archive, truncated, or an array of Python objects.
-    """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path}: not an .npz archive, truncated, or not readable")
-    members: dict[str, np.ndarray] = {}
-    reading = "the archive"
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            for name in (name for name in names if name in archive.files):
-                reading = name
-                members[name] = archive[name]
-                if not isinstance(members[name], np.ndarray):
-                    raise ValueError("it is not an array in .npy format")
-    except DAMAGE as error:
-        if "allow_pickle" in str(error):
-            raise InputError(
-                f"{path}: {reading} holds Python objects, which are not read; save plain numbers or text"
-            ) from None
-        raise InputError(f"{path}: {reading} cannot be read, truncated or damaged: {one_line(error)}") from None
-    return members
-
-
-def read_npz(path: Path) -> Arrays:
+def read_npz(path: Path, memory: int) -> Arrays:
     """Read x_train, y_train, x_test, y_test and, where present, class_names.
 
+    Args:
+        path: of the .npz file.
+        memory: MiB that reading may take: the arrays, and the tensors that are made of them.
+
     Raises:
-        InputError: as for :func:`read_members` and :func:`checked`; or an array is missing.
+        InputError: as for :func:`~fedpriv.npz.read_headers` and :func:`checked`; an array is missing; or reading takes
+            more than ``memory``, which is told before anything is read.
     """
-    members = read_members(path, (*IMAGE_ARRAYS, "class_names"))
-    missing = [name for name in IMAGE_ARRAYS if name not in members]
+    headers = read_headers(path, (*IMAGE_ARRAYS, "class_names"))
+    missing = [name for name in IMAGE_ARRAYS if name not in headers]
     if missing:
         raise InputError(f"{path}: lacks {', '.join(missing)}; wanted are {', '.join(IMAGE_ARRAYS)}")
+    for name in ("x_train", "x_test"):
+        _check_images(headers[name], f"{path}: {name}")
+    check_memory(path, sum(_needed(name, header) for name, header in headers.items()), memory)
+    members = read_arrays(path, headers)
     x_train, y_train, x_test, y_test = (members[name] for name in IMAGE_ARRAYS)
     return checked(Arrays(x_train, y_train, x_test, y_test, _class_names(path, members)), str(path))
 
 
-def _class_names(path: Path, members: dict[str, np.ndarray]) -> tuple[str, ...]:
+def read_labels(path: Path, memory: int) -> np.ndarray:
+    """Read y_train and y_test of an .npz file, one after the other.
+
+    Raises:
+        InputError: as for :func:`read_npz`, of the labels.
+    """
+    names = ("y_train", "y_test")
+    headers = read_headers(path, names)
+    for name in names:
+        if name not in headers:
+            raise InputError(f"{path}: lacks {name}")
+    check_memory(path, sum(_needed(name, header) for name, header in headers.items()), memory)
+    arrays = read_arrays(path, headers)
+    for name in names:
+        check_labels(arrays[name], arrays[name].size, f"{path}: {name}")
+    return np.concatenate([arrays[name] for name in names])
+
+
+def check_memory(what: Path, needed: int, memory: int) -> None:
+    """Refuse what takes more than ``memory`` MiB to read, ``needed`` bytes."""
+    mib = -(-needed // MIB)
+    if mib > memory:
+        raise InputError(
+            f"{what}: reading it takes {mib:,} MiB of memory, data.memory = {memory} allows {memory:,}; "
+            f"--set data.memory={mib} reads it"
+        )
+
+
+def _needed(name: str, header: Header) -> int:
+    """Bytes that an array and what is made of it take: images and their tensor, labels or names and theirs."""
+    if name in ("x_train", "x_test"):
+        return 2 * header.nbytes
+    return header.nbytes + header.size * (NAME_BYTES if name == "class_names" else LABEL_BYTES)
+
+
+def _class_names(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     if "class_names" not in members:
         return ()
     names = members["class_names"]
@@ -124,7 +133,7 @@ def checked(arrays: Arrays, where: str) -> Arrays:
     return arrays
 
 
-def _check_images(images: np.ndarray, what: str) -> None:
+def _check_images(images: np.ndarray | Header, what: str) -> None:
     if images.dtype != np.uint8:
         raise InputError(f"{what} has dtype {images.dtype}; uint8 (0 to 255) is wanted")
     if images.ndim not in (3, 4):
@@ -144,7 +153,7 @@ def check_labels(labels: np.ndarray, images: int, what: str) -> None:
         raise InputError(f"{what} has shape {labels.shape}; one label an image, shape ({images},), is wanted")
     if len(labels) != images:
         raise InputError(f"{what} has {len(labels)} labels for {images} images")
-    if labels.min() < 0:
+    if len(labels) and labels.min() < 0:
         raise InputError(f"{what} has the label {labels.min()}; labels count from 0")
 
 
@@ -169,41 +178,36 @@ def read_idx(path: Path) -> np.ndarray:
     """Read one idx file of unsigned bytes, as published for MNIST and Fashion-MNIST, gzipped or not.
 
     Returns:
-        uint8, of the shape that the file's header says.
+        uint8, of the shape that the file's header says; of a file that holds more, no more is unpacked.
 
     Raises:
         InputError: truncated, damaged, or not such a file.
     """
-    try:
-        content = _open_idx(path)
-    except DAMAGE as error:
-        raise InputError(f"{path}: cannot be read, truncated or damaged: {one_line(error)}") from None
-    shape = _idx_shape(content[:16], path)
-    values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
-    if len(values) != math.prod(shape):
-        raise InputError(f"{path}: truncated or damaged: {len(values)} bytes of data, its header says {shape}")
-    return values.reshape(shape).copy()
+    shape = read_idx_shape(path)
+    offset, size = 4 + 4 * len(shape), math.prod(shape)
+    content = _read_idx(path, offset + size + 1)
+    if len(content) != offset + size:
+        found = "more" if len(content) > offset + size else f"{len(content) - offset}"
+        raise InputError(f"{path}: truncated or damaged: {found} bytes of data, its header says {shape}")
+    return np.frombuffer(content, np.uint8, offset=offset).reshape(shape).copy()
 
 
-def read_idx_count(path: Path) -> int:
-    """Return the number of items that an idx file's header says, reading no further.
+def read_idx_shape(path: Path) -> tuple[int, ...]:
+    """Return the shape that an idx file's header says, reading no further.
 
     Raises:
         InputError: truncated, damaged, or not such a file.
     """
+    return _idx_shape(_read_idx(path, 16), path)
+
+
+def _read_idx(path: Path, length: int) -> bytes:
+    """Return the first bytes of a file, unpacked, as many as there are up to ``length``."""
     try:
-        header = _open_idx(path, 16)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return stream.read(length)
     except DAMAGE as error:
         raise InputError(f"{path}: cannot be read, truncated or damaged: {one_line(error)}") from None
-    return _idx_shape(header, path)[0]
-
-
-def _open_idx(path: Path, length: int = -1) -> bytes:
-    if path.suffix == ".gz":
-        with gzip.open(path) as packed:
-            return packed.read(length)
-    with path.open("rb") as plain:
-        return plain.read(length)
 
 
 def _idx_shape(header: bytes, path: Path) -> tuple[int, ...]:

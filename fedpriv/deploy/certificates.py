@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedpriv.deploy.folder import write_private
+from fedpriv.deploy.folder import PRIVATE
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 
 __all__ = ["LIFETIME", "Authority", "check_host", "end_of", "is_valid", "make_certificates", "make_node_key"]
 
@@ -72,9 +73,10 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        (folder / "ca.pem").write_bytes(self.pem)
-        (folder / "server.pem").write_bytes(server.public_bytes(Encoding.PEM))
-        write_private(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        write_whole(folder / "ca.pem", self.pem)
+        write_whole(folder / "server.pem", server.public_bytes(Encoding.PEM))
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_whole(folder / "server.key", secret, mode=PRIVATE)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         """What all certificates have; newer Pythons refuse certificates without the two key identifiers."""
@@ -139,8 +141,9 @@ def check_host(host: str) -> None:
 def make_node_key(path: Path) -> None:
     """Write a SuperNode's private key to ``path`` (owner only) and its public half beside it, with the suffix .pub."""
     key = ec.generate_private_key(ec.SECP384R1())
-    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), mode=PRIVATE)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    write_whole(path.with_suffix(".pub"), public + b"\n")
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

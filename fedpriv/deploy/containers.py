@@ -14,8 +14,9 @@ from pathlib import Path, PurePath, PurePosixPath
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, check_host, is_valid, make_node_key
 from fedpriv.deploy.commands import Keys
-from fedpriv.deploy.folder import DeploymentFolder, Record, write_private
+from fedpriv.deploy.folder import PRIVATE, DeploymentFolder, Record
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import target_error, write_whole
 
 __all__ = ["KEYS", "NODE_KEY", "Admission", "admit", "keys_in", "prepare"]
 
@@ -54,6 +55,7 @@ def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, na
 
     Raises:
         InputError: a name is none, a folder cannot be written, or a deployment of processes is up in it.
+        RunFailedError: the disk is full.
     """
     for name in names:
         check_host(name)
@@ -66,7 +68,7 @@ def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, na
         folder.heard.mkdir(exist_ok=True, mode=0o700)
         folder.write(Record(nodes, port, insecure, (), is_contained=True))
     except OSError as error:
-        raise InputError(f"{error.filename} cannot be written: {error.strerror}") from None
+        raise target_error(error, error.filename) from None
     return made
 
 
@@ -81,13 +83,13 @@ def _make_keys(folder: DeploymentFolder, volumes: Path, nodes: int, names: Seque
     authority = Authority()
     for party, hosts in parties.items():
         authority.certify(volumes / party, hosts)
-        write_private(volumes / party / "executors.secret", secrets.token_bytes(32))
+        write_whole(volumes / party / "executors.secret", secrets.token_bytes(32), mode=PRIVATE)
     for party in list(parties)[1:]:
         make_node_key(volumes / party / NODE_KEY)
         shown = (volumes / party / NODE_KEY).with_suffix(".pub").read_bytes()
-        (volumes / _ADMISSION / f"{party}.pub").write_bytes(shown)
+        write_whole(volumes / _ADMISSION / f"{party}.pub", shown)
     for place in (volumes / _ADMISSION / "ca.pem", public):
-        place.write_bytes(authority.pem)
+        write_whole(place, authority.pem)
     return True
 
 

@@ -17,6 +17,7 @@ import tomli_w
 
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.errors import RunFailedError
+from fedpriv.files import write_whole
 from fedpriv.seeds import MEMORY, SEEDS
 
 __all__ = [
@@ -103,7 +104,7 @@ def write_connection(folder: DeploymentFolder, server: str, authority: Path | No
     """Tell Flower's command line how to reach the SuperLink: checked against ``authority``, or in the clear."""
     trust: dict[str, Any] = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
     connection = {"superlink": {"default": _CONNECTION, _CONNECTION: {"address": server, **trust}}}
-    (folder.flower / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
+    write_whole(folder.flower / "config.toml", tomli_w.dumps(connection).encode())
 
 
 def connect(folder: DeploymentFolder, record: Record) -> None:

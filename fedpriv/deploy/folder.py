@@ -1,6 +1,5 @@
 """The folder of a deployment: its record, keys, logs, and what its server writes."""
 
-import os
 import re
 import socket
 from dataclasses import dataclass
@@ -10,10 +9,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.deploy.processes import Started, is_alive
 from fedpriv.errors import InputError
+from fedpriv.files import is_part, remove_parts, write_whole, writing_to
 
-__all__ = ["HOST", "DeploymentFolder", "Record", "is_free", "write_private"]
+__all__ = ["HOST", "PRIVATE", "DeploymentFolder", "Record", "is_free"]
 
 HOST = "127.0.0.1"
+
+PRIVATE = 0o600
+"""Permissions of a file that only its owner can read."""
 
 
 @dataclass(frozen=True)
@@ -132,19 +135,19 @@ class DeploymentFolder:
 
         Raises:
             InputError: it cannot be made, or holds something else.
+            RunFailedError: the disk is full.
         """
         parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.clients, self.flower)
         known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name, ".gitignore"}
-        try:
-            strangers = {entry.name for entry in self.path.iterdir()} - known if self.path.exists() else set()
+        with writing_to(f"--dir {self.path}:"):
+            entries = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+            strangers = {name for name in entries - known if not is_part(name)}
             if strangers:
                 raise InputError(
                     f"--dir {self.path}: is not the folder of a deployment, it holds {min(strangers)}; give another"
                 )
             for part in (self.path, *parts):
                 part.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise InputError(f"--dir {self.path}: cannot be written: {error.strerror}") from None
 
     def is_up(self) -> bool:
         """Whether a deployment was started here and not taken down."""
@@ -166,10 +169,12 @@ class DeploymentFolder:
             ) from None
 
     def write(self, record: Record) -> None:
-        """Write down what was started."""
-        temporary = self._record.with_suffix(".part")
-        write_private(temporary, _RECORD.dump_json(record, indent=2))
-        temporary.replace(self._record)
+        """Write down what was started.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        write_whole(self._record, _RECORD.dump_json(record, indent=2), mode=PRIVATE)
 
     def forget(self) -> None:
         """Remove the record, all keys, seeds and secrets, and the SuperLink's state; logs and runs stay."""
@@ -177,6 +182,7 @@ class DeploymentFolder:
         states = self.path.glob(f"{self.database.name}*")
         for path in (*secrets, *states, self._record):
             path.unlink(missing_ok=True)
+        remove_parts(self.path)
 
     def last_words(self, name: str) -> str:
         """What a process said last in its log, in one line, for messages: why it ended, where it says so."""
@@ -194,13 +200,6 @@ class DeploymentFolder:
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Flower writes empty lines, too, with the level alone: "INFO :".
 _SAYS = re.compile(r"^(?![A-Z]+\s*:$).")
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
 
 
 def is_free(port: int) -> bool:

@@ -3,6 +3,7 @@
 A process number alone may by now be somebody else's; together with the time of start it is not.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from fedpriv.files import open_unlinked
 
 __all__ = ["Started", "is_alive", "start", "stop"]
 
@@ -46,7 +49,7 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str], fol
     Raises:
         OSError: it cannot be started.
     """
-    with log.open("ab") as output:
+    with os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,

@@ -10,10 +10,11 @@ from pathlib import Path
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import make_certificates, make_node_key
 from fedpriv.deploy.commands import Command, Keys, executor, listener, superlink, supernode
-from fedpriv.deploy.folder import HOST, DeploymentFolder, Record, is_free, write_private
+from fedpriv.deploy.folder import HOST, PRIVATE, DeploymentFolder, Record, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import write_whole
 
 __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
 
@@ -214,7 +215,7 @@ def _make_keys(folder: DeploymentFolder, record: Record) -> None:
     if record.insecure:
         return
     make_certificates(folder.tls, ("localhost", HOST))
-    write_private(folder.keys / "executors.secret", secrets.token_bytes(32))
+    write_whole(folder.keys / "executors.secret", secrets.token_bytes(32), mode=PRIVATE)
     for partition in range(record.nodes):
         make_node_key(_node_key(folder, partition))
 

@@ -7,7 +7,7 @@ referee, and nothing of it flows back.
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -73,12 +73,15 @@ class Leakage:
         lpips_reason: why there is no LPIPS; ``None`` where it was computed.
         refusals: what could not be attacked, and why.
         unattacked: how many of the uploads that were heard no attack could work on.
+        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
+            scores, which are the same whenever the same attacks are made.
     """
 
     scores: tuple[Score, ...] = ()
     lpips_reason: str | None = None
     refusals: tuple[str, ...] = ()
     unattacked: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def plus(self, scored: Scores) -> "Leakage":
         """Return this with more scores."""
@@ -181,6 +184,9 @@ def _attack_observations(
             scored = score(result, one.kind, one.truth, public, world.dataset.std, threshold)
             leakage = leakage.plus(scored)
             _save_pictures(folder, f"{attack.label}-{one.kind}", one.truth, scored.pictures)
+        if campaign.found:
+            spent = sum(result.seconds for result in campaign.found.values())
+            leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
             leakage = leakage.refused(text, progress)
     progress.stage("scoring and writing the report")

@@ -5,8 +5,9 @@ folder, and summary and report are written anew.
 """
 
 import re
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import is_empty, target_error, writing
 from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
@@ -30,7 +32,7 @@ from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import World, build_world
 
-__all__ = ["attack_run", "plan_attacks", "write_attacked"]
+__all__ = ["attack_run", "copy_run", "plan_attacks", "write_attacked"]
 
 # What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
 # of the same examples are attacked together.
@@ -86,19 +88,20 @@ def attack_run(
     _refuse_unsuited(attacks, wanted)
     _refuse_unreadable(world, source, wanted)
     read_scores(source)  # what is wrong is told before anything is written and the attacks take their time
-    folder = source if out is None else _copied(source, out)
+    folder = source if out is None else copy_run(source, out)
     warnings = attack_warnings(world, [attack.name for attack in attacks])
     for text in warnings:
         progress.warn(text)
-    try:
+    # In a copy everything is there that the attack needs: it goes on there.
+    with writing(_command(folder.path, names, victims, overrides)):
         leakage = attack_observations(world, folder, attacks, progress, victims)
-        _append_command(folder, command)
-        summary = _updated(folder, before, earlier, leakage, warnings)
-        folder.write_json("summary.json", summary)
-    except OSError as error:
-        raise RunFailedError(f"{folder.path} cannot be written: {error}") from None
-    write_report(folder.path)
-    return summary
+        return _write_attacked(folder, before, earlier, leakage, warnings, command)
+
+
+def _command(path: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str]) -> str:
+    options = (("--attack", names), ("--victim", victims), ("--set", overrides))
+    words = [word for option, values in options for value in values for word in (option, value)]
+    return shlex.join(["fedpriv", "attack", str(path), *words])
 
 
 @dataclass(frozen=True)
@@ -221,15 +224,32 @@ def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]
         raise InputError(f"no upload that is to be attacked can be read ({len(reasons)}): {reasons[0]}")
 
 
-def _copied(source: RunFolder, out: Path) -> RunFolder:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+def copy_run(
+    source: RunFolder, out: Path, leave_out: Callable[[str, list[str]], Sequence[str]] | None = None
+) -> RunFolder:
+    """Copy the folder of a run, whole or not at all.
+
+    Args:
+        source: of the run.
+        out: the copy, which must not hold anything yet.
+        leave_out: folder, names in it -> names that are not copied, as for :func:`shutil.copytree`.
+
+    Raises:
+        InputError: ``out`` holds something, is inside of ``source``, or cannot be made.
+        RunFailedError: a file cannot be copied: the disk is full, say.
+    """
+    if out.exists() and not is_empty(out):
         raise InputError(f"{out} exists already; choose another --out")
     if out.resolve().is_relative_to(source.path.resolve()):
         raise InputError(f"{out} is inside {source.path}, which --out is to leave as it is; choose another --out")
     try:
-        shutil.copytree(source.path, out, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
-        raise InputError(f"{out} cannot be written: {error}") from None
+        shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=leave_out)
+    except shutil.Error as error:
+        shutil.rmtree(out, ignore_errors=True)
+        _, name, reason = error.args[0][0]  # of the first file; it goes on to the last
+        raise RunFailedError(f"{name} cannot be written: {reason}; then give the same command again") from None
+    except OSError as error:
+        raise target_error(error, out) from None
     return RunFolder.open(out)
 
 
@@ -250,11 +270,27 @@ def write_attacked(folder: RunFolder, experiment: Experiment, command: str) -> d
 
     Returns:
         The new content of summary.json.
+
+    Raises:
+        RunFailedError: the report cannot be written.
+        WriteError: something else cannot be.
     """
+    return _write_attacked(folder, experiment, _read_earlier(folder), Leakage(), (), command)
+
+
+def _write_attacked(
+    folder: RunFolder,
+    experiment: Experiment,
+    earlier: _Earlier,
+    leakage: Leakage,
+    warnings: Sequence[str],
+    command: str,
+) -> dict[str, Any]:
     _append_command(folder, command)
-    summary = _updated(folder, experiment, _read_earlier(folder), Leakage(), ())
+    summary = _updated(folder, experiment, earlier, leakage, warnings)
     folder.write_json("summary.json", summary)
-    write_report(folder.path)
+    with writing(folder.to_report):
+        write_report(folder.path)
     return summary
 
 
@@ -271,6 +307,7 @@ def _updated(
     return {
         **earlier.summary,
         "attacks": [asdict(result) for result in results],
+        "attack_seconds": {**earlier.summary.get("attack_seconds", {}), **leakage.seconds},
         "verdict": [*_on_the_wire(folder), *sentences],
         "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
         "threat_model": asdict(threat_model(experiment.adversary)),

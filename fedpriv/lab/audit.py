@@ -7,6 +7,7 @@ the report, which gets a section.
 """
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +26,8 @@ from attacks.membership.epsilon import EpsilonBound, refuse_contradiction
 from attacks.membership.signals import write_signals
 from attacks.observation import list_observations, read_observation
 from fedpriv.accounting import Guarantee
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.errors import InputError
+from fedpriv.files import writing
 from fedpriv.gradients import Vector
 from fedpriv.progress import Progress
 from fedpriv.report import write_report
@@ -82,14 +84,14 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
     bound = canaries_in_references(signals, attack, experiment.mechanism.delta)
     found = _plain(results, bound, proven, references, sorted(target))
-    try:
+    again = ["fedpriv", "audit", str(folder.path), "--references", str(references), "--pairs", str(pairs)]
+    with writing(shlex.join(again)):
         (folder.path / "membership").mkdir(exist_ok=True)
         write_signals(folder.path / "membership" / "signals.npz", signals)
         folder.write_json("membership.json", found)
         folder.write_json("summary.json", {**summary, "membership": found})
+    with writing(folder.to_report):
         write_report(folder.path)
-    except OSError as error:
-        raise RunFailedError(f"{folder.path} cannot be written: {error}") from None
     if found["proven_epsilon"] is not None:
         refuse_contradiction(bound, found["proven_epsilon"], bound.delta)
     return found

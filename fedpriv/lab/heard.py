@@ -4,6 +4,7 @@ The run's own observations are the server's; those of the copy come from the tra
 network's: without TLS, or, where the listener heard nothing but TLS, with it.
 """
 
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from attacks.observation import list_observations, read_observation
 from fedpriv.config import Experiment, validated
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab.attack import attack_run, plan_attacks, write_attacked
+from fedpriv.errors import InputError
+from fedpriv.files import stopped
+from fedpriv.lab.attack import attack_run, copy_run, plan_attacks, write_attacked
 from fedpriv.listener import LISTENED, Listened, read_listened
 from fedpriv.progress import Progress
 from fedpriv.runs import DEPLOYMENT, RunFolder
@@ -90,10 +92,9 @@ def attack_heard(
     experiment = _overheard(before, names, listened, stored)
     if not experiment.adversary.attacks:
         raise InputError(f"{path}: its settings name no attack; name one with --attack")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already; choose another --out")
+    folder = copy_run(source, out, _at_the_top(source.path))
     try:
-        folder = _copy(source, out, experiment, heard, stored)
+        _put_in(folder, experiment, heard, stored)
         if not stored:
             return write_attacked(folder, experiment, command)
         progress.stage(listened.verdict)
@@ -102,7 +103,9 @@ def attack_heard(
         shutil.rmtree(out, ignore_errors=True)
         raise
     except OSError as error:
-        raise RunFailedError(f"{out} cannot be written: {error}") from None
+        # The copy is neither the run nor what was heard of it yet.
+        shutil.rmtree(out, ignore_errors=True)
+        raise stopped(error, command and f"{command} --out {shlex.quote(str(out))}") from None
 
 
 def _stored(heard: Path, source: RunFolder, listened: Listened) -> tuple[_Stored, ...]:
@@ -140,16 +143,13 @@ def _overheard(before: Experiment, names: Sequence[str], listened: Listened, sto
     return validated(Experiment, {**told, "adversary": {**told["adversary"], **changes}}, "a listener on the network")
 
 
-def _copy(source: RunFolder, out: Path, experiment: Experiment, heard: Path, stored: Sequence[_Stored]) -> RunFolder:
-    shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=_at_the_top(source.path))
-    folder = RunFolder(out)
+def _put_in(folder: RunFolder, experiment: Experiment, heard: Path, stored: Sequence[_Stored]) -> None:
+    """Put what was heard in the place of what the server heard."""
     folder.write_text("config.toml", experiment.to_toml())
-    folder = RunFolder.open(out)
     for one in stored:
         for each in (one.path, one.path.with_suffix(".json")):
-            shutil.copyfile(each, folder.observations / each.name)
-    shutil.copyfile(heard / LISTENED, out / LISTENED)
-    return folder
+            folder.write_bytes(f"observations/{each.name}", each.read_bytes())
+    folder.write_bytes(LISTENED, (heard / LISTENED).read_bytes())
 
 
 def _at_the_top(top: Path) -> Callable[[str, list[str]], Sequence[str]]:

@@ -17,6 +17,7 @@ from fedpriv.budget import Budget, Stop
 from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.files import stopped, writing
 from fedpriv.lab.adversary import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
@@ -67,9 +68,10 @@ def start_run(
     world = build_world(experiment, secret)
     warnings = warnings_for(world)
     folder = RunFolder.create(path, experiment)
-    if experiment.keeps_secret:
-        folder.keep_secret(secret)
-    folder.write_text("command.txt", command + "\n")
+    with writing(folder.to_resume):
+        if experiment.keeps_secret:
+            folder.keep_secret(secret)
+        folder.write_text("command.txt", command + "\n")
     return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
 
 
@@ -100,27 +102,37 @@ def _simulation(experiment: Experiment) -> Engine:
 
 def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress: Progress, engine: Engine) -> Summary:
     began = time.monotonic()
-    folder.write_json("partition.json", _partition(world))
     progress.stage(_headline(world))
     for text in warnings:
         progress.warn(text)
-    end = partial(_close, world, folder, warnings, began, engine.name)
+    close = partial(_close, world, folder, warnings, began, engine.name)
     try:
+        folder.remove_parts()
+        folder.write_json("partition.json", _partition(world))
         leakage = _federate_and_attack(world, folder, progress, engine)
     except (RunFailedError, InputError) as error:
-        end("failed", str(error), Leakage())
+        _end_early(close, folder, "failed", str(error))
         raise
     except OSError as error:
-        with suppress(OSError):
-            end("failed", f"{error}", Leakage())
-        raise RunFailedError(
-            f"{folder.path} cannot be written: {error}; then: fedpriv run --resume {folder.path}"
-        ) from None
+        failure = stopped(error, folder.to_resume)
+        _end_early(close, folder, "failed", str(failure))
+        raise failure from None
     except KeyboardInterrupt:
-        reason = f"interrupted; finish it with: fedpriv run --resume {folder.path}"
-        end("interrupted", reason, Leakage())
+        reason = f"interrupted; finish it with: {folder.to_resume}"
+        _end_early(close, folder, "interrupted", reason)
         raise RunInterruptedError(reason) from None
-    return end("completed", None, leakage)
+    with writing(folder.to_resume):
+        summary = close("completed", None, leakage)
+    with writing(folder.to_report):
+        write_report(folder.path)
+    return summary
+
+
+def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
+    """Write what there is; where even that cannot be written, the reason for the end is still what has to be told."""
+    with suppress(OSError):
+        close(status, reason, Leakage())
+        write_report(folder.path)
 
 
 def _headline(world: World) -> str:
@@ -152,7 +164,7 @@ def _close(
     reason: str | None,
     leakage: Leakage,
 ) -> Summary:
-    """Write what every ending of a run leaves behind: ledger, summary, report."""
+    """Write what every ending of a run leaves behind, but for the report: ledger and summary."""
     experiment = world.experiment
     ledger = _ledger(world, folder)
     folder.write_json("ledger.json", ledger.to_json())
@@ -173,6 +185,7 @@ def _close(
             leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason, experiment.seed
         ),
         seconds=time.monotonic() - began,
+        attack_seconds=leakage.seconds,
         verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         versions=versions(),
@@ -184,7 +197,6 @@ def _close(
         command=folder.command(),
     )
     folder.write_json("summary.json", {**summary.to_json(), **_audited(folder, status)})
-    write_report(folder.path)
     return summary
 
 

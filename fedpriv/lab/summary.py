@@ -81,7 +81,11 @@ class AttackResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """summary.json."""
+    """summary.json.
+
+    ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each attack in it, all uploads
+    together (added up over Ray tasks).
+    """
 
     name: str
     status: str
@@ -93,6 +97,7 @@ class Summary:
     stops: tuple[Stop, ...]
     attacks: tuple[AttackResult, ...]
     seconds: float
+    attack_seconds: Mapping[str, float]
     verdict: tuple[str, ...]
     warnings: tuple[str, ...]
     versions: Mapping[str, str]

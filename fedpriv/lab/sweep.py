@@ -6,7 +6,8 @@ from typing import Any, Protocol
 from attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
+from fedpriv.errors import InputError, RunInterruptedError, reason_of
+from fedpriv.files import writing
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.trial import TrialTask, label, run_trial
 from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
@@ -77,14 +78,13 @@ def run_sweep(sweep: Sweep, folder: SweepFolder, progress: SweepProgress, retry:
         progress.found(list(records.values()))
         missing = [trial for trial in sweep.trials if trial.number not in records]
         try:
-            for record in _outcomes(sweep, folder, missing, progress):
-                records[record.trial] = record
-                folder.write_results([records[number] for number in sorted(records)])
-                progress.ended(record)
-            ordered = [records[number] for number in sorted(records)]
-            folder.write_results(ordered)
-        except OSError as error:
-            raise RunFailedError(f"{folder.path} cannot be written: {error}") from None
+            with writing(folder.command()):
+                for record in _outcomes(sweep, folder, missing, progress):
+                    records[record.trial] = record
+                    folder.write_results([records[number] for number in sorted(records)])
+                    progress.ended(record)
+                ordered = [records[number] for number in sorted(records)]
+                folder.write_results(ordered)
         except (KeyboardInterrupt, RunInterruptedError):
             raise RunInterruptedError("interrupted; the same command goes on with what is missing") from None
     return ordered

@@ -13,6 +13,7 @@ from attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.config import Experiment
 from fedpriv.data import load_dataset
 from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
 from fedpriv.listener.conversation import Kind
 from fedpriv.listener.messages import Exchange
@@ -84,10 +85,12 @@ _LISTENED = TypeAdapter(Listened)
 
 
 def write_listened(folder: Path, listened: Listened) -> None:
-    """Write ``listener.json`` whole."""
-    temporary = folder / f".{LISTENED}.part"
-    temporary.write_bytes(_LISTENED.dump_json(listened, indent=2) + b"\n")
-    temporary.replace(folder / LISTENED)
+    """Write ``listener.json`` whole.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    write_whole(folder / LISTENED, _LISTENED.dump_json(listened, indent=2) + b"\n")
 
 
 def read_listened(folder: Path) -> Listened:
@@ -127,7 +130,7 @@ class Notes:
             return
         run = self._folder / f"run-{exchange.run_id}"
         (run / "observations").mkdir(parents=True, exist_ok=True)
-        (run / EXPERIMENT).write_text(told.model_dump_json() + "\n", encoding="utf-8")
+        write_whole(run / EXPERIMENT, f"{told.model_dump_json()}\n".encode())
         write_observation(run / "observations", observation)
         self.listened = replace(self.listened, uploads=self.listened.uploads + 1)
 

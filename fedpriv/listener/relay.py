@@ -16,7 +16,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.errors import InputError
+from fedpriv.files import writing, writing_to
 from fedpriv.listener.ear import Ear
 from fedpriv.listener.notes import LISTENED, Listened, read_listened
 
@@ -42,21 +43,17 @@ def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], Non
 
     Raises:
         InputError: it cannot listen there, or the folder cannot be written.
-        RunFailedError: the folder can no more be written.
+        RunFailedError: the folder can no longer be written, or the disk is full.
     """
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         ear = Ear(folder, _passed_before(folder, at, server))
         ear.write()
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ear") as thread:
         asyncio.run(_serve(at, _Relay(server, ear, thread, tell), tell))
     # What has passed is heard out by now.
-    try:
+    with writing(""):
         ear.write()
-    except OSError as error:
-        raise RunFailedError(f"{folder} cannot be written: {error.strerror}") from None
     return ear.listened
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from attacks.reconstruction import ATTACKS
-from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 from fedpriv.report import numbers
 from fedpriv.report.comparison import (
     Chosen,
@@ -46,7 +46,8 @@ def write_sweep_report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of a sweep from the trials that are over, and return its path.
 
     Raises:
-        InputError: it is not the folder of a sweep, or the report cannot be written.
+        InputError: it is not the folder of a sweep.
+        WriteError: the report cannot be written.
     """
     sweep = SweepFolder.open(folder)
     return write_comparison(
@@ -76,16 +77,11 @@ def write_comparison(
         planned: trials that a sweep has; 0: as many as there are.
 
     Raises:
-        InputError: no trial has such an attack, or the file cannot be written.
+        InputError: no trial has such an attack.
+        WriteError: the file cannot be written.
     """
     chosen = choose_attacks(records, reconstruction, membership)
-    page = render_comparison(records, chosen, title, command, planned)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, render_comparison(records, chosen, title, command, planned).encode())
     return path
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from attacks.reconstruction import ATTACKS
 from fedpriv.config import NOISE_PARAMETER, Experiment, describe
-from fedpriv.errors import InputError
+from fedpriv.files import write_whole
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
@@ -43,19 +43,14 @@ UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of a run and return its path.
 
-    The file appears whole, under another name first; the same folder gives the same bytes.
+    The file appears whole; the same folder gives the same bytes.
 
     Raises:
-        InputError: it is not the folder of a run, one of its files is damaged, or the report cannot be written.
+        InputError: it is not the folder of a run, or one of its files is damaged.
+        WriteError: the report cannot be written.
     """
-    page = render_page(load_view(folder))
     path = folder / "report.html"
-    temporary = folder / ".report.html.part"
-    try:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, render_page(load_view(folder)).encode())
     return path
 
 

@@ -485,5 +485,5 @@ def _load_picture(path: Path | None) -> Picture | None:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.load()
             return Picture(png, image.width, image.height)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{path} is damaged: not a PNG picture: {error}") from None

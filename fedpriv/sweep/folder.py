@@ -14,6 +14,7 @@ A trial is over when its record.json is there, which is written last and appears
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedpriv.errors import InputError
-from fedpriv.runs import RunFolder, parse_json
+from fedpriv.files import is_empty, open_unlinked, remove_parts, write_whole, writing_to
+from fedpriv.runs import parse_json
 from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
@@ -42,6 +44,7 @@ class _Plan:
 
 _RECORD, _PLAN = TypeAdapter(TrialRecord), TypeAdapter(_Plan)
 _RECORD_FILE = "record.json"
+_LOCK = os.O_RDWR | os.O_CREAT
 
 
 class SweepFolder:
@@ -56,19 +59,19 @@ class SweepFolder:
 
         Raises:
             InputError: it holds something else, or results of another sweep, or cannot be made.
+            RunFailedError: the disk is full.
         """
         folder = SweepFolder(path)
         content = json.dumps({"name": sweep.name, **sweep.identity()}, indent=2) + "\n"
-        try:
+        with writing_to(path):
             if folder._plan.is_file():
                 folder._refuse_another(_PLAN.validate_json(content))
-            elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            elif path.exists() and not is_empty(path):
                 raise InputError(f"{path} exists and is not the folder of a sweep; choose another --out")
-            folder.trials.mkdir(parents=True, exist_ok=True)
-            if not folder._plan.is_file():
-                folder._write("sweep.json", content.encode())
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}") from None
+            else:
+                path.mkdir(parents=True, exist_ok=True)
+                write_whole(folder._plan, content.encode(), durable=True)
+            folder.trials.mkdir(exist_ok=True)
         return folder
 
     @staticmethod
@@ -112,11 +115,10 @@ class SweepFolder:
 
         Raises:
             InputError: the folder cannot be written.
+            RunFailedError: the disk is full.
         """
-        try:
-            self._write("command.txt", f"{text}\n".encode())
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
+        with writing_to(self.path):
+            write_whole(self.path / "command.txt", f"{text}\n".encode())
 
     def trial(self, number: int) -> Path:
         """The folder of a trial's run."""
@@ -153,10 +155,15 @@ class SweepFolder:
         return [record for number in numbers if (record := self.record(number)) is not None]
 
     def write_record(self, record: TrialRecord) -> None:
-        """Say that a trial is over."""
+        """Say that a trial is over.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
         path = self.trial(record.trial)
         path.mkdir(parents=True, exist_ok=True)
-        RunFolder(path).write_json(_RECORD_FILE, record.model_dump(mode="json"))
+        text = json.dumps(record.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+        write_whole(path / _RECORD_FILE, text.encode(), durable=True)
 
     def forget_record(self, number: int) -> None:
         """Have a trial made again.
@@ -171,10 +178,14 @@ class SweepFolder:
             raise InputError(f"{path} cannot be removed: {error.strerror}") from None
 
     def write_results(self, records: Sequence[TrialRecord]) -> None:
-        """Write the records as results.parquet and results.csv."""
+        """Write the records as results.parquet and results.csv.
+
+        Raises:
+            WriteError: one of them cannot be written.
+        """
         table = to_table(records)
-        self._write("results.parquet", to_parquet(table))
-        self._write("results.csv", to_csv(table))
+        write_whole(self.path / "results.parquet", to_parquet(table))
+        write_whole(self.path / "results.csv", to_csv(table))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -182,11 +193,10 @@ class SweepFolder:
 
         Raises:
             InputError: another one does, or the folder cannot be locked.
+            RunFailedError: the disk is full.
         """
-        try:
-            file = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
+        with writing_to(self.path):
+            file = os.fdopen(open_unlinked(self.path / ".lock", _LOCK))
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,12 +204,13 @@ class SweepFolder:
                 raise InputError(f"{self.path}: another process runs this sweep") from None
             except OSError as error:
                 raise InputError(f"{self.path} cannot be locked: {error.strerror}") from None
+            remove_parts(self.path)  # in the trials' folders, a worker of a killed sweep may still write
             yield
 
     @contextmanager
     def trial_at_work(self, number: int) -> Iterator[None]:
         """Wait until no worker of a killed sweep is left in the trial's folder, and keep others out of it."""
-        with (self.trials / f".{number:04d}.lock").open("w") as file:
+        with os.fdopen(open_unlinked(self.trials / f".{number:04d}.lock", _LOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -217,11 +228,6 @@ class SweepFolder:
         raise InputError(
             f"{self.path} holds the results of another sweep ({_difference(held, wanted)}); choose another --out"
         )
-
-    def _write(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.part"
-        temporary.write_bytes(content)
-        temporary.replace(self.path / name)
 
 
 def _difference(held: _Plan, wanted: _Plan) -> str:

@@ -1,6 +1,10 @@
-"""Small experiments that go all the way, and clients that misbehave."""
+"""Small experiments that go all the way, what they leave behind, and clients that misbehave."""
 
+import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -9,6 +13,7 @@ from flwr.clientapp import ClientApp
 from clients.app import client_app, identify
 from fedpriv.config import Experiment
 from fedpriv.randomness import Secret
+from fedpriv.runs import RunFolder
 
 Misbehaviour = Callable[[Message], Message]
 
@@ -31,6 +36,23 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         base = tree.get(name, {})
         tree[name] = {**(base if isinstance(base, dict) else {}), **keys}
     return Experiment.model_validate(tree)
+
+
+def left_behind(path: Path) -> dict[str, object]:
+    """All that is in a run's folder, but for what tells of its course: times, and rounds that were asked twice.
+
+    That is what :mod:`fedpriv.runs` allows to differ between an uninterrupted run and a resumed one.
+    """
+    run = RunFolder.open(path)
+    found: dict[str, object] = {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
+    found["metrics.jsonl"] = [replace(record, seconds=0.0) for record in run.rounds()]
+    found["asked.jsonl"] = run.asked()
+    summary = json.loads((path / "summary.json").read_text())
+    found["summary.json"] = {key: value for key, value in summary.items() if key not in ("seconds", "attack_seconds")}
+    found["report.html"] = re.sub(r"(<dt>Time(?: in rounds)?</dt><dd>)[^<]*", r"\1", (path / "report.html").read_text())
+    return found
 
 
 def _altered(reply: Message, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Message:

@@ -271,15 +271,6 @@ def test_empty_poisson_batches_are_no_victims(tmp_path: Path) -> None:
     assert f"of {truths} images" in summary.verdict[0]
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(RunFolder, "append_round", full)
-    with pytest.raises(RunFailedError, match=r"cannot be written: .*No space left.*--resume"):
-        start_run(experiment(), tmp_path / "run", "", Silent())
-
-
 def test_frozen_parameters_are_known_to_the_adversary(tmp_path: Path) -> None:
     settings = experiment(
         model={"name": "tests.integration.test_honesty:frozen"},

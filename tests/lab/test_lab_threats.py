@@ -161,9 +161,10 @@ def test_an_unknown_mechanism_is_no_part_of_the_attack(tmp_path: Path) -> None:
 def test_the_attack_stage_can_be_done_again(tmp_path: Path) -> None:
     """A resumed run that was already finished attacks again and writes the same scores."""
     run(tmp_path / "run", adversary={"threat_model": "secure-aggregation"})
-    before = [{**line, "seconds": 0} for line in lines(tmp_path / "run")]
+    path = tmp_path / "run" / "reconstructions" / "scores.jsonl"
+    before = path.read_bytes()
     resume_run(tmp_path / "run", Silent())
-    assert [{**line, "seconds": 0} for line in lines(tmp_path / "run")] == before
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", [{}, {"name": "none"}])

@@ -29,7 +29,7 @@ def line(
     return Score(
         round=1, client=client, image=0, attack=attack, upload=upload, restart=0, chosen=chosen, loss=0.1, label=1,
         true_label=1 if label_correct else 2, label_correct=label_correct, mse=0.1, mse_normalised=0.4, psnr=10.0,
-        ssim=ssim, lpips=None, recovered=recovered, seconds=1.0, note="",
+        ssim=ssim, lpips=None, recovered=recovered, note="",
     )  # fmt: skip
 
 

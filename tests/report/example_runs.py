@@ -255,7 +255,6 @@ def _score(
         "ssim": similarity,
         "lpips": abs(1 - similarity) / 2 if recipe.lpips else None,
         "recovered": similarity >= recipe.success_ssim and error < bar,
-        "seconds": 1.5,
         "note": recipe.note if attack == "iga" else "",
     }
 

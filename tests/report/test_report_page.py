@@ -17,7 +17,7 @@ from example_runs import LPIPS_REASON, Recipe, png, read_json, write_json
 from PIL import Image
 
 from fedpriv import metrics
-from fedpriv.errors import InputError
+from fedpriv.files import WriteError
 from fedpriv.report import load_view, numbers, page, render_page, tiles, write_report
 
 MakeRun = Callable[..., Path]
@@ -187,11 +187,13 @@ def test_a_report_for_many_stays_small(make_run: MakeRun) -> None:
     assert path.stat().st_size < 1_000_000
 
 
-def test_a_folder_that_cannot_be_written_is_an_input_error(make_run: MakeRun) -> None:
+def test_a_report_that_cannot_be_written_names_itself_and_leaves_nothing(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "report.html").mkdir()
-    with pytest.raises(InputError, match=r"report\.html cannot be written"):
+    with pytest.raises(WriteError) as raised:
         write_report(folder)
+    assert raised.value.filename == str(folder / "report.html")
+    assert [path.name for path in folder.iterdir() if path.name.endswith(".part")] == []
 
 
 # ---- content --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 import json
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +114,19 @@ def test_a_truncated_picture_is_refused(make_run: MakeRun) -> None:
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(InputError, match=r"dlg-protected\.png is damaged"):
         load_view(path.parent.parent)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [11_000, 60_000])
+def test_a_picture_that_says_it_is_huge_is_refused(make_run: MakeRun, side: int) -> None:
+    """It has that many pixels in its header alone."""
+    path = make_run() / "reconstructions/0001-0001-dlg-protected.png"
+    whole = path.read_bytes()
+    header = whole[12:16] + struct.pack(">II", side, side) + whole[24:29]
+    path.write_bytes(whole[:12] + header + struct.pack(">I", zlib.crc32(header)) + whole[33:])
+    with pytest.raises(InputError, match=r"dlg-protected\.png is damaged: not a PNG picture") as caught:
+        load_view(path.parent.parent)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Sweep files whose trials take less than a second each."""
+"""Sweep files whose trials take less than a second each, and who is told how they go."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedpriv.sweep import Sweep, load_sweep
+from fedpriv.sweep import Sweep, Trial, TrialRecord, load_sweep
 from tests.integration.small import BASE
 
 NOISES: list[dict[str, Any]] = [
@@ -41,3 +42,24 @@ def write(folder: Path, **changes: Any) -> Path:
 
 def sweep(folder: Path, **changes: Any) -> Sweep:
     return load_sweep(write(folder, **changes))
+
+
+class Notes:
+    """Who is told, and writes it down."""
+
+    def __init__(self) -> None:
+        self.before: list[int] = []
+        self.begun: list[int] = []
+        self.over: list[int] = []
+
+    def found(self, records: Sequence[TrialRecord]) -> None:
+        self.before += [record.trial for record in records]
+
+    def started(self, trial: Trial) -> None:
+        self.begun.append(trial.number)
+
+    def ended(self, record: TrialRecord) -> None:
+        self.over.append(record.trial)
+
+    def tick(self) -> None:
+        pass

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +24,9 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.lab.trial import TrialTask, run_trial
 from fedpriv.report import write_sweep_report
-from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
+from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
 from fedpriv.sweep_display import SweepDisplay, result_table
-from tests.sweep.sweeps import NOISES, SMALL, sweep, write
-
-
-class Notes:
-    """Who is told, and writes it down."""
-
-    def __init__(self) -> None:
-        self.before: list[int] = []
-        self.begun: list[int] = []
-        self.over: list[int] = []
-
-    def found(self, records: Sequence[TrialRecord]) -> None:
-        self.before += [record.trial for record in records]
-
-    def started(self, trial: Trial) -> None:
-        self.begun.append(trial.number)
-
-    def ended(self, record: TrialRecord) -> None:
-        self.over.append(record.trial)
-
-    def tick(self) -> None:
-        pass
+from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
 
 
 def run(asked: Sweep, path: Path, retry: bool = False) -> tuple[list[TrialRecord], Notes]:

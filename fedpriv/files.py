@@ -1,0 +1,220 @@
+"""Writing files: whole or not at all, never through a symbolic link, and in one clear line where it cannot be done.
+
+A file is filled under a fresh random name in its own folder (``.NAME.<16 hex digits>.part``) and renamed. Whoever reads
+it finds the old content or the new, and an error, a full disk included, removes the unfinished part. Only a process
+that is killed leaves one behind, which nothing reads; :func:`remove_parts` takes it away.
+"""
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedpriv.errors import InputError, RunFailedError
+
+__all__ = [
+    "WriteError",
+    "append_line",
+    "is_disk",
+    "is_empty",
+    "is_part",
+    "open_unlinked",
+    "remove_parts",
+    "stopped",
+    "sync",
+    "target_error",
+    "write_whole",
+    "writing",
+    "writing_to",
+]
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY
+_PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
+# Of the file's own name, so that the part's fits into the 255 bytes of a name in any alphabet.
+_KEPT = 50
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+# What file systems answer that cannot bring a folder to the disk.
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
+
+
+class WriteError(OSError):
+    """A file cannot be written; ``filename`` names it, and not its part."""
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+    """Write a file so that it appears with all its content, in place of what had the name before.
+
+    A symbolic link of that name is replaced, and what it points to is left alone.
+
+    Args:
+        path: of the file; its folder exists.
+        content: all of it.
+        mode: permissions of the file, from its first byte on, less the process's umask.
+        durable: whether content and name are on the disk before this returns, for what a resumed run relies on: it
+            outlives a power failure then, and not only a kill.
+
+    Raises:
+        WriteError: it cannot be written; nothing is left behind, and what was there stays.
+    """
+    temporary = path.parent / f".{path.name[:_KEPT]}.{secrets.token_hex(8)}.part"
+    with _about(path):
+        descriptor = os.open(temporary, _NEW, mode)
+        try:
+            try:
+                _fill(descriptor, content)
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a text file, which is made where there is none.
+
+    Raises:
+        WriteError: it cannot be written, or is a symbolic link; it ends with the line before.
+    """
+    with _about(path):
+        descriptor = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            length = os.fstat(descriptor).st_size
+            try:
+                _fill(descriptor, f"{line}\n".encode())
+            except BaseException:
+                os.ftruncate(descriptor, length)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def open_unlinked(path: Path, flags: int) -> int:
+    """Open a file with these flags of :func:`os.open`, unless it is a symbolic link, and return the descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None
+
+
+def sync(path: Path) -> None:
+    """Have a file on the disk before this returns.
+
+    Raises:
+        WriteError: it cannot be brought there.
+    """
+    with _about(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of that name is the unfinished part of another one."""
+    return _PART.fullmatch(name) is not None
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a path is a folder with nothing in it, but for what a killed process left."""
+    return path.is_dir() and all(is_part(entry.name) for entry in path.iterdir())
+
+
+def remove_parts(*folders: Path) -> None:
+    """Remove what killed processes left in these folders, as far as they exist; nobody else may be writing there.
+
+    Raises:
+        OSError: a part cannot be removed.
+    """
+    for path in (path for folder in folders for path in folder.glob(".*.part")):
+        if is_part(path.name):
+            path.unlink(missing_ok=True)
+
+
+def is_disk(error: OSError) -> bool:
+    """Whether the disk is to blame, which is full or broken, and not the path."""
+    return error.errno in _DISK
+
+
+def stopped(error: OSError, command: str) -> RunFailedError:
+    """Return the error that ends a command which could not write: what, why, and the command that goes on (or "")."""
+    return RunFailedError(f"{_told(error)}; go on with: {command}" if command else _told(error))
+
+
+@contextmanager
+def writing(command: str) -> Iterator[None]:
+    """Turn whatever cannot be written in this block into one line that ends with ``command``, which goes on.
+
+    Raises:
+        RunFailedError: something cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise stopped(error, command) from None
+
+
+def target_error(error: OSError, target: object) -> InputError | RunFailedError:
+    """Return the error of a command that cannot write where its user wants: bad input, unless the disk is to blame."""
+    text = f"{target} cannot be written: {error.strerror or error}"
+    return RunFailedError(f"{text}; then give the same command again") if is_disk(error) else InputError(text)
+
+
+@contextmanager
+def writing_to(target: object) -> Iterator[None]:
+    """Say of whatever cannot be written in this block that it is ``target``, which the user has named.
+
+    Raises:
+        InputError: the path is wrong: there is no such folder, or it may not be written.
+        RunFailedError: the disk is full, or broken.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise target_error(error, target) from None
+
+
+def _told(error: OSError) -> str:
+    if isinstance(error, WriteError):
+        return f"{error.filename} cannot be written: {error.strerror}"
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """A full disk names no file, and other errors name the part."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+def _fill(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
