@@ -26,15 +26,6 @@ from torch import Tensor
 
 __all__ = ["BLOCK_BYTES", "NoiseStream", "Secret", "generator_states", "keystream", "numpy_stream"]
 __all__ += ["seeded_generators", "torch_stream"]
-    "BLOCK_BYTES",
-    "NoiseStream",
-    "Secret",
-    "generator_states",
-    "keystream",
-    "numpy_stream",
-    "seeded_generators",
-    "torch_stream",
-]
 
 SECRET_BYTES = 32
 KEY_BYTES = BLOCK_BYTES = 16
