@@ -269,6 +269,11 @@ class MechanismConfig(_Section):
         "flat", description="gaussian: the whole gradient, or each of m tensors to clip_norm / sqrt(m)"
     )
     delta: Annotated[Real, Field(gt=0, lt=1)] = Field(1e-5, description="delta of every (epsilon, delta) statement")
+    adjacency: Literal["replace-one", "zero-out"] = Field(
+        "replace-one",
+        description="which data sets must look alike: one example becomes any other; or (gaussian, hgm on Poisson "
+        "batches) one that adds zero",
+    )
     blocks: str = Field(
         "whole", description="vmf: one draw for the gradient, one a tensor (layer), or one each D numbers (size:D)"
     )
@@ -329,6 +334,8 @@ class MechanismConfig(_Section):
         keys = (*NOISE_KEYS[self.name], *own[self.name])
         if self.name != "none":
             keys = (*keys, "delta")
+        if self.name in ("gaussian", "hgm") and self.unit == "example":
+            keys = (*keys, "adjacency")
         if self.name == "hgm" and self.redistribution == "public":
             keys = (*keys, "inflation", "public_examples")
         if self._calibrates_each_upload:
@@ -624,6 +631,19 @@ class Experiment(_Section):
             raise ValueError(
                 f"adversary.victims = {adversary.victims}: imprint takes the uploads of the first {adversary.victims} "
                 f"clients, and of {asked} that leaves {adversary.passive_attacks[0]} none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adjacency_is_proven(self) -> Self:
+        mechanism, sampling = self.mechanism, self.training.sampling
+        if mechanism.adjacency == "replace-one" or mechanism.name == "none":
+            return self
+        if "adjacency" not in mechanism.read_keys or sampling != "poisson":
+            raise ValueError(
+                "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with "
+                f"mechanism.name = {mechanism.name!r}, mechanism.unit = {mechanism.unit!r} and training.sampling = "
+                f"{sampling!r} allowed is replace-one"
             )
         return self
 

@@ -129,6 +129,7 @@ class Plan:
             scale=config.scale,
             clip_norm=config.clip_norm,
             delta=config.delta,
+            adjacency="replace-one" if config.name == "none" else config.adjacency,
         )
 
     @property
@@ -242,4 +243,5 @@ def _least_noise(target: float, release: Release) -> float:
         participations=release.participations,
         dimensions=release.dimensions,
         unit=release.unit,
+        adjacency=release.adjacency,
     )
