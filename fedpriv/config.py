@@ -45,6 +45,7 @@ __all__ = [
     "TrainingConfig",
     "describe",
     "load_experiment",
+    "load_run",
     "override",
     "read_toml",
     "validated",
@@ -687,7 +688,33 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         InputError: the file cannot be read or parsed, or a key or value is not allowed.
     """
+    return _loaded(read_toml(path), path, overrides)
+
+
+def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read the resolved experiment in the folder of a run, as :func:`load_experiment` reads a file.
+
+    Versions that knew no mechanism.adjacency accounted for gaussian and hgm on Poisson batches under zero-out. Their
+    runs keep it: calibrated noise must not change in the middle of a run, nor for those who attack it.
+
+    Args:
+        folder: of the run; config.toml is read.
+        overrides: as of :func:`load_experiment`.
+
+    Raises:
+        InputError: as of :func:`load_experiment`.
+    """
+    path = folder / "config.toml"
     tree = read_toml(path)
+    mechanism, training = tree.get("mechanism"), tree.get("training")
+    if isinstance(mechanism, dict) and isinstance(training, dict) and "adjacency" not in mechanism:
+        sampled = training.get("sampling") == "poisson" and mechanism.get("unit") == "example"
+        if sampled and mechanism.get("name") in ("gaussian", "hgm"):
+            mechanism["adjacency"] = "zero-out"
+    return _loaded(tree, path, overrides)
+
+
+def _loaded(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> Experiment:
     override(tree, [_parse_override(text) for text in overrides], "--set ")
     return validated(Experiment, tree, str(path))
 

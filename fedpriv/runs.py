@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError
 
 __all__ = ["DEPLOYMENT", "FINITE", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
@@ -164,7 +164,7 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The experiment of this run."""
-        return load_experiment(self.path / "config.toml")
+        return load_run(self.path)
 
     def command(self) -> str:
         """The command that repeats this run; the folder's own configuration where it was started otherwise."""

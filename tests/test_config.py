@@ -9,7 +9,15 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedpriv.accounting.release import LARGEST_KAPPA, LARGEST_SIGMA, SMALLEST_SIGMA
-from fedpriv.config import NOISE_KEYS, NOISE_PARAMETER, Experiment, MechanismConfig, describe, load_experiment
+from fedpriv.config import (
+    NOISE_KEYS,
+    NOISE_PARAMETER,
+    Experiment,
+    MechanismConfig,
+    describe,
+    load_experiment,
+    load_run,
+)
 from fedpriv.errors import InputError
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
@@ -105,7 +113,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         (
             VMF,
             ["mechanism.adjacency=zero-out", "training.sampling=poisson"],
-            "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with mechanism.na",
+            "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with mechan",
         ),
         (
             "",
@@ -287,6 +295,20 @@ def test_zero_out_where_it_is_proven_and_where_nothing_is(tmp_path: Path, name: 
     path = write(tmp_path, '[mechanism]\nadjacency = "zero-out"\n[training]\nsampling = "poisson"\n')
     overrides = [f"mechanism.name={name}", *([] if name == "none" else ["mechanism.sigma=2"])]
     assert load_experiment(path, overrides).mechanism.adjacency == "zero-out"
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("unit", ["example", "update"])
+@pytest.mark.parametrize("name", ["none", "gaussian", "hgm", "laplace"])
+def test_runs_of_earlier_versions_keep_their_adjacency(tmp_path: Path, name: str, unit: str, sampling: str) -> None:
+    mechanism = {"name": name, "unit": unit, "target_epsilon": 3.0}
+    run = Experiment.model_validate({"mechanism": mechanism, "training": {"sampling": sampling}})
+    (tmp_path / "config.toml").write_text(run.to_toml())
+    assert load_run(tmp_path) == run
+    (tmp_path / "config.toml").write_text(run.to_toml().replace('adjacency = "replace-one"\n', ""))
+    was_zero_out = name in ("gaussian", "hgm") and unit == "example" and sampling == "poisson"
+    assert load_run(tmp_path).mechanism.adjacency == ("zero-out" if was_zero_out else "replace-one")
+    assert load_run(tmp_path, ["seed=9"]).seed == 9
 
 
 def test_another_mechanism_ignores_the_files_parameters(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ Let s = N(c)(S). By the lemma of Neyman and Pearson N(c + g)(S) <= Phi(Phi^-1(s)
 Phi(Phi^-1(s) - 1 / sigma) (the trade-off function of normal laws: Dong, Roth and Su 2022, Section 2.2). For g = -g' of
 length 1 both are equalities for one and the same half-space of this s. So that pair has the largest delta at every
 epsilon, of either sign and in both directions. Averaging over the other examples cannot exceed it, because delta is
-jointly convex, and the pair may be composed adaptively (Zhu, Dong and Wang 2022, Theorem 10). Lebeda, Regehr, Kamath
-and Steinke 2024 (arXiv 2405.20769) discuss this pair, and why it does not serve for batches of a fixed size;
-dp-accounting composes it, too.
+jointly convex, and the pair may be composed adaptively (Zhu, Dong and Wang 2022, Theorem 10). dp-accounting composes
+the same pair. For batches of a fixed size it would be wrong (Lebeda, Regehr, Kamath and Steinke 2024, arXiv
+2405.20769).
 """
 
 import math

@@ -103,8 +103,10 @@ def test_no_neighbours_in_the_plane_exceed_the_claim(sigma, rate):
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "order"),
-    [(0.3, 1e-9, 7.25), (0.3, 0.7, 2.0), (1.0, 1e-9, 1.0101), (1.0, 0.01, 1.0101), (1.0, 0.01, 30.0), (1.0, 0.7, 7.25)]
-    + [(20.0, 1e-9, 2.0), (20.0, 0.01, 400.0), (1e6, 1e-6, 1e5), (1e6, 0.7, 1.0101)],
+    [
+        *[(0.3, 1e-9, 7.25), (0.3, 0.7, 2.0), (1.0, 1e-9, 1.0101), (1.0, 0.01, 1.0101), (1.0, 0.01, 30.0)],
+        *[(1.0, 0.7, 7.25), (20.0, 1e-9, 2.0), (20.0, 0.01, 400.0), (1e6, 1e-6, 1e5), (1e6, 0.7, 1.0101)],
+    ],
 )
 def test_the_renyi_divergence_agrees_with_mpmath_and_is_not_below(sigma, rate, order):
     claimed = float(poisson_replaced_rdp(order, sigma, rate))
@@ -183,8 +185,10 @@ def test_one_step_is_exact(sigma, rate, delta):
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps"),
-    [*itertools.product([0.5, 30.0], [1e-3, 0.2, 1.0], [1, 100]), (0.3, 0.01, 100)]
-    + [(1.0, 1e-3, 10**6), (1e6, 1.0, 10**6), (1e6, 1e-6, 10**6)],
+    [
+        *itertools.product([0.5, 30.0], [1e-3, 0.2, 1.0], [1, 100]),
+        *[(0.3, 0.01, 100), (1.0, 1e-3, 10**6), (1e6, 1.0, 10**6), (1e6, 1e-6, 10**6)],
+    ],
 )
 def test_figures_lie_where_they_must(sigma, rate, steps):
     """Replace-one <= a fixed size <= no sampling; never above the running figure; equal at rate 1."""
