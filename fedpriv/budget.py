@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedpriv.accounting import Release, guarantee, running_epsilon
+from fedpriv.accounting import Release, proven_epsilon, running_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.plan import Plan, participants
@@ -55,8 +55,8 @@ class _Account:
 
     def is_proven(self, participations: int, target: float) -> bool:
         """Whether the final ledger's epsilon after so many participations is at most ``target``."""
-        figure = guarantee(replace(self.release, participations=participations)).epsilon
-        if figure is None or figure > target:
+        figure = proven_epsilon(replace(self.release, participations=participations))
+        if figure > target:
             return False
         self.known[participations] = min(figure, self.epsilon(participations))
         return True

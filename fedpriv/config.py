@@ -45,6 +45,7 @@ __all__ = [
     "TrainingConfig",
     "describe",
     "load_experiment",
+    "load_run",
     "override",
     "read_toml",
     "validated",
@@ -272,6 +273,11 @@ class MechanismConfig(_Section):
         "flat", description="gaussian: the whole gradient, or each of m tensors to clip_norm / sqrt(m)"
     )
     delta: Annotated[Real, Field(gt=0, lt=1)] = Field(1e-5, description="delta of every (epsilon, delta) statement")
+    adjacency: Literal["replace-one", "zero-out"] = Field(
+        "replace-one",
+        description="which data sets must look alike: one example becomes any other; or (gaussian, hgm on Poisson "
+        "batches) one that adds zero",
+    )
     blocks: str = Field(
         "whole", description="vmf: one draw for the gradient, one a tensor (layer), or one each D numbers (size:D)"
     )
@@ -332,6 +338,8 @@ class MechanismConfig(_Section):
         keys = (*NOISE_KEYS[self.name], *own[self.name])
         if self.name != "none":
             keys = (*keys, "delta")
+        if self.name in ("gaussian", "hgm") and self.unit == "example":
+            keys = (*keys, "adjacency")
         if self.name == "hgm" and self.redistribution == "public":
             keys = (*keys, "inflation", "public_examples")
         if self._calibrates_each_upload:
@@ -638,6 +646,19 @@ class Experiment(_Section):
         return self
 
     @model_validator(mode="after")
+    def _adjacency_is_proven(self) -> Self:
+        mechanism, sampling = self.mechanism, self.training.sampling
+        if mechanism.adjacency == "replace-one" or mechanism.name == "none":
+            return self
+        if "adjacency" not in mechanism.read_keys or sampling != "poisson":
+            raise ValueError(
+                "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with "
+                f"mechanism.name = {mechanism.name!r}, mechanism.unit = {mechanism.unit!r} and training.sampling = "
+                f"{sampling!r} allowed is replace-one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _target_can_be_kept(self) -> Self:
         stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
         if stop is None:
@@ -718,7 +739,33 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         InputError: the file cannot be read or parsed, or a key or value is not allowed.
     """
+    return _loaded(read_toml(path), path, overrides)
+
+
+def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read the resolved experiment in the folder of a run, as :func:`load_experiment` reads a file.
+
+    Versions that knew no mechanism.adjacency accounted for gaussian and hgm on Poisson batches under zero-out. Their
+    runs keep it: calibrated noise must not change in the middle of a run, nor for those who attack it.
+
+    Args:
+        folder: of the run; config.toml is read.
+        overrides: as of :func:`load_experiment`.
+
+    Raises:
+        InputError: as of :func:`load_experiment`.
+    """
+    path = folder / "config.toml"
     tree = read_toml(path)
+    mechanism, training = tree.get("mechanism"), tree.get("training")
+    if isinstance(mechanism, dict) and isinstance(training, dict) and "adjacency" not in mechanism:
+        sampled = training.get("sampling") == "poisson" and mechanism.get("unit") == "example"
+        if sampled and mechanism.get("name") in ("gaussian", "hgm"):
+            mechanism["adjacency"] = "zero-out"
+    return _loaded(tree, path, overrides)
+
+
+def _loaded(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> Experiment:
     override(tree, [_parse_override(text) for text in overrides], "--set ")
     return validated(Experiment, tree, str(path))
 

@@ -133,6 +133,7 @@ class Plan:
             scale=config.scale,
             clip_norm=config.clip_norm,
             delta=config.delta,
+            adjacency="replace-one" if config.name == "none" else config.adjacency,
         )
 
     def released(self) -> dict[str, dict[str, object]]:
@@ -255,4 +256,5 @@ def _least_noise(target: float, release: Release) -> float:
         participations=release.participations,
         dimensions=release.dimensions,
         unit=release.unit,
+        adjacency=release.adjacency,
     )

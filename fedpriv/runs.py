@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
@@ -205,7 +205,7 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The experiment of this run."""
-        return load_experiment(self.path / "config.toml")
+        return load_run(self.path)
 
     def command(self) -> str:
         """The command that repeats this run; the folder's own configuration where it was started otherwise."""

@@ -130,13 +130,13 @@ def test_the_other_way_round(account: Call, mechanism: str, rate: float | None) 
 @pytest.mark.parametrize(
     ("calibration", "single"), [("analytic", analytic_sigma), ("extended", extended_sigma), ("classic", classic_sigma)]
 )
-@pytest.mark.parametrize("rate", [None, 0.1])
+@pytest.mark.parametrize("adjacency", [None, "replace-one", "zero-out"])
 def test_a_nominal_epsilon_is_one_releases_own(
-    account: Call, mechanism: str, calibration: str, single: Callable[[float, float], float], rate: float | None
+    account: Call, mechanism: str, calibration: str, single: Callable[[float, float], float], adjacency: str | None
 ) -> None:
-    options = [] if rate is None else ["--sampling-rate", rate]
+    options = [] if adjacency is None else ["--sampling-rate", 0.1, "--adjacency", adjacency]
     found = read(account, mechanism, "--epsilon", 0.5, "--calibration", calibration, "--steps", 3, *options)
-    sensitivity = 2 if rate is None else 1  # replace-one, or add-or-remove-one
+    sensitivity = 1 if adjacency == "zero-out" else 2
     assert found["sigma"] == sensitivity * single(0.5, 1e-5)
     assert found["nominal_epsilon"] == 0.5
     assert calibration in found["theorem"]["nominal_epsilon"]
@@ -173,7 +173,21 @@ def test_figures_come_first_and_then_what_they_rest_on(account: Call) -> None:
     assert lines[0].startswith("sigma") and "the least noise for epsilon 8" in lines[0]
     order = [out.index(word) for word in ("epsilon   ", "adjacency", "sampling", "What they rest on", "Notes")]
     assert order == sorted(order)
-    assert "add-or-remove-one" in out and "poisson, rate 0.01" in out
+    assert "replace-one: one example" in out and "poisson, rate 0.01" in out
+
+
+def test_the_two_adjacencies_of_poisson_batches(account: Call) -> None:
+    """The command of docs/privacy.md: each figure, and in one line the other one."""
+    options = ["gaussian", "--sigma", 1, "--steps", 1000, "--sampling-rate", 0.01]
+    replaced, zeroed = (read(account, *options, "--adjacency", name) for name in ("replace-one", "zero-out"))
+    assert replaced == read(account, *options)
+    for found, epsilon, start, other in (
+        (replaced, 2.85, "replace-one:", "Under zero-out (one example becomes one that adds 0) epsilon is 1.829:"),
+        (zeroed, 1.83, "zero-out:", "Under replace-one (one example becomes any other) epsilon is 2.846:"),
+    ):
+        assert round(found["epsilon"], 2) == epsilon
+        assert found["adjacency"].startswith(start)
+        assert any(note.startswith(other) for note in found["notes"])
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
@@ -280,6 +294,11 @@ BAD = [
     ([*VMF, "--kappa", 1, *RATE, "--sampling", "shuffled"], "leave out the rate, or take --sampling fixed"),
     ([*GAUSSIAN, *RATE, "--sampling", "full"], "take --sampling poisson or fixed"),
     ([*GAUSSIAN, "--sampling", "fixed"], "--sampling fixed needs --sampling-rate"),
+    ([*GAUSSIAN, "--adjacency", "zero-out"], "adjacency = zero-out: with mechanism = gaussian and sampling = full"),
+    ([*GAUSSIAN, *RATE, "--sampling", "fixed", "--adjacency", "zero-out"], "sampling = fixed allowed is replace-one"),
+    ([*GAUSSIAN, "--adjacency", "zero-out", "--unit", "update"], "allowed is replace-one"),
+    ([*GAUSSIAN, "--adjacency", "add-one"], "'add-one' is not one of 'replace-one', 'zero-out'"),
+    ([*VMF, "--kappa", 1, "--adjacency", "replace-one"], "No such option '--adjacency'"),
     ([*GAUSSIAN, "--sampling", "cyclic"], "'cyclic' is not one of 'shuffled', 'fixed', 'poisson', 'full'"),
     ([*GAUSSIAN, *RATE, "--unit", "update"], "with unit = update allowed is full"),
     ([*GAUSSIAN, "--unit", "person"], "'person' is not one of 'example', 'update'"),
@@ -332,14 +351,17 @@ def test_the_comparison_calibrates_to_the_same_epsilon(account: Call) -> None:
     assert np.all(ratios[:, 0] > ratios[:, 1])
 
 
-def test_sampled_comparisons_are_all_of_a_fixed_size(account: Call) -> None:
-    """Poisson sampling has another adjacency, so its figures do not belong on the same scale."""
+def test_sampled_comparisons_are_on_one_scale(account: Call) -> None:
+    """Batches of a fixed size for all, and Poisson batches for those for which they amplify; all replace-one."""
     found = read(account, "compare", "--dimension", 500, "--sampling-rate", 0.05, "--epsilon", 3)
-    assert (found["sampling"], found["adjacency"]) == ("fixed, rate 0.05", "replace-one")
+    assert found["adjacency"] == "replace-one" and "rate 0.05" in found["sampling"]
+    assert [row["sampling"] for row in found["rows"]] == ["fixed"] * 4 + ["poisson"]
     for row in found["rows"]:
         dimensions = (500,) if row["blocks"] == 1 else equal_blocks(500, row["blocks"])
-        run = {"sampling": "fixed", "rate": 0.05, "participations": 10, "dimensions": dimensions}
+        run = {"sampling": row["sampling"], "rate": 0.05, "participations": 10, "dimensions": dimensions}
         assert row[PARAMETER[row["mechanism"]]] == calibrate(3.0, 1e-5, mechanism=row["mechanism"], **run)
+    assert found["rows"][-1]["label"] == "gaussian, hgm, Poisson"
+    assert found["rows"][-1]["noise_to_signal"] < found["rows"][0]["noise_to_signal"]
 
 
 def test_an_epsilon_out_of_a_mechanisms_reach_is_left_out_and_said(account: Call) -> None:

@@ -9,7 +9,15 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedpriv.accounting.release import LARGEST_KAPPA, LARGEST_SIGMA, SMALLEST_SIGMA
-from fedpriv.config import NOISE_KEYS, NOISE_PARAMETER, Experiment, MechanismConfig, describe, load_experiment
+from fedpriv.config import (
+    NOISE_KEYS,
+    NOISE_PARAMETER,
+    Experiment,
+    MechanismConfig,
+    describe,
+    load_experiment,
+    load_run,
+)
 from fedpriv.errors import InputError
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
@@ -97,6 +105,26 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["federation.min_clients=9"], "min_clients = 9 is more than the 8 clients of a round"),
         ("", ["federation.clients_per_round=9"], "clients_per_round = 9 is more than clients = 8"),
         ("", ["adversary.rounds=[1, 21]"], "adversary.rounds names round 21, but federation.rounds = 20"),
+        (
+            "",
+            ["mechanism.adjacency=add-one"],
+            "mechanism.adjacency = 'add-one' is not allowed: allowed: replace-one, z",
+        ),
+        (
+            VMF,
+            ["mechanism.adjacency=zero-out", "training.sampling=poisson"],
+            "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with mechan",
+        ),
+        (
+            "",
+            ["mechanism.name=gaussian", "mechanism.sigma=1", "mechanism.adjacency=zero-out"],
+            "and training.sampling = 'shuffled' allowed is replace-one",
+        ),
+        (
+            '[mechanism]\nname = "hgm"\nsigma = 1\nunit = "update"\nadjacency = "zero-out"\n',
+            ["training.sampling=poisson"],
+            "mechanism.unit = 'update' and training.sampling = 'poisson' allowed is replace-one",
+        ),
         ("", ['adversary.attacks=["dgl"]'], "adversary.attacks.0 = 'dgl' is not allowed"),
         ("", ["data.name=npz"], "name = 'npz' needs data.path, the .npz file"),
         ("", ["mechanism=none"], "mechanism is a section, such as [mechanism]"),
@@ -242,7 +270,7 @@ def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) ->
     ("settings", "keys"),
     [
         ({"name": "none", "sigma": 3.0}, ""),
-        ({"name": "gaussian", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm clipping"),
+        ({"name": "gaussian", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm clipping adjacency"),
         ({"name": "gaussian", "sigma": 3.0, "unit": "update"}, "epsilon sigma target_epsilon delta clip_norm clipping"),
         (
             {"name": "gaussian", "epsilon": 3.0, "unit": "update"},
@@ -251,15 +279,36 @@ def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) ->
         ({"name": "laplace", "scale": 3.0}, "epsilon scale target_epsilon delta clip_norm"),
         ({"name": "vmf", "kappa": 3.0}, "epsilon kappa target_epsilon delta blocks"),
         ({"name": "vmf", "kappa": 3.0, "unit": "update"}, "epsilon kappa target_epsilon delta blocks clip_norm"),
-        ({"name": "hgm", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm redistribution"),
+        ({"name": "hgm", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm redistribution adjacency"),
         (
             {"name": "hgm", "sigma": 3.0, "redistribution": "public"},
-            "epsilon sigma target_epsilon delta clip_norm redistribution inflation public_examples",
+            "epsilon sigma target_epsilon delta clip_norm redistribution inflation public_examples adjacency",
         ),
     ],
 )
 def test_what_a_mechanism_reads(settings: dict[str, object], keys: str) -> None:
     assert sorted(MechanismConfig.model_validate(settings).read_keys) == sorted(keys.split())
+
+
+@pytest.mark.parametrize("name", ["none", "gaussian", "hgm"])
+def test_zero_out_where_it_is_proven_and_where_nothing_is(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, '[mechanism]\nadjacency = "zero-out"\n[training]\nsampling = "poisson"\n')
+    overrides = [f"mechanism.name={name}", *([] if name == "none" else ["mechanism.sigma=2"])]
+    assert load_experiment(path, overrides).mechanism.adjacency == "zero-out"
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("unit", ["example", "update"])
+@pytest.mark.parametrize("name", ["none", "gaussian", "hgm", "laplace"])
+def test_runs_of_earlier_versions_keep_their_adjacency(tmp_path: Path, name: str, unit: str, sampling: str) -> None:
+    mechanism = {"name": name, "unit": unit, "target_epsilon": 3.0}
+    run = Experiment.model_validate({"mechanism": mechanism, "training": {"sampling": sampling}})
+    (tmp_path / "config.toml").write_text(run.to_toml())
+    assert load_run(tmp_path) == run
+    (tmp_path / "config.toml").write_text(run.to_toml().replace('adjacency = "replace-one"\n', ""))
+    was_zero_out = name in ("gaussian", "hgm") and unit == "example" and sampling == "poisson"
+    assert load_run(tmp_path).mechanism.adjacency == ("zero-out" if was_zero_out else "replace-one")
+    assert load_run(tmp_path, ["seed=9"]).seed == 9
 
 
 def test_another_mechanism_ignores_the_files_parameters(tmp_path: Path) -> None:

@@ -80,6 +80,25 @@ def test_a_target_epsilon_is_met_and_not_by_far(
     assert missed > 3.0
 
 
+@pytest.mark.parametrize("name", ["none", "gaussian", "hgm"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_the_ledger_and_the_calibration_are_told_the_adjacency(name: str, adjacency: str) -> None:
+    target = {} if name == "none" else {"target_epsilon": 3.0}
+    settings = experiment(
+        training={"batch_size": 10, "sampling": "poisson"},
+        mechanism={"name": name, "adjacency": adjacency, **target},
+        federation={"rounds": 12},
+    )
+    plan = plan_client(settings, 1, 50, TENSORS, SHARES)
+    told = plan.accounted(range(1, 13))
+    assert told.adjacency == ("replace-one" if name == "none" else adjacency)
+    if name != "none":
+        reached = plan.guarantee(range(1, 13))
+        assert reached.adjacency.startswith(f"{adjacency}:")
+        assert reached.epsilon is not None
+        assert 3.0 * (1 - 2e-3) <= reached.epsilon <= 3.0
+
+
 @pytest.mark.parametrize("name", ["gaussian", "hgm"])
 def test_epsilon_of_single_examples_is_the_runs(name: str) -> None:
     """As experiment files of earlier versions have it."""

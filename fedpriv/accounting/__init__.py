@@ -21,17 +21,18 @@ from fedpriv.accounting.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
 )
-from fedpriv.accounting.guarantees import Guarantee, guarantee, running_epsilon
+from fedpriv.accounting.guarantees import Guarantee, guarantee, proven_epsilon, running_epsilon
 from fedpriv.accounting.ledger import Ledger, LedgerEntry
 from fedpriv.accounting.release import LARGEST_KAPPA, NOISE_PARAMETERS, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
-from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
 
 __all__ = [
     "LARGEST_KAPPA",
     "NOISE_PARAMETERS",
     "ORDERS",
+    "AdjacencyName",
     "CalibrationName",
     "Comparison",
     "Contender",
@@ -61,6 +62,7 @@ __all__ = [
     "mean_resultant_length",
     "noise_to_signal",
     "nominal_noise",
+    "proven_epsilon",
     "pure_rdp",
     "rdp_to_epsilon",
     "release_with",

@@ -1,7 +1,8 @@
 """Amplification by sampling: what one step costs when the adversary does not know who took part.
 
 Fixed-size sampling (B of n examples without replacement, q = B / n): any mechanism, neighbours differ in one example
-(replace-one). Poisson sampling: the Gaussian mechanism only, add-or-remove-one. Shuffled passes: nothing.
+(replace-one). Poisson sampling: the Gaussian mechanism only, here under zero-out (under replace-one see
+:mod:`fedpriv.accounting.poisson_gaussian`). Shuffled passes: nothing.
 """
 
 from collections.abc import Callable
@@ -171,7 +172,7 @@ def _log_integral(base: Callable[[Array], Array]) -> float:
 
 
 def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
-    """Return the Renyi privacy of one Poisson-sampled Gaussian step under add-or-remove-one.
+    """Return the Renyi privacy of one Poisson-sampled Gaussian step under zero-out.
 
     Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), Section 3.3, at an integer order a
 

@@ -1,7 +1,7 @@
 """How much noise an epsilon needs: the mechanisms' own formulas for nominal ones, a search for proven ones.
 
-The search bisects on :func:`fedpriv.accounting.guarantees.guarantee` itself, so what is calibrated is what will be
-reported, whatever theorem gives it.
+The search bisects on the figure of :func:`fedpriv.accounting.guarantees.guarantee` itself, so what is calibrated is
+what will be reported, whatever theorem gives it.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
-from fedpriv.accounting.guarantees import guarantee, running_epsilon
+from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.release import (
     LARGEST_KAPPA,
     LARGEST_SCALE,
@@ -21,7 +21,7 @@ from fedpriv.accounting.release import (
     release_with,
 )
 from fedpriv.errors import InputError
-from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
 
 __all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
 
@@ -86,7 +86,7 @@ def nominal_noise(
         mechanism: gaussian, hgm, laplace or vmf.
         calibration: of gaussian and hgm: analytic (Balle and Wang 2018), extended (Phan et al. 2019) or classic (Dwork
             and Roth 2014), which is proven for epsilon <= 1 only.
-        sensitivity: of gaussian and hgm, over clip_norm: 2 under replace-one, 1 under add-or-remove-one.
+        sensitivity: of gaussian and hgm, over clip_norm: 2 under replace-one, 1 under zero-out.
 
     Raises:
         InputError: an argument out of range, or a mechanism without noise.
@@ -110,11 +110,12 @@ def calibrate(
     participations: int,
     dimensions: tuple[int, ...] = (1,),
     unit: UnitName = "example",
+    adjacency: AdjacencyName = "replace-one",
 ) -> float:
     """Return the least noise whose run is (target_epsilon, delta)-private.
 
     Args:
-        target_epsilon: of the whole run, above 0, under the adjacency that :func:`guarantee` states.
+        target_epsilon: of the whole run, above 0, under this adjacency.
         delta: in (0, 1).
         mechanism: gaussian, hgm, laplace or vmf.
         sampling: shuffled, fixed, poisson or full.
@@ -122,6 +123,7 @@ def calibrate(
         participations: as in :class:`Release`, at least 1.
         dimensions: K of each block; read for vmf only.
         unit: example, or update (with sampling = full).
+        adjacency: replace-one, or zero-out (gaussian and hgm with sampling = poisson).
 
     Returns:
         The mechanism's noise parameter: the smallest sigma or scale, the largest kappa. The ledger's epsilon for it is
@@ -152,11 +154,11 @@ def calibrate(
             participations=participations,
             dimensions=dimensions,
             unit=unit,
+            adjacency=adjacency,
         )
 
     def final_epsilon(log_noise: float) -> float:
-        figure = guarantee(release(log_noise)).epsilon
-        return math.inf if figure is None else figure
+        return proven_epsilon(release(log_noise))
 
     exposed, private = math.log(noise.least), math.log(noise.most)
     if final_epsilon(exposed) <= target_epsilon:

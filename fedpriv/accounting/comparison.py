@@ -8,7 +8,8 @@ the length of the signal, which is what is released without the noise. It needs 
 - for clipping in the L1 norm, its K coordinates are spread like normal ones, so that |g|_1 = sqrt(2 K / pi) |g|_2.
 
 This favours no mechanism by the size of clip_norm. It does not count what clipping distorts where it acts on some
-gradients only, nor that blocks of equal length are not the gradient's own.
+gradients only, nor that blocks of equal length are not the gradient's own, nor that the size of a Poisson batch varies
+around B.
 """
 
 import math
@@ -39,11 +40,13 @@ class Contender:
         label: for a reader.
         mechanism: as in the settings.
         dimensions: K of each block; one block but for vmf.
+        sampling: full, fixed (batches of a fixed size) or poisson.
     """
 
     label: str
     mechanism: MechanismName
     dimensions: tuple[int, ...]
+    sampling: SamplingName = "full"
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,7 @@ class Comparison:
 
     Attributes:
         delta: of every (epsilon, delta) statement.
-        sampling: full, or fixed (batches of a fixed size).
-        rate: q = B / n; 1 for full.
+        rate: q = B / n; None: no sampling.
         participations: how often an example is used.
         batch_size: B, gradients in a mean.
         dimension: K, numbers in a gradient.
@@ -78,8 +80,7 @@ class Comparison:
     """
 
     delta: float
-    sampling: SamplingName
-    rate: float
+    rate: float | None
     participations: int
     batch_size: int
     dimension: int
@@ -143,7 +144,7 @@ def compare_mechanisms(
         dimension: K, at least 1.
         batch_size: B, from 1 to 1e12.
         participations: how often an example is used, at least 1.
-        rate: of batches of a fixed size, under which all mechanisms have the same adjacency; None: no sampling.
+        rate: of batches of a fixed size, and beside them of Poisson batches for gaussian; None: no sampling.
         block_size: about how many coordinates the small blocks of vmf have; None: 16, or as many as there are.
 
     Raises:
@@ -153,14 +154,15 @@ def compare_mechanisms(
         raise InputError(f"batch_size = {batch_size}: allowed is from 1 to {_MOST_BATCH_SIZE:,}")
     whole = equal_blocks(dimension, 1)
     small = _small_blocks(dimension, min(_BLOCK_SIZE, dimension) if block_size is None else block_size)
-    contenders = (
-        Contender("gaussian, hgm", "gaussian", whole),
-        Contender("vmf, whole", "vmf", whole),
-        Contender(f"vmf, blocks of {max(small)}", "vmf", small),
-        Contender("laplace", "laplace", whole),
-    )
     sampling: SamplingName = "full" if rate is None else "fixed"
-    known = 1.0 if rate is None else rate
+    contenders = [
+        Contender("gaussian, hgm", "gaussian", whole, sampling),
+        Contender("vmf, whole", "vmf", whole, sampling),
+        Contender(f"vmf, blocks of {max(small)}", "vmf", small, sampling),
+        Contender("laplace", "laplace", whole, sampling),
+    ]
+    if rate is not None:
+        contenders.append(Contender("gaussian, hgm, Poisson", "gaussian", whole, "poisson"))
 
     def point(contender: Contender, epsilon: float) -> Point:
         try:
@@ -168,8 +170,8 @@ def compare_mechanisms(
                 epsilon,
                 delta,
                 mechanism=contender.mechanism,
-                sampling=sampling,
-                rate=known,
+                sampling=contender.sampling,
+                rate=1.0 if rate is None else rate,
                 participations=participations,
                 dimensions=contender.dimensions,
             )
@@ -178,7 +180,7 @@ def compare_mechanisms(
         return Point(epsilon, noise, noise_to_signal(contender, noise, batch_size))
 
     curves = tuple((contender, tuple(point(contender, epsilon) for epsilon in epsilons)) for contender in contenders)
-    return Comparison(delta, sampling, known, participations, batch_size, dimension, curves)
+    return Comparison(delta, rate, participations, batch_size, dimension, curves)
 
 
 def _small_blocks(dimension: int, block_size: int) -> tuple[int, ...]:

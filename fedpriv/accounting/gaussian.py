@@ -133,7 +133,7 @@ def _check(epsilon: float, delta: float) -> None:
         raise InputError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon > 0 and 0 < delta < 1")
 
 
-# ---- Poisson sampling -----------------------------------------------------------------------------------------------
+# ---- Poisson sampling, zero-out ------------------------------------------------------------------------------------
 
 # The FFT that composes privacy-loss distributions rounds absolutely, by about 1e-17 a step: from a delta of about
 # 1e-11 down its epsilon comes out too SMALL (the tests compare). It serves only above these deltas, 0.1 % held back.
@@ -145,7 +145,7 @@ _PLD_AT_ONCE = 1000
 
 
 def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> float:
-    """Return epsilon of Poisson-sampled Gaussian steps under add-or-remove-one, by Renyi accounting.
+    """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by Renyi accounting.
 
     The divergence is that of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), at orders to 4096.
 
@@ -170,7 +170,7 @@ def _poisson_step_rdp(sigma: float, rate: float) -> NDArray[np.float64]:
 
 
 def poisson_pld_epsilon(sigma: float, rate: float, steps: int, delta: float, upper: float) -> float | None:
-    """Return epsilon of Poisson-sampled Gaussian steps under add-or-remove-one, by privacy-loss distributions (PLD).
+    """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by privacy-loss distributions (PLD).
 
     dp-accounting's pessimistic "connect the dots" discretisation: an upper bound for every grid. The grid is fine
     beside one step's spread and coarse enough that a run of any size fits in memory.

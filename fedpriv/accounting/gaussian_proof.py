@@ -1,6 +1,7 @@
 """What is proven about the Gaussian mechanism, and so about the heterogeneous one."""
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -9,28 +10,21 @@ from numpy.typing import NDArray
 from fedpriv.accounting.amplification import amplified_rdp
 from fedpriv.accounting.gaussian import gaussian_epsilon, poisson_pld_epsilon, poisson_rdp_epsilon
 from fedpriv.accounting.pairs import GaussianPair, Pair
+from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, poisson_replaced_rdp
 from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, NO_NOMINAL, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon
 
 __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
 
 Array = NDArray[np.float64]
 
-_ADD_OR_REMOVE = (
-    "add-or-remove-one, equivalently zero-out: one example of this client is added, removed, "
-    "or replaced by one that adds zero"
-)
-
 
 class GaussianProof(Proof):
-    """Mechanism gaussian: replace-one with sensitivity 2 clip_norm, under Poisson sampling add-or-remove-one with 1."""
+    """Mechanism gaussian: replace-one with sensitivity 2 clip_norm, zero-out (Poisson sampling) with clip_norm."""
 
     mechanism = "Gaussian mechanism"
     norm = "clip_norm"
-
-    @property
-    def adjacency(self) -> str:  # noqa: D102
-        return _ADD_OR_REMOVE if self._poisson else super().adjacency
 
     def nominal(self) -> Claim:  # noqa: D102
         return Claim(math.inf, NO_NOMINAL)
@@ -39,43 +33,65 @@ class GaussianProof(Proof):
         return Claim(math.inf, "no finite figure: the ratio of two Gaussian densities is unbounded")
 
     def cheap_claims(self) -> list[Claim]:  # noqa: D102
-        if self.release.rate == 1 or self.release.sampling in ("shuffled", "full"):
+        if not self.is_sampled and not self._is_poisson:
             return [self._unsampled()]
-        return [self._unsampled(), self._poisson_renyi() if self._poisson else self._fixed_renyi()]
+        return [self._unsampled(), self._zero_out_renyi() if self._is_zero_out else self._sampled_renyi()]
 
     def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+        if self._is_poisson:
+            return ((PoissonGaussianPair(self._sigma, float(self.release.rate)), 1),)
         # Without sampling the closed form is exact.
         return ((GaussianPair(2 / self._sigma), 1),) if self.is_sampled else ()
 
     @property
     def pair_theorem(self) -> str:  # noqa: D102
+        if self._is_poisson:
+            return (
+                f"Poisson-sampled {self.mechanism}: (1 - q) N(0) + q N(1) and (1 - q) N(0) + q N(-1) in units of "
+                f"{self.norm}, which dominate (docs/account.md)"
+            )
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
     def numerical_claims(self, known: float) -> list[Claim]:  # noqa: D102
         release = self.release
-        if release.rate == 1 or not self._poisson:
+        if not self._is_zero_out:
             return super().numerical_claims(known)
+        if not self._is_poisson:
+            return []
         exact = poisson_pld_epsilon(
             self._sigma, float(release.rate), int(release.participations), float(release.delta), known
         )
+        if exact is None:
+            return [self._sampled_renyi()]
         theorem = f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
-        return [] if exact is None else [Claim(exact, theorem)]
+        return [Claim(exact, theorem)]
 
     def notes(self) -> tuple[str, ...]:  # noqa: D102
-        if not self._poisson:
+        if self.release.sampling != "poisson":
             return super().notes()
         return (
             *super().notes(),
-            "Not comparable with replace-one figures: under replace-one this is at most "
-            "(2 epsilon, (1 + exp(epsilon)) delta).",
-            "Where the number of examples of the client is sent or fixes the rate, read the adjacency as zero-out.",
+            self._other_adjacency(),
             "Privacy-loss distributions serve from a delta of about 1e-9 up and for an epsilon below 1e6; Renyi "
             "accounting elsewhere.",
         )
 
+    def _other_adjacency(self) -> str:
+        if self._is_zero_out:
+            other, words = replace(self.release, adjacency="replace-one"), "replace-one (one example becomes any other)"
+        else:
+            other, words = replace(self.release, adjacency="zero-out"), "zero-out (one example becomes one that adds 0)"
+        epsilon = _epsilon(replace(other, mechanism="gaussian")) if other.participations else 0.0
+        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not to be set beside this one."
+
     @property
-    def _poisson(self) -> bool:
-        return self.release.sampling == "poisson"
+    def _is_zero_out(self) -> bool:
+        return self.release.adjacency == "zero-out"
+
+    @property
+    def _is_poisson(self) -> bool:
+        """Whether Poisson batches are drawn and amplify."""
+        return self.release.sampling == "poisson" and self.release.rate < 1
 
     @property
     def _sigma(self) -> float:
@@ -84,8 +100,8 @@ class GaussianProof(Proof):
         return float(self.release.sigma)
 
     def _unsampled(self) -> Claim:
-        # In units of clip_norm: one clipped gradient comes or goes (add-or-remove) or turns round (replace).
-        sensitivity = 1 if self._poisson else 2
+        # In units of clip_norm: one clipped gradient goes (zero-out) or turns round (replace-one).
+        sensitivity = 1 if self._is_zero_out else 2
         mu = sensitivity * math.sqrt(self.release.participations) / self._sigma
         theorem = (
             f"{self.mechanism} with sensitivity {sensitivity} {self.norm}, T releases as one of "
@@ -94,12 +110,7 @@ class GaussianProof(Proof):
         )
         return Claim(gaussian_epsilon(float(self.release.delta), mu), theorem)
 
-    def _fixed_renyi(self) -> Claim:
-        rdp = int(self.release.participations) * _fixed_step_rdp(self._sigma, float(self.release.rate))
-        theorem = f"{self.mechanism} with sensitivity 2 {self.norm}, Renyi accounting{SAMPLED_RDP}{RENYI_TO_EPSILON}"
-        return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
-
-    def _poisson_renyi(self) -> Claim:
+    def _zero_out_renyi(self) -> Claim:
         release = self.release
         epsilon = poisson_rdp_epsilon(
             self._sigma, float(release.rate), int(release.participations), float(release.delta)
@@ -109,6 +120,14 @@ class GaussianProof(Proof):
             f"Zhang 2019){RENYI_TO_EPSILON}"
         )
         return Claim(epsilon, theorem)
+
+    def _sampled_renyi(self) -> Claim:
+        """Under replace-one, which implies zero-out."""
+        step = _poisson_step_rdp if self._is_poisson else _fixed_step_rdp
+        rdp = int(self.release.participations) * step(self._sigma, float(self.release.rate))
+        how = "" if self._is_poisson else SAMPLED_RDP
+        theorem = f"{self.pair_theorem}, Renyi accounting{how}{RENYI_TO_EPSILON}"
+        return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
 
 
 class HeterogeneousGaussianProof(GaussianProof):
@@ -124,13 +143,35 @@ class HeterogeneousGaussianProof(GaussianProof):
         )
 
 
+@lru_cache(maxsize=64)
+def _epsilon(release: Release) -> float:
+    """The epsilon of a Gaussian release; kept, because many clients of a run have the same, and it takes a second."""
+    return GaussianProof(release).best().epsilon
+
+
+# Kept, because a run asks again after each round.
+
+
 @lru_cache(maxsize=256)
 def _fixed_step_rdp(sigma: float, rate: float) -> Array:
-    """Renyi privacy of one step; kept, because a run asks again after each round."""
+    """Renyi privacy of one step with a batch of a fixed size."""
 
     def base(orders: Array) -> Array:
         return gaussian_rdp(orders, sigma / 2)
 
     step = amplified_rdp(ORDERS, base, math.inf, rate)
+    step.setflags(write=False)
+    return step
+
+
+@lru_cache(maxsize=256)
+def _poisson_step_rdp(sigma: float, rate: float) -> Array:
+    """Renyi privacy of one step with a Poisson batch, replace-one.
+
+    It is never above that with a batch of a fixed size: delta of the pair at log(1 + q (exp(epsilon) - 1)) is q times
+    that of N(1) against a mixture of N(0) and N(-1) at epsilon (Balle, Barthe and Gaboardi 2018, Theorem 2).
+    """
+    exact = poisson_replaced_rdp(ORDERS, sigma, rate)
+    step = np.where(np.isfinite(exact), exact, _fixed_step_rdp(sigma, rate))
     step.setflags(write=False)
     return step

@@ -13,7 +13,7 @@ from fedpriv.accounting.pure_proof import DirectionalProof, LaplaceProof
 from fedpriv.accounting.release import Release
 from fedpriv.names import MechanismName
 
-__all__ = ["Guarantee", "guarantee", "running_epsilon"]
+__all__ = ["Guarantee", "guarantee", "proven_epsilon", "running_epsilon"]
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def guarantee(release: Release) -> Guarantee:
 
     - none: no finite figure.
     - gaussian, hgm: shuffled or full: replace-one with sensitivity 2 clip_norm; T releases are one with sigma /
-      (2 sqrt T), converted exactly (Balle and Wang 2018). poisson: add-or-remove-one with sensitivity clip_norm, the
-      smallest of privacy-loss distributions, Renyi accounting and the unsampled bound.
+      (2 sqrt T), converted exactly (Balle and Wang 2018). poisson: under either adjacency the smallest of privacy-loss
+      distributions, Renyi accounting and the unsampled bound.
     - vmf, laplace: replace-one; pure 2 kappa a block, or 2 / scale, for each participation; (epsilon, delta) the
       smallest of the pure figure, optimal composition of pure figures, Renyi accounting of the exact divergence, and
       privacy-loss distributions of the dominating pair. poisson: no amplification is claimed.
     - fixed, all: amplified, the smallest of the same and the unsampled bound.
     """
     proof = _PROOFS[release.mechanism](release)
-    pure, best = (_UNUSED, _UNUSED) if _is_unused(release) else (proof.pure(), _best(proof))
+    pure, best = (_UNUSED, _UNUSED) if _is_unused(release) else (proof.pure(), proof.best())
     nominal = proof.nominal()
     return Guarantee(
         adjacency=proof.adjacency,
@@ -82,6 +82,11 @@ def guarantee(release: Release) -> Guarantee:
     )
 
 
+def proven_epsilon(release: Release) -> float:
+    """Return :func:`guarantee`'s epsilon alone, infinite where nothing is proven, without what only the notes need."""
+    return 0.0 if _is_unused(release) else _PROOFS[release.mechanism](release).best().epsilon
+
+
 def running_epsilon(release: Release) -> float:
     """Return a proven epsilon of (epsilon, delta)-DP by closed forms and Renyi accounting alone, within milliseconds.
 
@@ -94,11 +99,6 @@ def running_epsilon(release: Release) -> float:
 
 def _is_unused(release: Release) -> bool:
     return release.participations == 0 and release.mechanism != "none"
-
-
-def _best(proof: Proof) -> Claim:
-    cheap = smallest(proof.cheap_claims())
-    return smallest([cheap, *proof.numerical_claims(cheap.epsilon)]) if math.isfinite(cheap.epsilon) else cheap
 
 
 def _finite(epsilon: float) -> float | None:

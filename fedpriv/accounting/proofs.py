@@ -36,6 +36,10 @@ COMPOSED_NUMERICALLY = (
 
 _REPLACE_EXAMPLE = "replace-one: one example of this client is replaced by any other"
 _REPLACE_UPDATE = "replace-one-update: this client's whole update is replaced by any other"
+_ZERO_OUT = (
+    "zero-out: one example of this client is replaced by one that adds zero (as if it were removed); the number of "
+    "examples is public"
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Proof(ABC):
     @property
     def adjacency(self) -> str:
         """Which two data sets must look alike, in words."""
+        if self.release.adjacency == "zero-out":
+            return _ZERO_OUT
         return _REPLACE_UPDATE if self.release.unit == "update" else _REPLACE_EXAMPLE
 
     @abstractmethod
@@ -79,7 +85,7 @@ class Proof(ABC):
         """Every (epsilon, delta) claim by closed forms and Renyi accounting; at least one, a few milliseconds."""
 
     def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
-        """Pairs that dominate one participation under replace-one before sampling, and how many of each; or none."""
+        """Pairs that dominate one participation before fixed-size sampling, and how many of each; or none."""
         return ()
 
     def numerical_claims(self, known: float) -> list[Claim]:
@@ -99,6 +105,11 @@ class Proof(ABC):
         epsilon = composed_epsilon(parts, float(self.release.delta), known)
         theorem = f"{self.pair_theorem}{SAMPLED_DELTA if self.is_sampled else ''}{COMPOSED_NUMERICALLY}"
         return [] if epsilon is None else [Claim(epsilon, theorem)]
+
+    def best(self) -> Claim:
+        """The smallest claim of all."""
+        cheap = smallest(self.cheap_claims())
+        return smallest([cheap, *self.numerical_claims(cheap.epsilon)]) if math.isfinite(cheap.epsilon) else cheap
 
     @property
     def pair_theorem(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from fedpriv.errors import InputError
-from fedpriv.names import MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, MechanismName, SamplingName, UnitName
 
 __all__ = [
     "LARGEST_KAPPA",
@@ -52,6 +52,9 @@ class Release:
         scale: noise scale over clip_norm, in [1e-9, 1e12]; read for laplace only.
         clip_norm: C, above 0. No figure depends on it, because sigma and scale are in its unit.
         delta: of the (epsilon, delta) statement, in (0, 1).
+        adjacency: which two data sets must look alike. replace-one: one unit is replaced by any other. zero-out: one
+            example is replaced by one that adds zero, the number of examples being public; only for gaussian and hgm
+            with poisson.
 
     Raises:
         InputError: a field out of range, with what was given and what is allowed.
@@ -68,14 +71,21 @@ class Release:
     scale: float | None
     clip_norm: float
     delta: float
+    adjacency: AdjacencyName = "replace-one"
 
     def __post_init__(self) -> None:
         _check_choice("mechanism", self.mechanism, get_args(MechanismName))
         _check_choice("unit", self.unit, get_args(UnitName))
         _check_choice("sampling", self.sampling, get_args(SamplingName))
+        _check_choice("adjacency", self.adjacency, get_args(AdjacencyName))
         if self.unit == "update" and self.sampling != "full":
             raise InputError(
                 f"sampling = {self.sampling}: with unit = update allowed is full, the update is not sampled"
+            )
+        if self.adjacency == "zero-out" and (self.mechanism not in ("gaussian", "hgm") or self.sampling != "poisson"):
+            raise InputError(
+                f"adjacency = zero-out: with mechanism = {self.mechanism} and sampling = {self.sampling} allowed is "
+                "replace-one; zero-out is for gaussian and hgm with poisson"
             )
         _check_range("rate", self.rate, SMALLEST_RATE, 1.0)
         _check(
@@ -111,6 +121,7 @@ def release_with(
     participations: int,
     dimensions: tuple[int, ...] = (1,),
     unit: UnitName = "example",
+    adjacency: AdjacencyName = "replace-one",
 ) -> Release:
     """Return the release of a mechanism with this sigma, scale or kappa.
 
@@ -132,6 +143,7 @@ def release_with(
         scale=noise if parameter == "scale" else None,
         clip_norm=1.0,
         delta=delta,
+        adjacency=adjacency,
     )
 
 

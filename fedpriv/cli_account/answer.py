@@ -61,15 +61,16 @@ def answer(asked: Asked) -> Answer:
         "participations": asked.participations,
         "dimensions": equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
         "unit": asked.unit,
+        "adjacency": asked.adjacency,
     }
     if option == "--target-epsilon":
         noise = calibrate(value, asked.delta, **run)
     elif option == "--epsilon":
-        noise = _nominal_noise(asked, value, sampling)
+        noise = _nominal_noise(asked, value)
     else:
         noise = value
     release = release_with(noise, asked.delta, **run)
-    return Answer(asked, release, _with_nominal(guarantee(release), asked, sampling))
+    return Answer(asked, release, _with_nominal(guarantee(release), asked))
 
 
 def _given_noise(asked: Asked) -> tuple[str, float]:
@@ -107,27 +108,27 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     return sampling, 1.0 if rate is None else rate
 
 
-def _nominal_noise(asked: Asked, epsilon: float, sampling: SamplingName) -> float:
+def _nominal_noise(asked: Asked, epsilon: float) -> float:
     return nominal_noise(
         epsilon,
         asked.delta,
         mechanism=asked.mechanism,
         calibration=asked.calibration,
-        sensitivity=_sensitivity(sampling),
+        sensitivity=_sensitivity(asked),
     )
 
 
-def _sensitivity(sampling: SamplingName) -> int:
-    """Of gaussian and hgm, over clip_norm: add-or-remove-one under Poisson sampling, replace-one elsewhere."""
-    return 1 if sampling == "poisson" else 2
+def _sensitivity(asked: Asked) -> int:
+    """Of gaussian and hgm, over clip_norm."""
+    return 1 if asked.adjacency == "zero-out" else 2
 
 
-def _with_nominal(found: Guarantee, asked: Asked, sampling: SamplingName) -> Guarantee:
+def _with_nominal(found: Guarantee, asked: Asked) -> Guarantee:
     """Say what --epsilon means for the mechanisms whose ledger has no nominal figure."""
     if asked.epsilon is None or found.nominal_epsilon is not None:
         return found
     words = (
         f"nominal, as given: one release alone is (epsilon, delta)-private, by the {asked.calibration} calibration at "
-        f"sensitivity {_sensitivity(sampling)} clip_norm and without sampling"
+        f"sensitivity {_sensitivity(asked)} clip_norm and without sampling"
     )
     return replace(found, nominal_epsilon=asked.epsilon, theorem={**found.theorem, "nominal_epsilon": words})

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
 
 __all__ = ["Asked"]
 
@@ -24,6 +24,7 @@ class Asked:
         dimension: numbers in a gradient.
         blocks: parts with a draw of their own.
         calibration: from a nominal epsilon to sigma.
+        adjacency: which data sets must look alike.
     """
 
     mechanism: MechanismName
@@ -38,3 +39,4 @@ class Asked:
     dimension: int | None = None
     blocks: int = 1
     calibration: CalibrationName = "analytic"
+    adjacency: AdjacencyName = "replace-one"

@@ -9,7 +9,7 @@ import typer
 
 from fedpriv.cli_account.asked import Asked
 from fedpriv.errors import InputError
-from fedpriv.names import CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
 from fedpriv.terminal import Json, err, print_json, print_line
 
 __all__ = ["account_app"]
@@ -74,12 +74,21 @@ def _add_gaussian(mechanism: MechanismName, help_: str) -> None:
         delta: Delta = 1e-5,
         sampling_rate: Rate = None,
         sampling: Annotated[SamplingName | None, _sampling("poisson")] = None,
+        adjacency: Annotated[
+            AdjacencyName,
+            _choice(
+                "--adjacency",
+                AdjacencyName,
+                "Which data sets must look alike: one example becomes any other; or, in Poisson batches, one that adds "
+                "zero.",
+            ),
+        ] = "replace-one",
         unit: Unit = "example",
         dimension: Dimension = None,
         as_json: Json = False,
     ) -> None:
         asked = Asked(mechanism, sigma, epsilon, target_epsilon, participations, delta, sampling_rate, sampling, unit)
-        _answer(replace(asked, calibration=calibration, dimension=dimension), as_json)
+        _answer(replace(asked, calibration=calibration, dimension=dimension, adjacency=adjacency), as_json)
 
 
 _add_gaussian("gaussian", "Gaussian noise on a sum of gradients that are clipped in the L2 norm, as in DP-SGD.")
@@ -145,7 +154,7 @@ def compare(
     participations: Participations = 10,
     sampling_rate: Annotated[
         float | None,
-        typer.Option("--sampling-rate", help="Batches of a fixed size, this share of a client's examples."),
+        typer.Option("--sampling-rate", help="Batches of this share of a client's examples, fixed or Poisson."),
     ] = None,
     delta: Delta = 1e-5,
     block_size: Annotated[

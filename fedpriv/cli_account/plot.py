@@ -22,6 +22,7 @@ _LINES: tuple[dict[str, Any], ...] = (
     {"color": "#D55E00", "linestyle": "--", "marker": "s", "markersize": 4},
     {"color": "#009E73", "linestyle": ":", "marker": "o", "markersize": 10},
     {"color": "#CC79A7", "linestyle": "-.", "marker": "D", "markersize": 5},
+    {"color": "#E69F00", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "^", "markersize": 6},
 )
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedpriv",
@@ -42,7 +43,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         drawing = Figure(figsize=(7.0, 4.6), layout="constrained")
         axes = drawing.subplots()
         axes.axhline(1, color="#5a6169", linewidth=1)
-        for (contender, points), line in zip(comparison.curves, _LINES, strict=True):
+        for (contender, points), line in zip(comparison.curves, _LINES, strict=False):
             known = [(point.epsilon, point.ratio) for point in points if point.ratio is not None]
             epsilons, ratios = [epsilon for epsilon, _ in known], [ratio for _, ratio in known]
             axes.plot(epsilons, ratios, label=contender.label, linewidth=1.8, markerfacecolor="none", **line)
@@ -62,7 +63,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def _title(comparison: Comparison) -> str:
-    sampling = "no sampling" if comparison.sampling == "full" else f"fixed-size batches, rate {comparison.rate:g}"
+    sampling = "no sampling" if comparison.rate is None else f"sampled, rate {comparison.rate:g}"
     return (
         f"{comparison.batch_size:,} gradients of {comparison.dimension:,} numbers, {comparison.participations:,} "
         f"participations, {sampling}"

@@ -24,7 +24,8 @@ _ASSUMPTIONS = (
     "Noise: root mean square of its length in the mean. gaussian sigma sqrt(K) / B; laplace 2 K scale / (sqrt(pi) B); "
     "vmf sqrt((1 - A^2) / B) / A, where A is the mean cosine of a draw with its gradient, in each block.",
     "hgm is shown with even shares, as gaussian; with others the same holds in its own norm |x / sqrt(K r)|.",
-    "Not counted: what clipping distorts, and that vmf in blocks gives all of them the same length.",
+    "Not counted: what clipping distorts, that vmf in blocks gives all of them the same length, and that the size of a "
+    "Poisson batch varies around B.",
 )
 
 
@@ -89,6 +90,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
             "mechanism": contender.mechanism,
             "label": contender.label,
             "blocks": len(contender.dimensions),
+            "sampling": contender.sampling,
             NOISE_PARAMETERS[contender.mechanism]: point.noise,
             "epsilon": point.epsilon,
             "noise_to_signal": point.ratio,
@@ -130,7 +132,7 @@ def print_comparison(found: Comparison) -> None:
 
 
 def _sampling(found: Comparison) -> str:
-    return found.sampling if found.sampling == "full" else f"{found.sampling}, rate {found.rate:.6g}"
+    return "full" if found.rate is None else f"fixed, Poisson where a label says so, rate {found.rate:.6g}"
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from attacks.reconstruction import ATTACKS
 from attacks.threat import threat_model
 from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, target_error, writing
 from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
@@ -76,7 +76,7 @@ def attack_run(
     """
     source = RunFolder.open(path)
     before = source.experiment()
-    experiment = load_experiment(path / "config.toml", _checked(overrides, names))
+    experiment = load_run(path, _checked(overrides, names))
     attacks = plan_attacks(before, experiment, names or _meant(overrides))
     earlier = _read_earlier(source)
     if not attacks:

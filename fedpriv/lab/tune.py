@@ -24,7 +24,7 @@ from attacks.reconstruction import ATTACKS, Attack
 from attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
 from attacks.threat import Access, threat_model
 from clients.training import local_upload
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.config import Experiment, load_experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
@@ -139,7 +139,7 @@ def tune_attack(
         raise InputError(
             f"{name} is an active attack: its settings decide what clients are sent; there is none to tune"
         )
-    experiment = load_experiment(source / "config.toml" if source.is_dir() else source, overrides)
+    experiment = load_run(source, overrides) if source.is_dir() else load_experiment(source, overrides)
     _check_threat(experiment, attack)
     configs = _configs(attack, getattr(experiment.adversary, name), _parsed(attack, grid))
     world = build_world(experiment)

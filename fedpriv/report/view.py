@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import ConfigDict, TypeAdapter
 
 from fedpriv.budget import Stop
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.runs import FINITE, RoundRecord, RunFolder, parse_json
 
@@ -340,7 +340,7 @@ def load_view(folder: Path) -> View:
         raise InputError(f"{folder}: no such folder")
     if not config.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no config.toml")
-    experiment = load_experiment(config)
+    experiment = load_run(folder)
     summary = _read(folder / "summary.json", _SUMMARY)
     scores = _read_lines(folder / "reconstructions" / "scores.jsonl", _SCORE)
     pictures = _list_pictures(folder / "reconstructions")

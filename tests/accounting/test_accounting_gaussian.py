@@ -96,8 +96,13 @@ def test_closed_forms_refuse_what_is_not_proven():
 # ---- unsampled releases: dp-accounting's PLD called with replace-one is the oracle ----------------------------------
 
 
-def release(sampling, sigma, participations, rate=0.1, delta=1e-5, unit="example"):
-    return Release("gaussian", unit, sampling, rate, participations, (10,), None, sigma, None, 3.0, delta)
+def release(sampling, sigma, participations, rate=0.1, delta=1e-5, adjacency="replace-one"):
+    count = participations
+    return Release("gaussian", "example", sampling, rate, count, (10,), None, sigma, None, 3.0, delta, adjacency)
+
+
+def poisson(*values):
+    return release("poisson", *values, adjacency="zero-out")
 
 
 @pytest.mark.parametrize(("sigma", "participations"), list(itertools.product([5.0, 20.0], [1, 7, 30])))
@@ -115,7 +120,7 @@ def test_replace_one_is_dp_accountings_pld_and_twice_the_sensitivity(sigma, part
     assert renyi.get_epsilon(1e-5) < 0.8 * claimed
 
 
-# ---- Poisson sampling -----------------------------------------------------------------------------------------------
+# ---- Poisson sampling, zero-out -------------------------------------------------------------------------------------
 
 
 def one_step_epsilon(sigma, rate, delta):
@@ -136,7 +141,7 @@ def one_step_epsilon(sigma, rate, delta):
 
 @pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.4, 1.0, 3.0], [0.01, 0.3, 0.9])))
 def test_one_poisson_step_is_exact(sigma, rate):
-    claimed, exact = guarantee(release("poisson", sigma, 1, rate)).epsilon, one_step_epsilon(sigma, rate, 1e-5)
+    claimed, exact = guarantee(poisson(sigma, 1, rate)).epsilon, one_step_epsilon(sigma, rate, 1e-5)
     assert exact <= claimed <= 1.005 * exact
 
 
@@ -148,7 +153,7 @@ LONG_RUNS = [(1.0, 0.01, 2000), (0.6, 0.02, 100), (3.0, 0.5, 300), (1.0, 1e-4, 5
     [(20.0, 0.1, 50), (2.0, 0.01, 400), *[pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS]],
 )
 def test_poisson_runs_agree_with_a_finer_grid(sigma, rate, steps):
-    claimed = guarantee(release("poisson", sigma, steps, rate)).epsilon
+    claimed = guarantee(poisson(sigma, steps, rate)).epsilon
     fine = pld.from_gaussian_mechanism(
         sigma, sampling_prob=rate, value_discretization_interval=min(1e-4, claimed / 1e3)
     )
@@ -162,7 +167,7 @@ def test_poisson_runs_are_below_opacus_renyi_figure(sigma, rate, steps):
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 256))
     rdp = analysis.compute_rdp(q=rate, noise_multiplier=sigma, steps=steps, orders=orders)
     opacus, _ = analysis.get_privacy_spent(orders=orders, rdp=rdp, delta=1e-5)
-    claimed = guarantee(release("poisson", sigma, steps, rate)).epsilon
+    claimed = guarantee(poisson(sigma, steps, rate)).epsilon
     assert claimed <= opacus
     # Between integer orders this room interpolates, which costs a few percent where the best order is small.
     assert poisson_rdp_epsilon(sigma, rate, steps, 1e-5) == pytest.approx(opacus, rel=0.05)
@@ -174,7 +179,7 @@ def test_no_figure_falls_below_the_exact_one_where_the_fft_rounds(delta, mu, ste
     """At a rate next to 1 the exact epsilon is known. Raw PLDs are below it from about delta = 1e-11 on."""
     rate = 1 - 1e-9
     exact = gaussian_epsilon(delta / (1 - 1e-6), mu)  # the rate moves steps * 1e-9 of the probability at most
-    claimed = guarantee(release("poisson", math.sqrt(steps) / mu, steps, rate, delta))
+    claimed = guarantee(poisson(math.sqrt(steps) / mu, steps, rate, delta))
     assert claimed.epsilon >= exact * (1 - 1e-4)
     allowed = poisson_pld_epsilon(math.sqrt(steps) / mu, rate, steps, delta, 2 * exact)
     assert (allowed is None) == (delta < max(1e-9, 1e-12 * steps))
@@ -183,18 +188,21 @@ def test_no_figure_falls_below_the_exact_one_where_the_fft_rounds(delta, mu, ste
 
 
 def test_small_deltas_fall_back_to_renyi_and_say_so():
-    found = guarantee(release("poisson", 1.0, 1000, 0.01, 1e-12))
+    found = guarantee(poisson(1.0, 1000, 0.01, 1e-12))
     assert found.epsilon == poisson_rdp_epsilon(1.0, 0.01, 1000, 1e-12)
     assert "Renyi accounting" in found.theorem["epsilon"]
     assert any("from a delta of about 1e-9 up" in note for note in found.notes)
 
 
+SAMPLINGS = [("poisson", "zero-out"), ("poisson", "replace-one"), ("fixed", "replace-one"), ("shuffled", "replace-one")]
+
+
 @pytest.mark.parametrize("rate", [1e-9, 0.5, 1.0])
 @pytest.mark.parametrize("sigma", [1e-9, 1e-3, 0.05, 1e4, 1e12])
-@pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])
-def test_extreme_settings_stay_finite_and_below_no_sampling(rate, sigma, sampling):
-    found = guarantee(release(sampling, sigma, 50, rate))
-    sensitivity = 1 if sampling == "poisson" else 2
+@pytest.mark.parametrize(("sampling", "adjacency"), SAMPLINGS)
+def test_extreme_settings_stay_finite_and_below_no_sampling(rate, sigma, sampling, adjacency):
+    found = guarantee(release(sampling, sigma, 50, rate, adjacency=adjacency))
+    sensitivity = 1 if adjacency == "zero-out" else 2
     unsampled = gaussian_epsilon(1e-5, sensitivity * math.sqrt(50) / sigma)
     assert 0 <= found.epsilon <= unsampled
     assert np.isfinite(found.epsilon)

@@ -38,6 +38,10 @@ def gaussian(sampling="shuffled", sigma=2.0, participations=3, rate=0.1, unit="e
     return Release("gaussian", unit, sampling, rate, participations, (1000,), None, sigma, None, 1.0, delta)
 
 
+def zero_out(sampling="poisson", **options):
+    return replace(gaussian(sampling, **options), adjacency="zero-out")
+
+
 def hgm(sampling="shuffled", **options):
     return replace(gaussian(sampling, **options), mechanism="hgm")
 
@@ -67,8 +71,7 @@ def test_every_figure_comes_with_its_words(build, unit, sampling):
     assert all(found.theorem[name] for name in FIGURES)
     assert found.participations == 3
     assert found.sampling.startswith(sampling)
-    add_or_remove = build in (gaussian, hgm) and sampling == "poisson"
-    assert found.adjacency.startswith("add-or-remove-one" if add_or_remove else "replace-one")
+    assert found.adjacency.startswith("replace-one")
     assert ("whole update" in found.adjacency) == (unit == "update")
 
 
@@ -184,9 +187,25 @@ def test_gaussian_with_fixed_size_sampling(sigma, rate):
     assert ("Thm 9" in found.theorem["epsilon"]) == (found.epsilon < unsampled)
 
 
-def test_poisson_says_that_its_adjacency_differs():
-    notes = " ".join(guarantee(gaussian("poisson")).notes)
-    assert "replace-one" in notes and "zero-out" in notes
+@pytest.mark.parametrize("participations", [0, 1, 30])
+def test_poisson_says_what_it_is_under_the_other_adjacency(participations):
+    replaced, zeroed = (
+        guarantee(gaussian("poisson", participations=participations)),
+        guarantee(zero_out(participations=participations)),
+    )
+    assert zeroed.epsilon < replaced.epsilon or participations == 0
+    assert replaced.adjacency.startswith("replace-one:")
+    assert zeroed.adjacency.startswith("zero-out:") and "number of examples is public" in zeroed.adjacency
+    for own, other, name in ((replaced, zeroed, "zero-out"), (zeroed, replaced, "replace-one")):
+        (note,) = [text for text in own.notes if text.startswith("Under ")]
+        assert note.startswith(f"Under {name} ") and f"epsilon is {other.epsilon:.4g}:" in note
+
+
+@pytest.mark.parametrize("rate", [0.01, 1.0])
+def test_zero_out_costs_less_than_one_clipped_gradient_without_sampling(rate):
+    found = guarantee(replace(zero_out(sigma=3.0, participations=50), rate=rate))
+    unsampled = gaussian_epsilon(1e-5, math.sqrt(50) / 3.0)
+    assert found.epsilon == unsampled if rate == 1 else found.epsilon < 0.2 * unsampled
 
 
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
@@ -271,6 +290,10 @@ def test_every_mechanism_is_tested_here():
         ({"unit": "person"}, "unit = person"),
         ({"sampling": "cyclic"}, "sampling = cyclic"),
         ({"unit": "update"}, "with unit = update allowed is full"),
+        ({"adjacency": "add-one"}, "adjacency = add-one: allowed is replace-one, zero-out"),
+        ({"adjacency": "zero-out"}, "adjacency = zero-out: with mechanism = vmf and sampling = shuffled allowed is"),
+        ({"adjacency": "zero-out", "sampling": "poisson"}, "with mechanism = vmf and sampling = poisson allowed is"),
+        ({"adjacency": "zero-out", "mechanism": "gaussian", "sigma": 1.0}, "mechanism = gaussian and sampling = shuf"),
         ({"rate": 0.0}, "rate = 0"),
         ({"rate": 1.1}, "rate = 1.1"),
         ({"rate": math.nan}, "rate = nan"),
