@@ -1,4 +1,4 @@
-"""Start or resume a run and bring it to its report."""
+"""Start or resume a run and bring it to its summary; whoever wants a report of the folder writes it."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from fedpriv.lab.adversary import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
-from fedpriv.report import write_report
 from fedpriv.runs import RunFolder, parse_json
 from fedpriv.world import World, build_world
 from server.app import server_app
@@ -144,7 +143,7 @@ def _close(
     reason: str | None,
     leakage: Leakage,
 ) -> Summary:
-    """Write what every ending of a run leaves behind: ledger, summary, report."""
+    """Write what every ending of a run leaves behind: ledger and summary."""
     experiment = world.experiment
     ledger = _ledger(world, folder)
     folder.write_json("ledger.json", ledger.to_json())
@@ -176,7 +175,6 @@ def _close(
         command=folder.command(),
     )
     folder.write_json("summary.json", {**summary.to_json(), **_audited(folder, status)})
-    write_report(folder.path)
     return summary
 
 
