@@ -88,7 +88,7 @@ def dress(axes: Axes, theme: Theme) -> None:
 
 
 def plot(build: Callable[[Theme], Figure], alt: str, colours: Mapping[str, str] = _NO_COLOURS) -> Plot:
-    """Draw in the light theme, and recolour that for the dark one, which takes a tenth of the time of a drawing.
+    """Draw in the light theme, and recolour that for the dark one, which takes a fiftieth of the time of a drawing.
 
     Args:
         build: draws; the dark version is right if it tells colours of the theme by nothing but their place in it.
