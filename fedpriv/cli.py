@@ -91,14 +91,18 @@ def run(
     from fedpriv.display import Display
     from fedpriv.lab import resume_run, start_run
     from fedpriv.progress import Silent
+    from fedpriv.report import reported
 
     silent = quiet or as_json
     with nullcontext(Silent()) if silent else Display(err) as progress:
         if experiment is not None and file is not None:
             path = out_dir or _default_folder(experiment)
-            summary = start_run(experiment, path, _command(file, set_ or ()), progress)
+            with reported(path):
+                summary = start_run(experiment, path, _command(file, set_ or ()), progress)
         elif resume is not None:
-            path, summary = resume, resume_run(resume, progress)
+            path = resume
+            with reported(path):
+                summary = resume_run(path, progress)
     if as_json:
         print_json({**summary.to_json(), "folder": str(path)})
         return
@@ -116,7 +120,7 @@ app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quick
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
 def report(folder: Run) -> None:
-    """Write report.html again from DIR, the folder of a run or of a sweep."""
+    """Write report.html from DIR, the folder of a run, of a trial, or of a sweep."""
     from fedpriv.report import write_report, write_sweep_report
 
     write = write_sweep_report if (folder / "sweep.json").is_file() else write_report

@@ -76,6 +76,7 @@ def attack_folder(
     from fedpriv.display import Display
     from fedpriv.lab import attack_heard, attack_run
     from fedpriv.progress import Silent
+    from fedpriv.report import reported
 
     command = shlex.join(
         [
@@ -86,13 +87,13 @@ def attack_folder(
             *(("--heard", str(heard)) if heard else ()),
         ]
     )
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+    path = out_dir or folder
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
         chosen = names or (), victims or (), set_ or ()
         if heard is None:
             summary = attack_run(folder, *chosen, out_dir, command, progress)
         else:
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
-    path = out_dir or folder
     if as_json:
         print_json({**summary, "folder": str(path)})
         return

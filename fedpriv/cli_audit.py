@@ -26,10 +26,11 @@ def audit(
     from fedpriv.display import Display
     from fedpriv.lab.audit import audit_run
     from fedpriv.progress import Silent
+    from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(folder):
         found = audit_run(run, references, pairs, progress)
     if as_json:
         print_json({**found, "folder": str(folder)})

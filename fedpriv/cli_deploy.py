@@ -93,6 +93,7 @@ def run(
     from fedpriv.display import Display
     from fedpriv.lab import Engine, start_run
     from fedpriv.progress import Silent
+    from fedpriv.report import reported
 
     experiment = for_deployment(experiment, folder)
     insecure = DeploymentFolder(folder).read().insecure
@@ -102,7 +103,7 @@ def run(
     overrides = [part for text in set_ or () for part in ("--set", text)]
     command = shlex.join(["fedpriv", "deploy", "run", str(file), *overrides])
     engine = Engine("insecure deployment" if insecure else "deployment", partial(federate, folder))
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
         summary = start_run(experiment, path, command, progress, engine)
     if as_json:
         print_json({**summary.to_json(), "folder": str(path)})

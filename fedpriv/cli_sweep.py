@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.errors import RunFailedError
+from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing, writing_to
 from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line
 
@@ -40,6 +40,9 @@ def sweep(
         bool, typer.Option("--inline", help="Run the trials here, one after the other, without Ray.")
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Make trials again that failed.")] = False,
+    reports: Annotated[
+        bool, typer.Option("--reports", help="Write a report.html for each trial, too; `fedpriv report` writes one.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -69,6 +72,8 @@ def sweep(
         records = run_sweep(asked, folder, progress, retry)
     with writing(shlex.join(["fedpriv", "report", str(folder.path)])):
         report = write_sweep_report(folder.path)
+    if reports:
+        _write_trial_reports(folder.path, records)
     _print(records, as_json, folder=str(folder.path))
     if not as_json:
         print_line(f"Results: {folder.path / 'results.parquet'}, {folder.path / 'results.csv'}")
@@ -98,6 +103,17 @@ def compare(
             print_line(text)
         print_line(f"Report: {report}")
     _refuse_faults(records)
+
+
+def _write_trial_reports(folder: Path, records: Any) -> None:
+    """Write the report of every trial, of failed ones too; one that cannot be written does not stop the others."""
+    from fedpriv.report import write_report
+
+    for record in records:
+        try:
+            write_report(folder / record.folder)
+        except (InputError, OSError) as error:
+            err.print(f"warning: trial {record.trial}: {error}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _list(trials: Any, as_json: bool) -> None:

@@ -1,4 +1,7 @@
-"""One experiment from its settings to its report: federate, account, attack, score, write down."""
+"""One experiment from its settings to its summary: federate, account, attack, score, write down.
+
+Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.report`).
+"""
 
 from fedpriv.lab.attack import attack_run
 from fedpriv.lab.heard import attack_heard

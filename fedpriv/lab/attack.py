@@ -1,7 +1,7 @@
 """Other attacks on what an earlier run heard, without training again.
 
 The observations, the settings and the ledger of the run stay as they are; scores and pictures are added to those in its
-folder, and summary and report are written anew.
+folder, and the summary is written anew. Whoever wants a report of the folder writes it.
 """
 
 import re
@@ -28,7 +28,6 @@ from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
-from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import World, build_world
 
@@ -266,7 +265,7 @@ def _on_the_wire(folder: RunFolder) -> list[str]:
 
 
 def write_attacked(folder: RunFolder, experiment: Experiment, command: str) -> dict[str, Any]:
-    """Bring summary and report up to date where there was nothing to attack.
+    """Bring the summary up to date where there was nothing to attack.
 
     Returns:
         The new content of summary.json.
@@ -289,8 +288,6 @@ def _write_attacked(
     _append_command(folder, command)
     summary = _updated(folder, experiment, earlier, leakage, warnings)
     folder.write_json("summary.json", summary)
-    with writing(folder.to_report):
-        write_report(folder.path)
     return summary
 
 

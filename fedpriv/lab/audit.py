@@ -2,8 +2,8 @@
 
 The final model comes from the checkpoint, those of earlier rounds from what the adversary heard. Reference models
 repeat the run's training, mechanism included, on other data (see :mod:`attacks.membership.audit` for the game). Signals
-and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too, and
-the report, which gets a section.
+and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too.
+Whoever wants a report of the folder writes it.
 """
 
 import json
@@ -30,7 +30,6 @@ from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.gradients import Vector
 from fedpriv.progress import Progress
-from fedpriv.report import write_report
 from fedpriv.runs import RoundRecord, RunFolder, parse_json
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
@@ -90,8 +89,6 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
         write_signals(folder.path / "membership" / "signals.npz", signals)
         folder.write_json("membership.json", found)
         folder.write_json("summary.json", {**summary, "membership": found})
-    with writing(folder.to_report):
-        write_report(folder.path)
     if found["proven_epsilon"] is not None:
         refuse_contradiction(bound, found["proven_epsilon"], bound.delta)
     return found

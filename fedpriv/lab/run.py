@@ -1,4 +1,4 @@
-"""Start or resume a run and bring it to its report."""
+"""Start or resume a run and bring it to its summary; whoever wants a report of the folder writes it."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,6 @@ from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.report import write_report
 from fedpriv.runs import RunFolder, parse_json
 from fedpriv.world import World, build_world
 from server.app import server_app
@@ -122,17 +121,13 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
         _end_early(close, folder, "interrupted", reason)
         raise RunInterruptedError(reason) from None
     with writing(folder.to_resume):
-        summary = close("completed", None, leakage)
-    with writing(folder.to_report):
-        write_report(folder.path)
-    return summary
+        return close("completed", None, leakage)
 
 
 def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
     """Write what there is; where even that cannot be written, the reason for the end is still what has to be told."""
     with suppress(OSError):
         close(status, reason, Leakage())
-        write_report(folder.path)
 
 
 def _headline(world: World) -> str:
@@ -164,7 +159,7 @@ def _close(
     reason: str | None,
     leakage: Leakage,
 ) -> Summary:
-    """Write what every ending of a run leaves behind, but for the report: ledger and summary."""
+    """Write what every ending of a run leaves behind: ledger and summary."""
     experiment = world.experiment
     ledger = _ledger(world, folder)
     folder.write_json("ledger.json", ledger.to_json())

@@ -1,4 +1,7 @@
-"""One trial of a sweep: a run, an audit where it is asked for, and the record, which says that the trial is over."""
+"""One trial of a sweep: a run, an audit where it is asked for, and the record, which says that the trial is over.
+
+No report is drawn: that takes longer than a small run.
+"""
 
 import shutil
 import time
@@ -60,6 +63,8 @@ def label(number: int) -> str:
 
 def _run(path: Path, experiment: Experiment) -> RunFolder:
     if (path / "config.toml").is_file():
+        # Drawn on demand while the trial was unfinished: it would contradict the results.
+        (path / "report.html").unlink(missing_ok=True)
         resume_run(path, Silent())
     else:
         # Killed before anything was computed.

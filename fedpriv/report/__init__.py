@@ -7,7 +7,7 @@ and comparison.html.
 """
 
 from fedpriv.report.comparison_page import write_comparison, write_sweep_report
-from fedpriv.report.page import render_page, write_report
+from fedpriv.report.page import render_page, reported, write_report
 from fedpriv.report.view import View, load_view
 
-__all__ = ["View", "load_view", "render_page", "write_comparison", "write_report", "write_sweep_report"]
+__all__ = ["View", "load_view", "render_page", "reported", "write_comparison", "write_report", "write_sweep_report"]

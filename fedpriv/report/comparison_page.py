@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from jinja2 import Template
 from markupsafe import Markup
 
 from attacks.reconstruction import ATTACKS
@@ -91,10 +93,7 @@ def render_comparison(
     """Return the comparison as one HTML document that needs no network and no script."""
     settings = settings_of(records, chosen)
     room = files("fedpriv.report")
-    template = environment(
-        attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
-    ).from_string(room.joinpath("comparison.html").read_text(encoding="utf-8"))
-    return template.render(
+    return _template().render(
         css=Markup(room.joinpath("report.css").read_text(encoding="utf-8")),
         title=title,
         command=command,
@@ -112,6 +111,13 @@ def render_comparison(
         deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),
         folded_from=_FOLDED_FROM,
     )
+
+
+@cache
+def _template() -> Template:
+    """The page without its content; compiled once a process."""
+    filters = environment(attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends)
+    return filters.from_string(files("fedpriv.report").joinpath("comparison.html").read_text(encoding="utf-8"))
 
 
 def _facets(settings: Sequence[Setting]) -> list[_Facet]:

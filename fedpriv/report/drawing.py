@@ -4,22 +4,31 @@ Colours are those of Okabe and Ito (2008), which people with any kind of colour 
 colour alone. Text stays text, so that it is set in the reader's own system font.
 """
 
+import base64
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from PIL import Image
 
 __all__ = ["DARK", "LIGHT", "Plot", "Theme", "dress", "level", "plot", "recoloured", "to_svg"]
 
 PIXELS_PER_INCH = 96
 _MATPLOTLIB_FONT = "font-family: 'DejaVu Sans', sans-serif"
 _READERS_FONT = "font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_NO_COLOURS: Mapping[str, str] = MappingProxyType({})
+# Only in styles: a class may be called #ffffff.
+_COLOUR = re.compile(rb"(?P<place>(?:fill|stroke): )(?P<colour>#[0-9a-fA-F]{6})(?=[;\"])")
+_PICTURE = re.compile(rb"(?<=data:image/png;base64,)\s*[A-Za-z0-9+/=]+")
 
 
 @dataclass(frozen=True)
@@ -78,10 +87,17 @@ def dress(axes: Axes, theme: Theme) -> None:
         spine.set_color(theme.grid)
 
 
-def plot(build: Callable[[Theme], Figure], alt: str) -> Plot:
-    """Draw in both themes."""
-    light, dark = to_svg(build, LIGHT), to_svg(build, DARK)
-    return Plot(light[0], dark[0], alt, light[1], light[2])
+def plot(build: Callable[[Theme], Figure], alt: str, colours: Mapping[str, str] = _NO_COLOURS) -> Plot:
+    """Draw in the light theme, and recolour that for the dark one, which takes a fiftieth of the time of a drawing.
+
+    Args:
+        build: draws; the dark version is right if it tells colours of the theme by nothing but their place in it.
+        alt: what the drawing says in words.
+        colours: those of the light drawing that are not the theme's, and what takes their place in the dark one.
+    """
+    light, width, height = to_svg(build, LIGHT)
+    themes = dict(zip(asdict(LIGHT).values(), asdict(DARK).values(), strict=True))
+    return Plot(light, recoloured(light, {**colours, **themes}), alt, width, height)
 
 
 def to_svg(build: Callable[[Theme], Figure], theme: Theme, *, transparent: bool = True) -> tuple[bytes, int, int]:
@@ -93,15 +109,52 @@ def to_svg(build: Callable[[Theme], Figure], theme: Theme, *, transparent: bool 
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         drawing = build(theme)
-        drawing.savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None, "Creator": None})
+        if transparent:
+            for patch in (drawing.patch, *(axes.patch for axes in drawing.axes)):
+                patch.set(facecolor="none", edgecolor="none")
+        # Not savefig: it draws everything once more, only to let the layout settle before.
+        FigureCanvasSVG(drawing).print_svg(buffer, metadata={"Date": None, "Creator": None})
         width, height = drawing.get_size_inches() * PIXELS_PER_INCH
     text = buffer.getvalue().decode().replace(_MATPLOTLIB_FONT, _READERS_FONT)
     return text.encode(), round(width), round(height)
 
 
 def recoloured(svg: bytes, colours: Mapping[str, str]) -> bytes:
-    """Return a drawing with other colours, such as ``{"#ffffff": "#16191d"}``; quicker than to draw it again."""
-    wanted = {key.lower(): value for key, value in colours.items()}
-    return re.sub(
-        rb"#[0-9a-fA-F]{6}", lambda match: wanted.get(match[0].decode().lower(), match[0].decode()).encode(), svg
-    )
+    """Return a drawing with other colours, those of the pixels of pictures in it included.
+
+    Args:
+        svg: with colours as ``#rrggbb``, and with pictures as PNG in base64.
+        colours: such as ``{"#ffffff": "#16191d"}``, one at least; colours that are not in it stay.
+    """
+    wanted = {key.lower(): value.lower() for key, value in colours.items()}
+
+    def colour(match: re.Match[bytes]) -> bytes:
+        found = match["colour"].decode().lower()
+        return match["place"] + wanted.get(found, found).encode()
+
+    def picture(match: re.Match[bytes]) -> bytes:
+        return b"\n" + base64.b64encode(_recoloured_picture(base64.b64decode(match[0]), wanted))
+
+    return _PICTURE.sub(picture, _COLOUR.sub(colour, svg))
+
+
+def _recoloured_picture(png: bytes, wanted: Mapping[str, str]) -> bytes:
+    """Give the pixels of a PNG other colours, keys and values as ``#rrggbb``; their opacity stays.
+
+    A pixel has the colour of a key up to 1/255 in each channel: matplotlib rounds those of a colour bar another way.
+    """
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.array(image.convert("RGBA"))
+    colours, places = np.unique(pixels[..., :3].reshape(-1, 3), axis=0, return_inverse=True)
+    distances = ((colours[:, None].astype(int) - _channels(wanted.keys())[None]) ** 2).sum(axis=2)  # (colours, keys)
+    known = distances.min(axis=1, keepdims=True) <= 3
+    others = np.where(known, _channels(wanted.values())[distances.argmin(axis=1)], colours)
+    pixels[..., :3] = others[places.reshape(pixels.shape[:2])]
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _channels(colours: Iterable[str]) -> np.ndarray:
+    """Red, green and blue of colours as ``#rrggbb``: a (colours, 3) array of integers from 0 to 255."""
+    return np.array([list(bytes.fromhex(colour[1:])) for colour in colours])

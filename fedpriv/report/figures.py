@@ -1,6 +1,7 @@
 """The plots of a run's report."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from fedpriv.report.drawing import Plot, Theme, dress, level, plot
+from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.view import MembershipAttack, Partition
 from fedpriv.runs import RoundRecord
@@ -103,9 +104,8 @@ def partition_plot(partition: Partition) -> Plot:
         bars.set_ylabel("examples", color=theme.muted)
         bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
         bars.tick_params(axis="x", length=0)
-        colours = LinearSegmentedColormap.from_list("share", [theme.surface, theme.line, theme.full])
         image = cells.imshow(
-            counts.T, cmap=colours, vmin=0, vmax=max(int(counts.max()), 1), aspect="auto", interpolation="none"
+            counts.T, cmap=_shades(theme), vmin=0, vmax=max(int(counts.max()), 1), aspect="auto", interpolation="none"
         )
         cells.set_xlabel("client", color=theme.muted)
         cells.set_ylabel("class", color=theme.muted)
@@ -132,7 +132,7 @@ def partition_plot(partition: Partition) -> Plot:
         f"Who holds what: {_range(totals)} examples a client, of {_range(held)} of the {classes} classes; "
         f"{clients} clients."
     )
-    return plot(build, alt)
+    return plot(build, alt, _dark_shades())
 
 
 def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
@@ -165,6 +165,21 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
 
     names = ", ".join(f"{one.attack} {decimal(one.auc)}" for one in drawn)
     return plot(build, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")
+
+
+def _shades(theme: Theme) -> LinearSegmentedColormap:
+    return LinearSegmentedColormap.from_list("share", [theme.surface, theme.line, theme.full])
+
+
+@cache
+def _dark_shades() -> dict[str, str]:
+    """Each shade of the light heat map, as #rrggbb, and what takes its place in the dark one.
+
+    Some light shades stand for two or three neighbours that differ by less than 1/255; so do the dark ones.
+    """
+    light, dark = _shades(LIGHT), _shades(DARK)
+    pairs = zip(light(range(light.N), bytes=True), dark(range(dark.N), bytes=True), strict=True)
+    return {f"#{bytes(old[:3]).hex()}": f"#{bytes(new[:3]).hex()}" for old, new in pairs}
 
 
 def _write_counts(axes: Axes, counts: np.ndarray, theme: Theme) -> None:

@@ -1,26 +1,30 @@
 """The page: a view and its plots, put into report.html. Everything is escaped; nothing is loaded from anywhere."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Template
 from markupsafe import Markup
 
 from attacks.reconstruction import ATTACKS
 from fedpriv.config import NOISE_PARAMETER, Experiment, describe
-from fedpriv.files import write_whole
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.files import write_whole, writing
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
 from fedpriv.report.filters import environment, plain
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Ledger, LedgerLine, Picture, View, load_view
+from fedpriv.runs import RunFolder
 
-__all__ = ["render_page", "write_report"]
+__all__ = ["render_page", "reported", "write_report"]
 
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
 SSIM_WINDOW = 11
@@ -40,6 +44,44 @@ NAMES = {
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
+@contextmanager
+def reported(folder: Path) -> Iterator[None]:
+    """Write the report of what happens inside, however it ends; nothing where no summary was written.
+
+    A command that is refused leaves a folder's report as it is, be it that of another run.
+
+    Args:
+        folder: of the run; need not be there yet.
+
+    Raises:
+        RunFailedError: the report cannot be written, after a good end. After a failure that failure alone is told.
+        InputError: what it is made of is damaged.
+    """
+    before = _version(folder / "summary.json")
+    try:
+        yield
+    except (InputError, RunFailedError, RunInterruptedError):
+        with suppress(InputError, RunFailedError):
+            _write_if_new(folder, before)
+        raise
+    _write_if_new(folder, before)
+
+
+def _write_if_new(folder: Path, before: tuple[int, int] | None) -> None:
+    if _version(folder / "summary.json") != before:
+        with writing(RunFolder(folder).to_report):
+            write_report(folder)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What tells one content of a file from the next: the summary is written under another name, then renamed."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of a run and return its path.
 
@@ -57,8 +99,7 @@ def write_report(folder: Path) -> Path:
 def render_page(view: View) -> str:
     """Return the report as one HTML document that needs no network and no script."""
     room = files("fedpriv.report")
-    template = _environment().from_string(room.joinpath("report.html").read_text(encoding="utf-8"))
-    return template.render(
+    return _template().render(
         css=Markup(room.joinpath("report.css").read_text(encoding="utf-8")),
         view=view,
         config=view.experiment,
@@ -89,8 +130,11 @@ def render_page(view: View) -> str:
     )
 
 
-def _environment() -> Environment:
-    return environment(attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
+@cache
+def _template() -> Template:
+    """The page without its content; compiled once a process."""
+    filters = environment(attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
+    return filters.from_string(files("fedpriv.report").joinpath("report.html").read_text(encoding="utf-8"))
 
 
 def _attack_name(label: str) -> str:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedpriv.report.comparison import Estimate, Setting, pareto_front
-from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, recoloured, to_svg
+from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, plot
 from fedpriv.report.numbers import figure
 
 __all__ = ["TRADEOFFS", "Tradeoff", "draw_tradeoff", "series_name", "tradeoff_plot"]
@@ -125,11 +125,10 @@ def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Seque
         )
         return drawing
 
-    light, width, height = to_svg(build, LIGHT)
     data, model = settings[0].facet
     names = ", ".join(series_name(one) for one in present)
     alt = f"{tradeoff.name} of {model} on {data}: {present.total()} settings of {names}."
-    return Plot(light, recoloured(light, _dark_colours()), alt, width, height)
+    return plot(build, alt, dict(_COLOURS.values()))
 
 
 def draw_tradeoff(
@@ -245,10 +244,3 @@ def _marker(series: tuple[str, str], every: Sequence[tuple[str, str]]) -> str:
         return _MARKERS.get(mechanism, "P")
     known = [other for name, other in every if name == "vmf"]
     return _BLOCK_MARKERS[known.index(blocks) % len(_BLOCK_MARKERS)]
-
-
-def _dark_colours() -> dict[str, str]:
-    """Each colour of the light drawing and what takes its place in the dark one."""
-    names: tuple[str, ...] = tuple(Theme.__dataclass_fields__)
-    themes = {getattr(LIGHT, name): getattr(DARK, name) for name in names}
-    return themes | dict(_COLOURS.values())

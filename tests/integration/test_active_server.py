@@ -17,6 +17,7 @@ from fedpriv.gradients import Vector
 from fedpriv.lab import attack_run, resume_run, start_run, tune_attack
 from fedpriv.lab import run as lab_run
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.wire import unpack
 from fedpriv.world import build_world
@@ -199,7 +200,7 @@ def test_images_are_recovered_and_active_results_stand_alone(tmp_path: Path) -> 
         f"recovers {rows['imprint', 'unprotected'].recovered} of 16 images without protection, "
         f"{rows['imprint', 'protected'].recovered} of 16 images with gaussian." in worst
     )
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(tmp_path / "run").read_text()
     assert "Worst case, active server: images recovered without protection" in page
     assert "Worst case, active server: images recovered with Gaussian noise" in page
     assert "Images recovered without protection" in page
@@ -211,7 +212,7 @@ def test_alone_it_says_nothing_of_an_eavesdropper(tmp_path: Path) -> None:
     summary = start_run(active(), tmp_path / "run", "", Silent())
     assert not any("eavesdropper" in text for text in summary.verdict)
     assert summary.verdict[0].startswith("Worst case")
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(tmp_path / "run").read_text()
     assert "Images recovered without protection" not in page
     assert summary.warnings == ()
 
@@ -231,7 +232,7 @@ def test_in_much_noise_the_worst_case_has_a_row_of_nothing(tmp_path: Path) -> No
     row = next(row for row in summary.attacks if (row.attack, row.upload) == ("imprint", "protected"))
     assert (row.recovered, row.victims, row.label_accuracy) == (0, 16, None)
     assert "0 of 16 images with gaussian" in summary.verdict[0]
-    assert "Label not guessed" in (tmp_path / "run" / "report.html").read_text()
+    assert "Label not guessed" in write_report(tmp_path / "run").read_text()
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ def test_later_attacks_go_to_the_uploads_that_suit_them(tmp_path: Path) -> None:
     sentences = json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"]
     assert sentences[0].startswith("Without protection the eavesdropper recovers")
     assert sentences[1].startswith("Worst case, not eavesdropping")
-    assert "Images recovered without protection" in (tmp_path / "run" / "report.html").read_text()
+    assert "Images recovered without protection" in write_report(tmp_path / "run").read_text()
     later(tmp_path / "run", "imprint")
     with pytest.raises(InputError, match="were sent the model"):
         later(tmp_path / "run", "imprint", victims=("1-3",))

@@ -11,6 +11,7 @@ from attacks.observation import list_observations, read_observation
 from fedpriv.config import NOISE_PARAMETER, Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
 from tests.integration.small import experiment
@@ -77,7 +78,7 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
             assert known is not None
             for key, value in known.shares.items():
                 assert torch.equal(heard.redistribution.shares[key], value)
-    assert config.name in (tmp_path / "run" / "report.html").read_text()
+    assert config.name in write_report(tmp_path / "run").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Clients that fail are named and left out; a run that cannot go on says why and keeps what it has."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedpriv.errors import RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
 from fedpriv.progress import Silent
+from fedpriv.report import reported, write_report
 from fedpriv.runs import RunFolder
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
@@ -47,7 +49,7 @@ def test_an_upload_100_times_too_large_is_refused_and_in_the_report(
         assert record.used == (0, 1, 3)
         (failure,) = record.failures
         assert re.fullmatch(r"sent an upload of norm [0-9.e+]+; at most [0-9.]+ is allowed", failure.reason)
-        assert failure.reason in (tmp_path / "run" / "report.html").read_text()
+        assert failure.reason in write_report(tmp_path / "run").read_text()
 
 
 def test_too_few_uploads_for_krum_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +89,15 @@ def test_too_few_uploads_fail_the_run_and_say_why(
 ) -> None:
     monkeypatch.setattr(lab_run, "client_app", misbehaving(MISBEHAVIOURS["raises"][0], failing))
     settings = experiment(federation={"min_clients": needed})
-    with pytest.raises(RunFailedError, match=r"round 1: .* client 1 raised an error: .*camera unplugged"):
+    with (
+        pytest.raises(RunFailedError, match=r"round 1: .* client 1 raised an error: .*camera unplugged"),
+        reported(tmp_path / "run"),
+    ):
         start_run(settings, tmp_path / "run", "", Silent())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "client 1 raised an error" in summary["reason"]
-    assert (tmp_path / "run" / "report.html").exists()
+    assert html.escape(summary["reason"]) in (tmp_path / "run" / "report.html").read_text()
     assert RunFolder.open(tmp_path / "run").load_checkpoint() is not None
 
 

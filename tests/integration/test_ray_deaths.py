@@ -12,6 +12,7 @@ from torch import nn
 
 from fedpriv.lab import start_run
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
 from tests.integration.small import experiment
@@ -73,4 +74,4 @@ def test_a_killed_worker_is_replaced(deaths: int, tmp_path: Path, monkeypatch: p
         (failure,) = first.failures
         assert failure.client == victim
         assert re.search("Actor(Died|Unavailable)Error", failure.reason)
-        assert failure.reason in html.unescape((tmp_path / "run" / "report.html").read_text())
+        assert failure.reason in html.unescape(write_report(tmp_path / "run").read_text())

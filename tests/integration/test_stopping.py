@@ -12,6 +12,7 @@ from fedpriv.display import Display
 from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
@@ -49,7 +50,7 @@ def test_clients_stop_and_the_others_go_on(tmp_path: Path) -> None:
     assert all(line["epsilon"] <= 30 for line in ledger)
     assert "3 of 4 clients stopped between rounds 12 and 18" in " ".join(summary.verdict)
     assert summary.to_json()["stops"][0]["client"] == 3
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(tmp_path / "run").read_text()
     assert "3 of 4 clients stopped for that reason" in page
     assert "Stopped after round" in page
 

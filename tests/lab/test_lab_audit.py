@@ -13,7 +13,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.progress import Silent
-from fedpriv.report import write_report
+from fedpriv.report import reported, write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
 from tests.integration.small import experiment
@@ -83,9 +83,10 @@ def test_a_ledger_that_claims_too_much_is_refuted(tmp_path: Path) -> None:
     claim = {**summary["ledger"], "epsilon": 1e-9}
     Guarantee(**{key: claim[key] for key in Guarantee.__dataclass_fields__})
     folder.write_json("summary.json", {**summary, "ledger": claim})
-    with pytest.raises(RunFailedError, match="is claimed to be proven"):
+    with pytest.raises(RunFailedError, match="is claimed to be proven"), reported(folder.path):
         audit_run(folder, 16, 40, Silent())
     assert (folder.path / "membership.json").is_file()
+    assert "The ledger is refuted" in (folder.path / "report.html").read_text()
 
 
 def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fedpriv.lab import attack_heard, start_run
 from fedpriv.listener import LISTENED, Listened
 from fedpriv.listener.notes import write_listened
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.runs import DEPLOYMENT, RunFolder
 from tests.integration.small import experiment
 
@@ -82,7 +83,7 @@ def test_with_tls_nothing_is_attacked_and_summary_and_report_say_so(run: Path, t
     assert "all of them TLS" in summary["verdict"][0]
     assert "cannot read the uploads" in summary["verdict"][1]
     assert not list((tmp_path / "out" / "reconstructions").iterdir())
-    assert "all of them TLS" in (tmp_path / "out" / "report.html").read_text()
+    assert "all of them TLS" in write_report(tmp_path / "out").read_text()
 
 
 def no_run_of_a_deployment(run: Path, heard: Path, out: Path) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from fedpriv.lab import start_run
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.world import build_world
 from tests.integration.small import experiment
 
@@ -43,7 +44,7 @@ def test_every_client_has_its_line_and_its_noise(
     worst = lines[0]["epsilon"]
     assert summary.ledger is not None
     assert summary.ledger.epsilon == worst
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(tmp_path / "run").read_text()
     assert (f'<th scope="col" class="number">{key}</th>' in page) == differs
     if worst is not None:
         assert worst == max(line["epsilon"] for line in lines)

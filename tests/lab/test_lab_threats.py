@@ -13,6 +13,7 @@ from fedpriv.lab import resume_run, spread, start_run
 from fedpriv.lab.preflight import _ignored_settings, _powerless_rule
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
+from fedpriv.report import write_report
 from fedpriv.world import State, build_world
 from server.aggregation import aggregate
 from server.uploads import Upload
@@ -37,7 +38,7 @@ def test_behind_tls_nothing_is_attacked_and_the_run_says_so(tmp_path: Path) -> N
     assert sum("attack iga refused: iga needs" in text for text in summary.warnings) == 1
     assert summary.attacks == ()
     assert list((tmp_path / "run" / "observations").iterdir()) == []
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(tmp_path / "run").read_text()
     assert "cannot read the uploads" in page
     assert "how many bytes they have" in page
 
@@ -111,7 +112,7 @@ def test_known_labels_reach_the_attack_and_raise_the_bar(tmp_path: Path) -> None
     assert all(line["label_correct"] for line in found)  # from noise alone nobody reads a label
     assert {line["attack"] for line in lines(tmp_path / "run")} >= {"guess-class"}
     assert (tmp_path / "run" / "reconstructions" / "0001-0000-guess-class.png").is_file()
-    assert "Guess: mean of the class" in (tmp_path / "run" / "report.html").read_text()
+    assert "Guess: mean of the class" in write_report(tmp_path / "run").read_text()
 
 
 def test_unknown_labels_do_not_reach_the_attack(tmp_path: Path) -> None:

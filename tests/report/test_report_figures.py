@@ -1,13 +1,19 @@
+import base64
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 
 import matplotlib
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
-from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
-from fedpriv.report.view import Partition
+from fedpriv.report import figures
+from fedpriv.report.drawing import DARK, Theme, plot, recoloured, to_svg
+from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
+from fedpriv.report.view import Curve, MembershipAttack, Partition
 from fedpriv.runs import Failure, RoundRecord
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,8 +34,6 @@ def heat_map(plot: Plot) -> Image.Image:
     """The picture of the cells, one pixel a cell."""
     encoded = re.search(rb'xlink:href="data:image/png;base64,\s*([^"]+)"[^>]*image-rendering', plot.light)
     assert encoded is not None
-    import base64
-
     return Image.open(io.BytesIO(base64.b64decode(encoded[1])))
 
 
@@ -147,3 +151,54 @@ def test_drawing_repeats_to_the_byte_and_leaves_matplotlib_as_it_was() -> None:
     for svg in (first.light, first.dark):
         assert b"<dc:date>" not in svg
         assert b"matplotlib v" not in svg.lower()
+
+
+def attack(number: int) -> MembershipAttack:
+    return MembershipAttack(
+        f"lira {number}", 9, 9, 0.6, 0.1, 0.01, 0.2, curve=Curve((0.001, 0.1, 1.0), (0.01, 0.3, 1.0))
+    )
+
+
+NAMED = tuple(f"class {label}" for label in range(5))
+DRAWN: dict[str, Callable[[], Plot | None]] = {
+    "accuracy": lambda: accuracy_plot(course((2.3, 0.1), (1.0, 0.7), (0.9, 0.8), failed=(1,)), 10),
+    "numbers": lambda: partition_plot(Partition(((0, 1, 20, 3, 90), (35, 46, 47, 0, 6)), NAMED)),
+    "colour bar": lambda: partition_plot(Partition(tuple(tuple(range(5 * n, 5 * n + 5)) for n in range(60)), NAMED)),
+    "membership": lambda: roc_plot([attack(number) for number in range(4)]),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_dark_version_is_that_of_drawing_in_the_dark_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the names that matplotlib gives to marks, and to 2/255 in pictures: some light shades stand for several."""
+    builds: list[Callable[[Theme], Figure]] = []
+
+    def kept(build: Callable[[Theme], Figure], *rest: object) -> Plot:
+        builds.append(build)
+        return plot(build, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(figures, "plot", kept)
+    found = DRAWN[name]()
+    assert found is not None
+    drawn, _, _ = to_svg(builds[0], DARK)
+    (text, pictures), (wanted_text, wanted_pictures) = (taken_apart(svg) for svg in (found.dark, drawn))
+    assert text == wanted_text
+    assert len(pictures) == len(wanted_pictures) == {"numbers": 1, "colour bar": 2}.get(name, 0)
+    for picture, wanted in zip(pictures, wanted_pictures, strict=True):
+        assert abs(picture - wanted).max() <= 2
+    # The comparison can fail: the light version is another drawing.
+    assert taken_apart(found.light)[0] != wanted_text
+
+
+def taken_apart(svg: bytes) -> tuple[str, list[np.ndarray]]:
+    """Everything but pictures and generated names, and the pixels of the pictures."""
+    text = re.sub(r'(?<=["#])(m|image)[0-9a-f]{10}', "name", svg.decode())
+    encoded = re.findall(r"base64,\s*([A-Za-z0-9+/=]+)", text)
+    images = [Image.open(io.BytesIO(base64.b64decode(each))).convert("RGBA") for each in encoded]
+    return re.sub(r"base64,\s*[A-Za-z0-9+/=]+", "", text), [np.array(image).astype(int) for image in images]
+
+
+def test_what_looks_like_a_colour_in_a_text_or_a_name_stays() -> None:
+    svg = b'<g id="#ffffff" style="fill: #ffffff; stroke: #FFFFFF"><use xlink:href="#ffffff"/>#ffffff #b84a00</g>'
+    changed = recoloured(svg, {"#FFFFFF": "#16191D"})
+    assert changed == svg.replace(b": #ffffff", b": #16191d").replace(b": #FFFFFF", b": #16191d")

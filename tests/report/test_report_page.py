@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +18,10 @@ from example_runs import LPIPS_REASON, Recipe, png, read_json, write_json
 from PIL import Image
 
 from fedpriv import metrics
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import WriteError
-from fedpriv.report import load_view, numbers, page, render_page, tiles, write_report
+from fedpriv.report import load_view, numbers, page, render_page, reported, tiles, write_report
+from fedpriv.runs import RunFolder
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "img", "source", "br", "link", "input", "hr"}
@@ -194,6 +197,47 @@ def test_a_report_that_cannot_be_written_names_itself_and_leaves_nothing(make_ru
         write_report(folder)
     assert raised.value.filename == str(folder / "report.html")
     assert [path.name for path in folder.iterdir() if path.name.endswith(".part")] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "earlier"),
+    [
+        (None, False),
+        (None, True),
+        (InputError("no"), False),
+        (RunFailedError("no"), True),
+        (RunInterruptedError("no"), False),
+    ],
+)
+def test_a_summary_is_followed_by_its_report_however_the_run_ends(
+    error: Exception | None, earlier: bool, make_run: MakeRun
+) -> None:
+    folder = make_run()
+    summary = (folder / "summary.json").read_text()
+    if not earlier:
+        (folder / "summary.json").unlink()
+    with nullcontext() if error is None else pytest.raises(type(error), match=r"^no$"), reported(folder):
+        RunFolder(folder).write_text("summary.json", summary)
+        if error is not None:
+            raise error
+    assert "digits-example" in (folder / "report.html").read_text()
+
+
+def test_a_command_that_is_refused_leaves_reports_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    for folder in (make_run(), tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="exists already"), reported(folder):
+            raise InputError("exists already")
+        assert not (folder / "report.html").exists()
+
+
+def test_a_failure_is_told_although_its_report_cannot_be_written(make_run: MakeRun) -> None:
+    folder = make_run()
+    (folder / "report.html").mkdir()
+    with pytest.raises(RunFailedError, match="disk"), reported(folder):
+        RunFolder(folder).write_text("summary.json", "{}")
+        raise RunFailedError("the disk is full")
+    with pytest.raises((InputError, RunFailedError), match=r"damaged|cannot be written"), reported(folder):
+        RunFolder(folder).write_text("summary.json", "{}")
 
 
 # ---- content --------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_every_trial_is_a_run_with_a_record(tmp_path: Path) -> None:
     assert notes.begun == notes.over == [1, 2, 3]
     for trial, record in zip(asked.trials, records, strict=True):
         folder = tmp_path / "out" / record.folder
-        assert (folder / "report.html").is_file()
+        assert not (folder / "report.html").exists()
         assert json.loads((folder / "record.json").read_text()) == record.model_dump(mode="json")
         assert record.settings == dict(trial.settings)
         assert record.memberships and record.epsilon_bound is not None
@@ -228,9 +228,11 @@ def test_an_unfinished_trial_is_resumed_with_the_same_record(tmp_path: Path) -> 
     ):
         for name in names:
             (tmp_path / "out" / "trials" / f"000{number}" / name).unlink()
+        (tmp_path / "out" / "trials" / f"000{number}" / "report.html").write_text("not finished")
     again, notes = run(asked, tmp_path / "out")
     assert notes.begun == [1, 2, 3]
     assert [_timeless(record) for record in again] == [_timeless(record) for record in whole]
+    assert not list((tmp_path / "out" / "trials").glob("*/report.html"))
 
 
 def _timeless(record: TrialRecord) -> TrialRecord:
@@ -399,6 +401,19 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
         code, _, refused = fedpriv(*arguments)
         assert code == 2
         assert said in refused and len(refused.strip().splitlines()) == 1
+
+
+def test_trials_have_a_report_when_asked(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    write(tmp_path, seeds=[1], list={"noise": NOISES[:2]})
+    trials = tmp_path / "sweeps" / "small" / "trials"
+    assert fedpriv("sweep", "sweep.toml", "--inline")[0] == 0
+    assert not list(trials.glob("*/report.html"))
+    (trials / "0001" / "config.toml").unlink()
+    code, out, said = fedpriv("sweep", "sweep.toml", "--inline", "--reports")
+    assert code == 0 and "Report: sweeps/small/report.html" in out
+    assert "warning: trial 1: sweeps/small/trials/0001 is not the folder of a run" in said
+    assert list(trials.glob("*/report.html")) == [trials / "0002" / "report.html"]
+    assert "Gaussian" in (trials / "0002" / "report.html").read_text()
 
 
 def _environment() -> dict[str, str]:
