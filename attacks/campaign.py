@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, Heard, Progress, Reconstruction, reconstruct, refusal
-from attacks.reconstruction.network import Loss, soft_cross_entropy
+from attacks.reconstruction import AttackRefused, Heard, Progress, Reconstruction, refusal, run_attack
+from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from fedpriv.errors import InputError
 
 __all__ = ["Campaign", "attack_each", "fault"]
@@ -41,7 +41,7 @@ def attack_each(
 ) -> Campaign:
     """Attack uploads as one batch; where the batch as a whole cannot be attacked, one after the other.
 
-    The arguments are those of :func:`attacks.reconstruction.reconstruct`. An upload that is broken (see :func:`fault`)
+    The arguments are those of :func:`attacks.reconstruction.run_attack`. An upload that is broken (see :func:`fault`)
     or of a kind that cannot be modelled is left out before; one that the attack refuses, or for which memory does not
     suffice, does not stop the others.
     """
@@ -52,7 +52,7 @@ def attack_each(
     def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
         with _memory_in_words():
             heard = [observations[number] for number in numbers]
-            return reconstruct(name, heard, model, config, seed, progress, loss, public_images)
+            return run_attack(name, heard, model, config, seed, progress, loss, public_images)
 
     try:
         return _without_nan(dict(zip(sound, attempt(sound), strict=True)), failures)

@@ -22,8 +22,8 @@ from torch.func import vmap
 from attacks.campaign import attack_each
 from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction import ATTACKS, Progress, Reconstruction, preflight
-from attacks.reconstruction.network import Loss, soft_cross_entropy
-from attacks.reconstruction.preflight import whole_numbers
+from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
+from attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.config import MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector

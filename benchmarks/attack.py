@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.reconstruction.distances import angle, total_variation
-from attacks.reconstruction.evaluation import Evaluator
-from attacks.reconstruction.matching import Matcher
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.uploads import UploadModel, Victim
+from attacks.reconstruction.dummy_gradients.network import Network
+from attacks.reconstruction.matching.distances import angle, total_variation
+from attacks.reconstruction.matching.evaluation import Evaluator
+from attacks.reconstruction.matching.matcher import Matcher
+from attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.config import ModelConfig
 from fedpriv.mechanisms import NoMechanism
 from fedpriv.models import build_model

@@ -11,7 +11,7 @@ from torch import nn
 from attacks import campaign
 from attacks.campaign import attack_each, fault
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, Reconstruction, reconstruct
+from attacks.reconstruction import AttackRefused, Reconstruction, run_attack
 from fedpriv.config import IgaConfig
 
 CONFIG = IgaConfig(iterations=5, restarts=2)
@@ -64,7 +64,7 @@ FAULTS = {
 def test_a_broken_upload_is_named_and_the_others_are_attacked(name: str, place: int) -> None:
     model = mlp().double()
     heard, _, _ = observe_digits(model, 3)
-    expected = {number: reconstruct("iga", [one], model, CONFIG, 0)[0] for number, one in enumerate(heard)}
+    expected = {number: run_attack("iga", [one], model, CONFIG, 0)[0] for number, one in enumerate(heard)}
     spoil, words = FAULTS[name]
     heard[place] = spoil(heard[place])
     result = attack_each("iga", heard, model, CONFIG, 0)
@@ -81,9 +81,9 @@ def test_sound_uploads_are_attacked_as_one_batch(monkeypatch: pytest.MonkeyPatch
 
     def counted(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
         sizes.append(len(observations))
-        return reconstruct(name, observations, *rest)
+        return run_attack(name, observations, *rest)
 
-    monkeypatch.setattr(campaign, "reconstruct", counted)
+    monkeypatch.setattr(campaign, "run_attack", counted)
     model = mlp()
     heard, _, _ = observe_digits(model, 4)
     heard[1] = FAULTS["NaN"][0](heard[1])
@@ -93,11 +93,11 @@ def test_sound_uploads_are_attacked_as_one_batch(monkeypatch: pytest.MonkeyPatch
 
 def test_images_that_are_not_finite_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def diverging(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
-        found = reconstruct(name, observations, *rest)
+        found = run_attack(name, observations, *rest)
         broken = [replace(one, images=one.images * torch.nan) for one in found[1].attempts]
         return [found[0], replace(found[1], attempts=tuple(broken)), *found[2:]]
 
-    monkeypatch.setattr(campaign, "reconstruct", diverging)
+    monkeypatch.setattr(campaign, "run_attack", diverging)
     heard, _, _ = observe_digits(mlp(), 3)
     result = attack_each("iga", heard, mlp(), CONFIG, 0)
     assert sorted(result.found) == [0, 2]
@@ -118,9 +118,9 @@ def test_no_memory_for_one_victim_is_one_line(error: Exception, monkeypatch: pyt
     def short_of_memory(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
         if any(one.client == 1 for one in observations):
             raise error
-        return reconstruct(name, observations, *rest)
+        return run_attack(name, observations, *rest)
 
-    monkeypatch.setattr(campaign, "reconstruct", short_of_memory)
+    monkeypatch.setattr(campaign, "run_attack", short_of_memory)
     model = mlp()
     heard, _, _ = observe_digits(model, 3)
     result = attack_each("iga", heard, model, CONFIG, 0)
@@ -136,7 +136,7 @@ def test_other_exceptions_are_not_swallowed(error: Exception, monkeypatch: pytes
     def broken(*_: Any) -> list[Reconstruction]:
         raise error
 
-    monkeypatch.setattr(campaign, "reconstruct", broken)
+    monkeypatch.setattr(campaign, "run_attack", broken)
     model = mlp()
     with pytest.raises(type(error)):
         attack_each("iga", observe_digits(model, 2)[0], model, CONFIG, 0)
@@ -184,4 +184,4 @@ def test_an_attack_that_is_not_known() -> None:
     result = attack_each("gan", observe_digits(model, 2)[0], model, CONFIG, 0)
     assert set(result.failures) == {0, 1}
     with pytest.raises(AttackRefused):
-        reconstruct("gan", observe_digits(model, 1)[0], model, CONFIG, 0)
+        run_attack("gan", observe_digits(model, 1)[0], model, CONFIG, 0)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.reconstruction.distances import angle, squared_distance, total_variation
-from attacks.reconstruction.matching import Comparison
-from attacks.reconstruction.targets import Targets
-from attacks.reconstruction.uploads import UploadModel
+from attacks.reconstruction.dummy_gradients.targets import Targets
+from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from attacks.reconstruction.matching.matcher import Comparison
+from attacks.reconstruction.upload_model.model import UploadModel
 from fedpriv.mechanisms import NoMechanism
 
 Blocks = tuple[tuple[str, ...], ...]

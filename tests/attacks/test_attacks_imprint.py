@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from attacks.baselines import guesses
 from attacks.campaign import attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, AttackRefused, Reconstruction, reconstruct
-from attacks.reconstruction.imprint import craft_parameters, find_imprint_layers, refuse_local_training
+from attacks.reconstruction import ATTACKS, AttackRefused, Reconstruction, run_attack
+from attacks.reconstruction.first_layer.imprint import craft_parameters, find_imprint_layers, refuse_local_training
 from attacks.referee import Truth, score
 from attacks.threat import LISTENERS, Access, ThreatModel, threat_model
 from fedpriv.config import ACTIVE_ATTACKS, ACTIVE_LISTENERS, AdversaryConfig, ImprintConfig
@@ -48,7 +48,7 @@ def crafted(hidden: tuple[int, ...] = (400, 32), bins: int | None = None) -> tup
 
 
 def read(heard: Observation, model: nn.Module) -> Reconstruction:
-    (found,) = reconstruct("imprint", [heard], model, ImprintConfig(), 0, public_images=digits()[0][PUBLIC])
+    (found,) = run_attack("imprint", [heard], model, ImprintConfig(), 0, public_images=digits()[0][PUBLIC])
     return found
 
 
