@@ -135,7 +135,7 @@ def _batched(
     """All victims and restarts at once; return a step of all, how many these are, and what evaluates them."""
     network = Network(model)
     parameters = {name: value.detach() for name, value in model.named_parameters()}
-    upload_model = UploadModel(NoMechanism(), "example", 1.0, 1, 1, False, True)
+    upload_model = UploadModel(NoMechanism(), "example", 1.0, 1, 1)
     victims = [Victim(1, number, parameters, upload, upload_model, "") for number, upload in enumerate(uploads)]
     matcher = Matcher(network, [victim for victim in victims for _ in range(restarts)], angle)
     images, labels = _starts(len(victims) * restarts)

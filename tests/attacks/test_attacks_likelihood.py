@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,17 @@ from torch import Tensor
 
 from attacks.observation import Observation
 from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.first_layer.closed_form import read_images
 from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.posterior.likelihood import Noise, Whitening, misfit
+from attacks.reconstruction.posterior.label_evidence import open_labels
+from attacks.reconstruction.posterior.likelihood import Whitening, misfit
+from attacks.reconstruction.posterior.relu_gates import can_be_gated
 from attacks.reconstruction.priors import fit_prior, generic_prior
-from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
+from attacks.reconstruction.scene import Scene
+from attacks.reconstruction.upload_model.model import UploadModel, Victim, prepare_victims
 from fedpriv.config import MechanismConfig
-from fedpriv.mechanisms import build_mechanism, layer_shares
+from fedpriv.gradients import DenseGradients, Vector
+from fedpriv.mechanisms import Mechanism, Noise, build_mechanism, layer_shares
 
 MECHANISMS: dict[str, dict[str, Any]] = {
     "gaussian": {"name": "gaussian", "sigma": 0.3, "clip_norm": 0.05},
@@ -154,7 +159,7 @@ def test_variance_of_a_sum_of_draws(kappa: float) -> None:
     y = stats.vonmises_fisher(direction, kappa).rvs(count * draws, random_state=7).reshape(count, draws, dimension)
     across = (y.mean(axis=1)[:, 1:] ** 2).mean()
     public = settings(mechanism={"name": "vmf", "kappa": kappa}, batch_size=draws)
-    (variance,) = Noise.of(UploadModel.of(public), {"weight": dimension}).variances
+    (variance,) = UploadModel.of(public).noise([dimension]).variances
     assert across == pytest.approx(variance, rel=5 * math.sqrt(2 / (count * (dimension - 1))))
 
 
@@ -180,7 +185,7 @@ def test_noise_of_local_steps(unit: str, momentum: float) -> None:
             sgd.step()
         change = parameter.detach()
     seen = model.gradient({"weight": change})["weight"].square().mean().item()
-    (variance,) = Noise.of(model, {"weight": size}).variances
+    (variance,) = model.noise([size]).variances
     assert seen == pytest.approx(variance, rel=5 * math.sqrt(2 / size))
 
 
@@ -203,12 +208,49 @@ def test_whitening(fitted: bool) -> None:
     torch.testing.assert_close(whitening.coordinates(some).square().flatten(2).sum(dim=2), prior.energy(some))
 
 
-def test_noise_that_is_not_known_is_refused_in_one_line() -> None:
-    class Own:
-        name = "own"
+@dataclass(frozen=True)
+class Halving(Mechanism):
+    """A mechanism of somebody else: half of each gradient, and normal noise; it says no more than its own law."""
 
-    class Uploads:
-        mechanism, unit, batch, releases = Own(), "example", 1, 1
+    name = "halving"
+    deviation: float
 
-    with pytest.raises(AttackRefused, match="the noise of own is not modelled"):
-        Noise.of(Uploads(), {"weight": 3})
+    def release(self, gradients: Any, batch_size: int, generator: torch.Generator) -> Vector:
+        mean = gradients.combine(torch.full((gradients.examples,), 0.5 / batch_size, dtype=gradients.dtype))
+        noise = gradients.draw(generator)
+        return {name: value + self.deviation / batch_size * noise[name] for name, value in mean.items()}
+
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
+        return math.inf
+
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
+        return Noise((sum(tensors),), ((self.deviation / divisor) ** 2,))
+
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
+        return torch.full_like(squared, 0.5)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_mechanism_that_no_attack_knows(batch: int) -> None:
+    """Its likelihood is that of the literal formula; the closed form, the labels and the units are read through it."""
+    deviation, images, labels = 1e-3, *digits()
+    network = Network(mlp("relu", hidden=(32,)).double())
+    x, y = normalise(images[:batch]).double(), labels[:batch]
+    gradients = example_gradients(network.model.requires_grad_(), x, y)
+    heard = Halving(deviation).release(DenseGradients(gradients), batch, torch.Generator().manual_seed(0))
+    parameters = {name: value.detach() for name, value in network.model.named_parameters()}
+    model = UploadModel(Halving(deviation), "example", 1.0, 1, batch, batch=batch)
+    victim = Victim(1, 0, parameters, heard, model, "")
+    scene = Scene.of(network, settings(batch_size=batch), torch.float64, images[800:])
+    dummies = torch.stack([torch.zeros_like(x), x])
+    found = Matcher(network, [victim] * 2, misfit)(dummies, F.one_hot(y, 10).double().expand(2, -1, -1))
+    rows = [example_gradients(network.model, one, y) for one in dummies]
+    wanted = [
+        sum((heard[name] - row[name].mean(dim=0) / 2).square().sum() for name in heard) / (2 * (deviation / batch) ** 2)
+        for row in rows
+    ]
+    torch.testing.assert_close(found[1] - found[0], wanted[1] - wanted[0])
+    assert can_be_gated(scene, victim)
+    assert len(open_labels(scene, [victim])[0]) >= 1
+    if batch == 1:
+        assert float((read_images(scene, [victim])[0] - x).square().mean()) < 0.05

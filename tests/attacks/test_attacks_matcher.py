@@ -182,7 +182,7 @@ def test_noise_of_other_sizes_in_other_coordinates(shares: str, kind: str, examp
     heard = Observation(1, 0, plain.parameters, plain.upload, known, redistribution)
     network = Network(model)
     (victim,) = prepare_victims([heard], network.names, network.device)
-    assert (victim.model.tensor_scales(network.names) is None) == (shares == "uneven")
+    assert (victim.model.mechanism.scales(network.names) is None) == (shares == "uneven")
     images, labels = (value.requires_grad_() for value in dummies(2, examples))
     losses = Matcher(network, [victim, victim], OBJECTIVES[kind])(images, labels)
     found = torch.autograd.grad(losses.sum(), (images, labels))

@@ -157,10 +157,3 @@ def test_expected_uploads(mechanism: dict[str, object], unit: str, algorithm: st
             upload = built.expected(change)
         for name, value in model.gradient(upload).items():
             torch.testing.assert_close(expected[name][row], value, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(("blocks", "count"), [("whole", 1), ("layer", 3)])
-def test_blocks(blocks: str, count: int) -> None:
-    model = UploadModel.of(settings(mechanism={"name": "vmf", "kappa": 1.0, "blocks": blocks}))
-    assert len(model.blocks(("a", "b", "c"))) == count
-    assert len(UploadModel.of(settings(mechanism={"name": "none", "blocks": blocks})).blocks(("a", "b", "c"))) == 1

@@ -29,14 +29,14 @@ from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.upload_model.model import Victim
 from fedpriv.config import ClosedFormConfig
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import GaussianMechanism, HeterogeneousGaussianMechanism, VmfMechanism
 
-__all__ = ["read_images", "run_closed_form", "same_scale"]
+__all__ = ["read_images", "run_closed_form"]
 
 DRAWS = 20240513  # the seed of the rows that a batch is separated with; it decides nothing but the time
 SCALES = 25  # factors of an image that are tried at once
 ZOOMS = 3  # times
 NO_LAYER = "closed_form needs a network whose first layer multiplies the image itself (Linear behind flattening)"
+CUT = "closed_form needs rows of the first layer as they are; {} on blocks of a size cuts them"
 MIXED = (
     "the first layer's gradient is a mixture of {} examples that cannot be taken apart (noise, no ReLU, or too many)"
 )
@@ -97,12 +97,12 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
         raise AttackRefused(NO_LAYER)
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
-    if isinstance(victim.model.mechanism, VmfMechanism) and victim.model.mechanism.blocks.startswith("size:"):
-        raise AttackRefused("closed_form needs rows of the first layer as they are; vmf on blocks of a size cuts them")
+    if not victim.model.mechanism.blocks_of(tuple(victim.gradient)):
+        raise AttackRefused(CUT.format(victim.model.mechanism.name))
     if victim.model.examples > 1:
         return _read_batch(scene, victim, layer)
     weight, bias = _stacked(victim, layer)
-    usable = bias if same_scale(victim) else None
+    usable = bias if victim.one_scale else None
     clean = exact(weight, usable)
     if clean is not None:
         return _Read(scene.box(clean.image.view(1, *scene.shape)), None)
@@ -136,22 +136,12 @@ def _stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
     return weight, torch.cat(biases) if biases else None
 
 
-def same_scale(victim: Victim) -> bool:
-    """Whether the mechanism leaves weight and bias on one scale."""
-    match victim.model.mechanism:
-        case VmfMechanism(blocks=blocks):
-            return blocks == "whole"
-        case GaussianMechanism(clipping=clipping):
-            return clipping == "flat"
-    return True
-
-
 def _bias_noise(victim: Victim, layer: InputLayer) -> float:
     """The noise in the bias over that in the weight."""
-    mechanism = victim.model.mechanism
-    if layer.bias is None or not isinstance(mechanism, HeterogeneousGaussianMechanism):
+    if layer.bias is None:
         return 1.0
-    bias, weight = (mechanism.redistribution.deviations[name].square().mean() for name in (layer.bias, layer.weight))
+    deviations = victim.model.mechanism.deviations((layer.bias, layer.weight))
+    bias, weight = (value.square().mean() for value in deviations.values())
     return float((bias / weight).sqrt())
 
 
@@ -204,7 +194,7 @@ def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> _Read:
     weight, bias = _stacked(victim, layer)
     generator = torch.Generator().manual_seed(DRAWS)
     found = None if bias is None else separate(weight, bias, victim.model.examples, generator)
-    if found is None or layer.bias is None or not same_scale(victim):
+    if found is None or layer.bias is None or not victim.one_scale:
         raise AttackRefused(MIXED.format(victim.model.examples))
     images = scene.box(found.images.unflatten(1, scene.shape))
     return _Read(images, _labels_of(scene, victim, layer.bias, images, found))

@@ -27,7 +27,6 @@ from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.upload_model.model import Victim
 from fedpriv.config import ImprintConfig
-from fedpriv.mechanisms import GaussianMechanism, NoMechanism, VmfMechanism
 
 __all__ = ["UNREAD", "Imprint", "read_imprint", "run_imprint"]
 
@@ -133,14 +132,14 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
     steps = rows.steps
     many = len(rows.bias) >= EMPTY * victim.model.examples
     noise = _Noise.of(steps)
-    exact = isinstance(victim.model.mechanism, NoMechanism) and not (many and noise.bias * DEVIATIONS > rounding)
+    exact = not victim.model.mechanism.protects and not (many and noise.bias * DEVIATIONS > rounding)
     if exact:
         bins = (steps.bias.abs() > rounding).nonzero().flatten()
         amplitudes = steps.bias[bins]
         flat = steps.weight[bins] / amplitudes[:, None]
     else:
-        bins = _occupied(rows, noise, _one_scale(victim))
-        amplitudes, flat = _denoised(rows, bins, noise, _one_scale(victim), scene.prior)
+        bins = _occupied(rows, noise, victim.one_scale)
+        amplitudes, flat = _denoised(rows, bins, noise, victim.one_scale, scene.prior)
     images = flat.unflatten(1, scene.shape)
     kept = _is_image(scene, images) & rows.in_bin(flat, bins, OUTSIDE / float(scene.std.min()))
     bins, flat, amplitudes = bins[kept], flat[kept], amplitudes[kept]
@@ -273,16 +272,6 @@ def _deviation(values: Tensor) -> float:
     return float(values.abs().median()) / MEDIAN
 
 
-def _one_scale(victim: Victim) -> bool:
-    """Whether the mechanism leaves weight and bias on one scale, so that the bias tells the amplitude."""
-    match victim.model.mechanism:
-        case VmfMechanism(blocks=blocks):
-            return blocks == "whole"
-        case GaussianMechanism(clipping=clipping):
-            return clipping == "flat"
-    return True
-
-
 def _occupied(rows: _Rows, noise: _Noise, one_scale: bool) -> Tensor:
     """The bins at which the rows change by more than noise: narrow windows first, then what only wider ones show.
 
@@ -370,7 +359,7 @@ def _unexplained(steps: _Steps, bins: Tensor, amplitudes: Tensor, flat: Tensor) 
 
 def _labels(scene: Scene, victim: Victim, layers: ImprintLayers, found: Imprint) -> Tensor:
     """The labels (R,) with which the images have the amplitudes that were read."""
-    if victim.model.unit == "update" or not len(found.images) or not _one_scale(victim):
+    if victim.model.unit == "update" or not len(found.images) or not victim.one_scale:
         return torch.full((len(found.images),), UNREAD)
     likely = sorted(set(victim.labels.tolist())) if victim.labels is not None else range(scene.classes)
     candidates = torch.tensor(list(likely), device=found.images.device)
@@ -391,7 +380,7 @@ def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, found: Imprin
     errors = vmap(grad(loss), in_dims=(None, 0, 0))(victim.parameters[layers.bias], found.images, targets)
     # The first row lets every image through.
     amplitudes: Tensor = errors[:, 0].double() / model.examples
-    scales = model.tensor_scales(scene.network.names)
+    scales = model.mechanism.scales(scene.network.names)
     if not model.releases_steps or scales is None:
         return amplitudes
     gradients = dummy_gradients(scene.network, victim.parameters, found.images[:, None], targets[:, None], each=False)

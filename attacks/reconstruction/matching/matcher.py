@@ -136,7 +136,7 @@ class _Group:
         targets: the heard uploads, standardised.
         heard: (N, m), their squared norms.
         blocks: parameters that share a direction.
-        scales: see :meth:`UploadModel.tensor_scales`.
+        scales: the mechanism's, of the tensors.
     """
 
     index: Tensor
@@ -153,13 +153,13 @@ class _Group:
         victims = {id(victim): victim for _, victim in members}
         place = {key: number for number, key in enumerate(victims)}
         first = members[0][1]
-        vectors = [first.model.standardise(_cast(victim.gradient, dtype)) for victim in victims.values()]
+        vectors = [first.model.mechanism.standardise(_cast(victim.gradient, dtype)) for victim in victims.values()]
         targets = Targets(vectors, [place[id(victim)] for _, victim in members], often)
-        blocks = first.model.blocks(tuple(first.parameters))
+        blocks = first.model.mechanism.directions(tuple(first.parameters))
         heard = torch.stack([_sum([targets.squared(name) for name in block]) for block in blocks], dim=1)
         device = next(iter(first.parameters.values())).device
         index = torch.tensor([number for number, _ in members], device=device)
-        scales = first.model.tensor_scales(tuple(first.parameters))
+        scales = first.model.mechanism.scales(tuple(first.parameters))
         return _Group(index, _cast(first.parameters, dtype), first.model, targets, heard, blocks, scales)
 
     def select(self, wanted: Sequence[int]) -> "_Group":
@@ -204,7 +204,7 @@ class _Group:
 
     def written(self, rows: Vector) -> Comparison:
         """Put expected uploads (N, *shape) that are written out beside what was heard."""
-        expected, heard = self.model.standardise(rows), self.targets.rows()
+        expected, heard = self.model.mechanism.standardise(rows), self.targets.rows()
         dot = [_sum([_inner(expected[name], heard[name]) for name in block]) for block in self.blocks]
         squared = [_sum([_inner(expected[name], expected[name]) for name in block]) for block in self.blocks]
         return self._comparison(torch.stack(dot, dim=1), torch.stack(squared, dim=1), lambda: expected)

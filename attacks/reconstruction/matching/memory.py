@@ -89,7 +89,7 @@ def row_bytes(
         return number * (COPIES * network.size * units * model.training.steps + used * images[0, 0].numel() * PER_PIXEL)
     out = (
         COPIES * network.size * units * number
-        if written or not ghost or model.tensor_scales(network.names) is None
+        if written or not ghost or model.mechanism.scales(network.names) is None
         else 0
     )
     if not ghost:

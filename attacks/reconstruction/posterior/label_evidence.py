@@ -16,10 +16,9 @@ from torch import Tensor
 from attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, read_labels
 from attacks.reconstruction.matching.matcher import Matcher
 from attacks.reconstruction.matching.memory import chunks
-from attacks.reconstruction.posterior.likelihood import Noise, Whitening, misfit
+from attacks.reconstruction.posterior.likelihood import Whitening, misfit
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.upload_model.model import Victim
-from fedpriv.mechanisms import HeterogeneousGaussianMechanism, NoMechanism
 
 __all__ = ["likely_labels", "open_labels"]
 
@@ -44,15 +43,14 @@ def open_labels(scene: Scene, rows: Sequence[Victim]) -> list[list[Tensor | None
 def _open(scene: Scene, victim: Victim, layer: OutputLayer | None, read: Tensor | None) -> list[Tensor | None]:
     if victim.labels is not None or victim.model.examples > 1:
         return [read]
-    if layer is not None and isinstance(victim.model.mechanism, NoMechanism):
+    if layer is not None and not victim.model.mechanism.protects:
         return [read]
     every: list[Tensor | None] = [torch.tensor([label], device=scene.network.device) for label in range(scene.classes)]
     if layer is None or not layer.bias:
         return every
     heard = victim.gradient[layer.name]
-    deviation = math.sqrt(2 * max(Noise.behind(victim).variances))
-    if isinstance(victim.model.mechanism, HeterogeneousGaussianMechanism):
-        deviation *= float(victim.model.mechanism.redistribution.deviations[layer.name].max())
+    deviation = math.sqrt(2 * max(victim.noise.variances))
+    deviation *= float(victim.model.mechanism.deviations((layer.name,))[layer.name].max())
     near = (heard - heard.min() <= MARGIN * deviation).tolist()
     return [labels for labels, kept in zip(every, near, strict=True) if kept] or [read]
 
@@ -82,10 +80,9 @@ def _losses(scene: Scene, victim: Victim, labels: Tensor) -> Tensor:
     images = Whitening(scene.prior, scene.shape).images(coordinates).repeat(len(labels), 1, 1, 1, 1)
     given = F.one_hot(labels, scene.classes).to(images).repeat_interleave(DRAWS, dim=0)
     rows = [victim] * len(images)
-    written = Noise.behind(victim).needs_writing(victim.model)
     found = []
     with torch.no_grad():
-        for part in chunks(scene.network, rows, scene.shape, scene.classes, written=written):
+        for part in chunks(scene.network, rows, scene.shape, scene.classes, written=victim.needs_writing):
             some = slice(part.start, part.stop)
             found.append(Matcher(scene.network, rows[some], misfit, often=False)(images[some], given[some]))
     losses: Tensor = torch.cat(found).unflatten(0, (len(labels), DRAWS))

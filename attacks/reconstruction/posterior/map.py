@@ -29,13 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.first_layer.closed_form import run_closed_form, same_scale
+from attacks.reconstruction.first_layer.closed_form import run_closed_form
 from attacks.reconstruction.matching.evaluation import Evaluator, Losses
 from attacks.reconstruction.matching.matcher import Matcher
 from attacks.reconstruction.matching.memory import chunks
 from attacks.reconstruction.posterior.averaging import fit_cloud
 from attacks.reconstruction.posterior.label_evidence import likely_labels, open_labels
-from attacks.reconstruction.posterior.likelihood import Noise, Whitening, misfit
+from attacks.reconstruction.posterior.likelihood import Whitening, misfit
 from attacks.reconstruction.posterior.relu_gates import can_be_gated, read_gated
 from attacks.reconstruction.posterior.smoothing import SmoothKinks
 from attacks.reconstruction.results import Outcome
@@ -173,7 +173,7 @@ def _parts(scene: Scene, starts: Sequence[_Start]) -> Iterator[Sequence[_Start]]
     if not starts:
         return
     victims = [start.victim for start in starts]
-    written = any(Noise.behind(victim).needs_writing(victim.model) for victim in _distinct(victims))
+    written = any(victim.needs_writing for victim in _distinct(victims))
     for part in chunks(scene.network, victims, scene.shape, scene.classes, written=written):
         yield starts[part.start : part.stop]
 
@@ -246,7 +246,7 @@ def _mirrored(scene: Scene, starts: Sequence[_Start]) -> list[_Start]:
 
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
     """Whether the first layer's matrix and bias lie on one scale, so that contrast can be read, behind kinks."""
-    if victim.model.examples > 1 or not same_scale(victim):
+    if victim.model.examples > 1 or not victim.one_scale:
         return False
     generator = torch.Generator().manual_seed(PROBE)
     images = torch.randn(PROBED, *scene.shape, generator=generator).to(scene.mean)

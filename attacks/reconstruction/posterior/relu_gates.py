@@ -30,7 +30,6 @@ from attacks.reconstruction.posterior.smoothing import KINKED
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import NoMechanism
 
 __all__ = ["Gated", "can_be_gated", "kink_inputs", "read_gated"]
 
@@ -89,7 +88,7 @@ def kink_inputs(network: Network, parameters: Vector, images: Tensor) -> list[Te
 def can_be_gated(scene: Scene, victim: Victim) -> bool:
     """Whether the dummies go through the network once, row by row, so that gates can be told apart."""
     one_pass = victim.model.training is None and not victim.more
-    noisy = not isinstance(victim.model.mechanism, NoMechanism)  # without noise closed forms are exact
+    noisy = victim.model.mechanism.protects  # without noise closed forms are exact
     return one_pass and noisy and not ghost_obstacle(scene.network, torch.Size(scene.shape), scene.classes)
 
 

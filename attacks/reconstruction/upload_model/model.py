@@ -7,7 +7,6 @@ before the round; for several steps, and for Adam, what dummies would send is ha
 :mod:`~attacks.reconstruction.upload_model.unroll`).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -24,17 +23,7 @@ from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
 from fedpriv.config import MechanismConfig
 from fedpriv.gradients import Block, Vector
-from fedpriv.mechanisms import (
-    GaussianMechanism,
-    HeterogeneousGaussianMechanism,
-    Mechanism,
-    NoMechanism,
-    Redistribution,
-    VmfMechanism,
-    build_mechanism,
-)
-from fedpriv.mechanisms.base import clip_factor, inverse_norm
-from fedpriv.mechanisms.cosine import mean_cosine
+from fedpriv.mechanisms import Mechanism, Noise, Redistribution, build_mechanism
 
 __all__ = ["UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
 
@@ -52,9 +41,6 @@ class UploadModel:
             fedavg (see :attr:`LocalTraining.length`), 1 for fedsgd.
         signed: -1 for fedavg (the upload points downhill), 1 for fedsgd.
         examples: the number B of examples behind the upload.
-        blocks_are_layers: whether each tensor of the upload has a direction of its own.
-        keeps_directions: whether the mechanism does no more to the expected upload of one example than to scale each of
-            these blocks.
         training: the local training, where the upload is more than one gradient and has to be unrolled.
         batch: the examples behind one release of the mechanism.
         releases: how many releases with noise of their own are averaged in the upload; where they count differently (as
@@ -66,8 +52,6 @@ class UploadModel:
     step: float
     signed: int
     examples: int
-    blocks_are_layers: bool
-    keeps_directions: bool
     training: LocalTraining | None = None
     batch: int = 1
     releases: float = 1.0
@@ -85,7 +69,6 @@ class UploadModel:
             settings.examples if settings.batch_size is None else settings.batch_size,
             settings.clients,
         )
-        pieces = config.name == "vmf" and config.blocks.startswith("size:")
         steps = training.equal_steps if fedavg and config.unit == "example" else 1.0
         return UploadModel(
             mechanism=build_mechanism(config, redistribution),
@@ -93,8 +76,6 @@ class UploadModel:
             step=training.length if fedavg else 1.0,
             signed=-1 if fedavg else 1,
             examples=settings.examples,
-            blocks_are_layers=config.name == "vmf" and config.blocks == "layer",
-            keeps_directions=not pieces and not (config.name == "gaussian" and config.clipping == "layer"),
             training=training if fedavg and not training.is_gradient else None,
             batch=training.batch_size,
             releases=settings.clients * steps,
@@ -111,33 +92,18 @@ class UploadModel:
     @property
     def releases_steps(self) -> bool:
         """Whether the mechanism privatises the examples' gradients in each step, rather than the upload."""
-        return not isinstance(self.mechanism, NoMechanism) and self.unit == "example"
+        return self.mechanism.protects and self.unit == "example"
 
     @property
     def scale_unknown(self) -> bool:
         """Whether the mechanism hides the length of the mean gradient of several examples."""
-        return self.unit == "update" and not isinstance(self.mechanism, NoMechanism)
+        return self.mechanism.protects and self.unit == "update"
 
-    def blocks(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """The groups of parameters that share one direction."""
-        return tuple((name,) for name in names) if self.blocks_are_layers else (tuple(names),)
-
-    def tensor_scales(self, names: Sequence[str]) -> Mapping[str, float] | None:
-        """Return what :meth:`standardise` multiplies each tensor with.
-
-        ``None`` where the mechanism does more to an example's expected upload than to scale each of its tensors by a
-        number that follows from their norms: then gradients have to be written out.
-        """
-        match self.mechanism:
-            case NoMechanism() | GaussianMechanism():
-                return dict.fromkeys(names, 1.0)
-            case VmfMechanism(blocks="whole" | "layer"):
-                return dict.fromkeys(names, 1.0)
-            case HeterogeneousGaussianMechanism(redistribution=shares):
-                deviations = {name: shares.deviations[name] for name in names}
-                if all(torch.equal(value, value.flatten()[:1].expand_as(value)) for value in deviations.values()):
-                    return {name: 1 / float(value.flatten()[0]) for name, value in deviations.items()}
-        return None
+    def noise(self, tensors: Sequence[int]) -> Noise:
+        """The noise in an upload, in gradient space, standardised; of parameters with so many coordinates, in order."""
+        # An update is privatised as it is and divided by its step only then; a batch's sum is divided by its size.
+        examples, divisor = (1, self.step) if self.unit == "update" else (self.batch, float(self.batch))
+        return self.mechanism.noise(tensors, examples, divisor).averaged(self.releases)
 
     def weights(self, gradients: DummyGradients, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
         """Return the weights (N, U) of the units in the standardised expected upload, and which tensors have them.
@@ -147,37 +113,21 @@ class UploadModel:
 
         Args:
             gradients: of the dummies; a unit is an example where :attr:`needs_examples`, else the mean of a batch.
-            scales: as :meth:`tensor_scales` returns them.
+            scales: the mechanism's, which are not ``None``.
         """
         # A mechanism for whole updates sees the mean gradient times this, and what it sends is divided by it again.
         factor = self.step if self.unit == "update" else 1.0
         weights: list[tuple[Block, Tensor]] = []
-        for block in self._weighed_together(gradients.names):
+        blocks = self.mechanism.blocks_of(gradients.names)
+        for block in blocks:
             parts = [
                 (scale, tuple(name for name in block if scales[name] == scale))
                 for scale in dict.fromkeys(scales[name] for name in block)
             ]
             norm = reduce(torch.add, [gradients.squared(names) * (factor * scale) ** 2 for scale, names in parts])
-            weight = self._weight(norm, gradients.dimension(block), len(gradients.names)) / norm.shape[1]
+            weight = self.mechanism.weight(norm, gradients.dimension(block), len(blocks)) / norm.shape[1]
             weights += [(names, weight * scale) for scale, names in parts]
         return weights
-
-    def _weighed_together(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        layered = self.blocks_are_layers or (
-            isinstance(self.mechanism, GaussianMechanism) and self.mechanism.clipping == "layer"
-        )
-        return tuple((name,) for name in names) if layered else (tuple(names),)
-
-    def _weight(self, squared: Tensor, dimension: int, tensors: int) -> Tensor:
-        """What a block of so many numbers is multiplied with, from its squared norms (N, U)."""
-        match self.mechanism:
-            case GaussianMechanism(clip_norm=bound, clipping="layer"):
-                return clip_factor(squared, bound / math.sqrt(tensors))
-            case GaussianMechanism(clip_norm=bound) | HeterogeneousGaussianMechanism(clip_norm=bound):
-                return clip_factor(squared, bound)
-            case VmfMechanism(kappa=kappa, scale=length):
-                return length * mean_cosine(kappa, dimension) * inverse_norm(squared)
-        return torch.ones_like(squared)
 
     def trained(self, network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
         """Train on dummy batches as the client did, and return the expected uploads (N, *shape), in gradient space.
@@ -209,15 +159,11 @@ class UploadModel:
 
         For models that do not need the examples.
         """
-        if isinstance(self.mechanism, NoMechanism):
+        if not self.mechanism.protects:
             return gradients
         factor = self.signed * self.step if self.unit == "update" else 1.0
         sent = vmap(self.mechanism.expected)({name: value * factor for name, value in gradients.items()})
         return {name: value / factor for name, value in sent.items()}
-
-    def standardise(self, vectors: Vector) -> Vector:
-        """Scale uploads (N, *shape), in gradient space, such that the noise is as large in all coordinates."""
-        return self.mechanism.standardise(vectors)
 
     def expected_of_examples(self, gradients: Vector) -> Vector:
         """Map gradients (N, B, *shape) of the examples of dummy batches to expected uploads (N, *shape)."""
@@ -255,6 +201,21 @@ class Victim:
     note: str
     labels: Tensor | None = None
     more: tuple["Victim", ...] = ()
+
+    @property
+    def noise(self) -> Noise:
+        """In the upload; see :meth:`UploadModel.noise`."""
+        return self.model.noise([value.numel() for value in self.gradient.values()])
+
+    @property
+    def needs_writing(self) -> bool:
+        """Whether the likelihood needs expected uploads themselves, not just inner products of their blocks."""
+        return not self.noise.follows_from(len(self.model.mechanism.directions(tuple(self.gradient))))
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether the mechanism leaves all tensors, such as weight and bias, on one scale."""
+        return len(self.model.mechanism.blocks_of(tuple(self.gradient))) == 1
 
     @property
     def uploads(self) -> tuple["Victim", ...]:
