@@ -4,7 +4,7 @@
 :data:`~attacks.reconstruction.table.ATTACKS`.
 """
 
-from attacks.reconstruction.engine import Heard, run_attack
+from attacks.reconstruction.engine import AttackJob, Heard, run_attack
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.results import Attempt, Reconstruction
 from attacks.reconstruction.scene import Progress
@@ -16,6 +16,7 @@ from attacks.reconstruction.upload_model.repeated import other_batches
 __all__ = [
     "ATTACKS",
     "Attack",
+    "AttackJob",
     "AttackRefused",
     "Attempt",
     "Heard",

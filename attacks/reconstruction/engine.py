@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.matching.memory import chunks
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
-from attacks.reconstruction.table import ATTACKS, Attack, Settings
+from attacks.reconstruction.table import ATTACKS, Attack
 from attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from attacks.reconstruction.upload_model.repeated import join
 
-__all__ = ["Heard", "run_attack"]
+__all__ = ["AttackJob", "Heard", "run_attack"]
 
 Heard = Observation | tuple[Observation, ...]
 """One upload, or several of the very same batch."""
@@ -26,26 +27,14 @@ Heard = Observation | tuple[Observation, ...]
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
 
 
-def run_attack(
-    name: str,
-    observations: Sequence[Heard],
-    model: nn.Module,
-    config: Settings,
-    seed: int,
-    progress: Progress | None = None,
-    loss: Loss = soft_cross_entropy,
-    public_images: Tensor | None = None,
-) -> list[Reconstruction]:
-    """Attack uploads, all of them and all restarts as one batch.
+@dataclass(frozen=True, eq=False)
+class AttackJob:
+    """One attack, what it attacks, and what it knows.
 
-    What a victim yields depends on its observation, the settings and the seed, not on who else is in the list (but for
-    rounding: sums over a batch may be done in another order). Two observations of one round and client, say with and
-    without a mechanism, start from the same random images.
-
-    Args:
+    Attributes:
         name: a name in :data:`ATTACKS`.
-        observations: what was heard; of one data set and network. Put all of them in one call: that is much faster than
-            one call each. A tuple is one victim: several uploads of the very same batch (see
+        observations: what was heard; of one data set and network. Put all of them in one job: that is much faster than
+            one job each. A tuple is one victim: several uploads of the very same batch (see
             :mod:`~attacks.reconstruction.upload_model.repeated`); its result bears round and client of the first.
         model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
         config: the attack's settings.
@@ -54,43 +43,60 @@ def run_attack(
         loss: what the clients minimise, of each example.
         public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for
             attacks that know what images look like; ``None``: they are withheld.
+    """
+
+    name: str
+    observations: Sequence[Heard]
+    model: nn.Module
+    config: Any
+    seed: int
+    progress: Progress | None = None
+    loss: Loss = soft_cross_entropy
+    public_images: Tensor | None = None
+
+
+def run_attack(job: AttackJob) -> list[Reconstruction]:
+    """Attack uploads, all of them and all restarts as one batch.
+
+    What a victim yields depends on its observation, the settings and the seed, not on who else is in the job (but for
+    rounding: sums over a batch may be done in another order). Two observations of one round and client, say with and
+    without a mechanism, start from the same random images.
 
     Returns:
         One result for each observation, in their order.
 
     Raises:
-        AttackRefused: an upload is of a kind that gradient matching cannot model, or does not fit the network.
-        InputError: there is no attack of that name, or the settings are another attack's.
+        AttackRefused: there is no attack of that name, the settings are another attack's, or an upload is of a kind
+            that gradient matching cannot model, or does not fit the network.
     """
-    attack = _attack(name, config)
-    if not observations:
+    attack = _attack(job)
+    if not job.observations:
         return []
-    network = Network(model, loss)
-    groups = [one if isinstance(one, tuple) else (one,) for one in observations]
+    network = Network(job.model, job.loss)
+    groups = [heard if isinstance(heard, tuple) else (heard,) for heard in job.observations]
     every = [observation for group in groups for observation in group]
     prepared = iter(prepare_victims(every, network.names, network.device))
     victims = [join([next(prepared) for _ in group]) for group in groups]
     _same_scene([observation.settings for observation in every])
     dtype = next(iter(victims[0].parameters.values())).dtype
-    scene = Scene.of(network, every[0].settings, dtype, public_images)
-    sizes = sorted({victim.model.examples for victim in victims})
+    scene = Scene.of(network, every[0].settings, dtype, job.public_images)
     results: dict[int, Reconstruction] = {}
-    for size in sizes:
+    for size in sorted({victim.model.examples for victim in victims}):
         members = [number for number, victim in enumerate(victims) if victim.model.examples == size]
         began = time.perf_counter()
-        found = _run(attack, scene, [victims[number] for number in members], config, seed, progress)
+        found = _run(attack, scene, [victims[number] for number in members], job)
         seconds = (time.perf_counter() - began) / len(members)
         for number, (attempts, note) in zip(members, found, strict=True):
-            results[number] = _result(name, victims[number], attempts, note, seconds)
+            results[number] = _result(job.name, victims[number], attempts, note, seconds)
     return [results[number] for number in range(len(victims))]
 
 
-def _attack(name: str, config: Settings) -> Attack:
-    if name not in ATTACKS:
-        raise AttackRefused(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
-    attack = ATTACKS[name]
-    if type(config) is not attack.config:
-        raise AttackRefused(f"attack {name} takes {attack.config.__name__}; given {type(config).__name__}")
+def _attack(job: AttackJob) -> Attack:
+    if job.name not in ATTACKS:
+        raise AttackRefused(f"attack {job.name!r} is not known; known: {', '.join(ATTACKS)}")
+    attack = ATTACKS[job.name]
+    if type(job.config) is not attack.config:
+        raise AttackRefused(f"attack {job.name} takes {attack.config.__name__}; given {type(job.config).__name__}")
     return attack
 
 
@@ -100,22 +106,24 @@ def _same_scene(settings: Sequence[PublicSettings]) -> None:
 
 
 def _run(
-    attack: Attack, scene: Scene, victims: Sequence[Victim], config: Any, seed: int, progress: Progress | None
+    attack: Attack, scene: Scene, victims: Sequence[Victim], job: AttackJob
 ) -> list[tuple[tuple[Attempt, ...], str]]:
     """Attack victims with the same number of examples; return each one's attempts and note."""
-    restarts = int(config.restarts)
+    restarts = int(job.config.restarts)
     owners = [number for number in range(len(victims)) for _ in range(restarts)]
     rows = [victims[number] for number in owners]
-    starts = [scene.starts(seed, attack.name, victim, restarts) for victim in victims]
+    starts = [scene.starts(job.seed, attack.name, victim, restarts) for victim in victims]
     images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
-    trace = Trace(progress, config.iterations, owners)
+    trace = Trace(job.progress, job.config.iterations, owners)
     attempts: dict[int, Attempt] = {}
     notes: dict[int, str] = {}
     for turn, run in enumerate(attack.runs):
         mine = [row for row in range(len(rows)) if row % restarts % len(attack.runs) == turn]
         for part in chunks(scene.network, [rows[row] for row in mine], scene.shape, scene.classes):
             these = mine[part.start : part.stop]
-            outcome = run(scene, [rows[row] for row in these], images[these], logits[these], config, trace.of(these))
+            outcome = run(
+                scene, [rows[row] for row in these], images[these], logits[these], job.config, trace.of(these)
+            )
             attempts |= zip(these, _attempts(scene, outcome), strict=True)
             notes |= zip(these, outcome.notes, strict=True)
     first = [number * restarts for number in range(len(victims))]

@@ -1,7 +1,7 @@
 """One experiment from its settings to its report: federate, account, attack, score, write down."""
 
-from fedpriv.lab.attack import attack_run
-from fedpriv.lab.heard import attack_heard
+from fedpriv.lab.attack_again import attack_run
+from fedpriv.lab.attack_wire import attack_heard
 from fedpriv.lab.run import Engine, resume_run, start_run
 from fedpriv.lab.summary import Summary
 from fedpriv.lab.tune import Tuning, tune_attack

@@ -17,7 +17,7 @@ from fedpriv.budget import Budget, Stop
 from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.lab.adversary import Leakage, attack_observations, planned_attacks
+from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress

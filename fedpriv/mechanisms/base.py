@@ -60,8 +60,6 @@ class Mechanism(ABC):
             tail: above 0, below 1.
         """
 
-    # The law of a release: what an adversary who knows the public numbers can say of it.
-
     @abstractmethod
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         """Return how a release scatters around its expectation, in standardised coordinates.

@@ -15,7 +15,7 @@ from attacks.reconstruction.dummy_gradients.targets import Targets
 from attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.gradients import Block, Vector
 
-__all__ = ["Comparison", "Matcher", "Objective", "Precision"]
+__all__ = ["Comparison", "Matcher", "Objective", "Precision", "wide"]
 
 Precision = Literal["bfloat16", "float32", "float64"]
 """The type in which networks run and inner products are made; with bfloat16 the latter are made in float32."""
@@ -210,7 +210,7 @@ class _Group:
         return self._comparison(torch.stack(dot, dim=1), torch.stack(squared, dim=1), lambda: expected)
 
     def _comparison(self, dot: Tensor, squared: Tensor, write: Callable[[], Vector]) -> Comparison:
-        return Comparison(_wide(dot), _wide(squared), _wide(self.heard), self.blocks, self.model, write, self.targets)
+        return Comparison(wide(dot), wide(squared), wide(self.heard), self.blocks, self.model, write, self.targets)
 
 
 def _alike(rows: Sequence[Victim]) -> list[list[tuple[int, Victim]]]:
@@ -246,5 +246,6 @@ def _cast(vector: Vector, dtype: torch.dtype) -> Vector:
     return {name: value.to(dtype) for name, value in vector.items()}
 
 
-def _wide(values: Tensor) -> Tensor:
+def wide(values: Tensor) -> Tensor:
+    """Numbers in float64, where the device has that."""
     return values if values.device.type == "mps" else values.double()

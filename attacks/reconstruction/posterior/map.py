@@ -218,7 +218,7 @@ def _closed_form(
         numbers = list({id(victim): row for row, victim in enumerate(rows) if victim.model == model}.values())
         victims = [rows[row] for row in numbers]
         try:
-            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormConfig(), _nobody)
+            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormConfig(), _silent)
         except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
             continue
         coordinates = whitening.coordinates(read.images)
@@ -280,11 +280,7 @@ def _gated(scene: Scene, ended: Sequence[_Ended], config: MapConfig) -> list[_En
     return found
 
 
-def _nobody(iterations: int, losses: Tensor) -> None:
-    """Tell nobody."""
-
-
-def _silent(share: float, losses: Tensor) -> None:
+def _silent(done: float, losses: Tensor) -> None:
     """Tell nobody."""
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attacks.reconstruction.matching.evaluation import Evaluator
+from attacks.reconstruction.matching.matcher import wide
 from attacks.reconstruction.recipes.lbfgs import minimise
 from attacks.reconstruction.recipes.parts import SCHEDULES, Recipe
 from attacks.reconstruction.recipes.problem import Problem
@@ -63,7 +64,7 @@ def _lbfgs(
     """Minimise variables and logits in one vector a row; the logits of rows with fixed labels have no effect."""
     shape, pixels = variables.shape[1:], variables[0].numel()
     points = _Points(problem, len(rows), shape, logits.shape[1:], pixels)
-    start = _widest(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
+    start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
     target = SOLVED * _size(rows, objective) if known else None
@@ -101,7 +102,7 @@ def _size(rows: Sequence[Victim], objective: str) -> Tensor:
     if objective != "squared-distance":
         return torch.tensor([float(len(victim.uploads)) for victim in rows])
     lengths = [
-        torch.stack([_widest(value).square().sum() for one in victim.uploads for value in one.gradient.values()]).sum()
+        torch.stack([wide(value).square().sum() for one in victim.uploads for value in one.gradient.values()]).sum()
         for victim in rows
     ]
     return torch.stack(lengths)
@@ -142,7 +143,3 @@ class Best:
         self.losses = torch.where(lower, losses, self.losses)
         self.variables = torch.where(lower[:, None, None, None, None], variables.detach(), self.variables)
         self.logits = torch.where(lower[:, None, None], logits.detach(), self.logits)
-
-
-def _widest(values: Tensor) -> Tensor:
-    return values if values.device.type == "mps" else values.double()

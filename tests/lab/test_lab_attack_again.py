@@ -13,8 +13,7 @@ import torch
 from attacks.campaign import Campaign
 from attacks.referee import Truth
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab import adversary, attack_run, spread, start_run, victims
-from fedpriv.lab import attack as lab_attack
+from fedpriv.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
 from fedpriv.lab.victims import Target
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
@@ -142,7 +141,7 @@ def test_nothing_of_the_truth_reaches_an_attack(tmp_path: Path, monkeypatch: pyt
         known = victims.truth(world, target)
         return replace(known, images=torch.zeros_like(known.images), labels=(known.labels + 1) % 10)
 
-    monkeypatch.setattr(adversary, "truth", blank)
+    monkeypatch.setattr(attack_stage, "truth", blank)
     start_run(settings, tmp_path / "blank", "", Silent())
     names = [path.name for path in (tmp_path / "run" / "reconstructions").glob("*-iga-*.png")]
     assert len(names) == 6
@@ -177,7 +176,7 @@ def test_a_kill_between_two_files_is_mended_by_doing_it_again(run: Path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(lab_attack, "_append_command", killed)
+        patch.setattr(attack_again, "_append_command", killed)
         attack(run, "dlg")
     assert (run / "summary.json").read_bytes() == before
     write_report(run)
@@ -192,7 +191,7 @@ def test_a_kill_during_the_attack_leaves_scores_and_summary_alone(run: Path, mon
     def killed(*_: object, **__: object) -> Campaign:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(spread, "attack_each", killed)
+    monkeypatch.setattr(attack_on_ray, "attack_each", killed)
     with pytest.raises(KeyboardInterrupt):
         attack(run, "dlg")
     assert contents(run) == before

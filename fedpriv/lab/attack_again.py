@@ -20,7 +20,7 @@ from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab.adversary import Leakage, PlannedAttack, attack_observations, read_scores
+from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations, read_scores
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets

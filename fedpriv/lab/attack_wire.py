@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from attacks.observation import list_observations, read_observation
 from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab.attack import attack_run, plan_attacks, write_attacked
+from fedpriv.lab.attack_again import attack_run, plan_attacks, write_attacked
 from fedpriv.listener import LISTENED, Listened, read_listened
 from fedpriv.progress import Progress
 from fedpriv.runs import DEPLOYMENT, RunFolder
@@ -69,7 +69,7 @@ def attack_heard(
         heard: the listener's folder.
         names: of attacks; none: those of the run.
         victims: names of the uploads to attack, such as 1-3; none: all that were heard.
-        overrides: ``key=value``, as for :func:`~fedpriv.lab.attack.attack_run`.
+        overrides: ``key=value``, as for :func:`~fedpriv.lab.attack_again.attack_run`.
         out: the copy of the run's folder, made here.
         command: what repeats this, for the report.
         progress: told what happens.

@@ -10,7 +10,7 @@ import ray
 
 from fedpriv.engines.tasks import Ended, TaskResources
 from fedpriv.errors import InputError
-from fedpriv.lab import spread, start_run
+from fedpriv.lab import attack_on_ray, start_run
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
 from tests.integration.small import experiment
@@ -64,7 +64,7 @@ def test_a_task_that_dies_takes_only_its_own_uploads(tmp_path: Path, monkeypatch
         yield Ended(1, error="WorkerCrashedError: out of memory")
         yield Ended(0, function(parts[0]))
 
-    monkeypatch.setattr(spread, "run_tasks", second_dies)
+    monkeypatch.setattr(attack_on_ray, "run_tasks", second_dies)
     summary = run(tmp_path / "run", 2)
     assert summary.status == "completed"
     lost = [text for text in summary.warnings if "its Ray task failed: WorkerCrashedError: out of memory" in text]

@@ -19,11 +19,11 @@ from torch import Tensor
 from attacks.baselines import Guess, guesses
 from attacks.campaign import Campaign
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, other_batches
+from attacks.reconstruction import ATTACKS, AttackJob, other_batches
 from attacks.referee import Score, Scores, Truth, score, score_guesses
 from attacks.threat import Access, ThreatModel, threat_model
 from fedpriv.errors import InputError
-from fedpriv.lab.spread import attack_spread
+from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.victims import (
     Target,
     approximation,
@@ -291,8 +291,8 @@ def _campaign(
     observations = [one.uploads for one in heard]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
     listener = partial(progress.attack_advanced, attack.label)
-    engine = world.experiment.engine
-    return attack_spread(engine, attack.name, observations, world.model, attack.config, seed, listener, public_images)
+    job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
+    return attack_on_ray(world.experiment.engine, job)
 
 
 def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:

@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from attacks.campaign import Campaign, attack_each
-from attacks.reconstruction import Heard, Progress
+from attacks.reconstruction import AttackJob
 from fedpriv.config import EngineConfig
 from fedpriv.engines.tasks import Ended, TaskResources, run_tasks
 from fedpriv.threads import cpu_threads
 
-__all__ = ["attack_spread"]
+__all__ = ["attack_on_ray"]
 
 _POLL_SECONDS = 1.0
 _KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
@@ -23,71 +21,45 @@ _KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What one task attacks, and with what; the model lies on the CPU."""
+    """What one task attacks, with a model that lies on the CPU, and where and on how many threads."""
 
-    name: str
-    observations: tuple[Heard, ...]
-    model: nn.Module
-    config: Any
-    seed: int
-    public_images: Tensor | None
+    job: AttackJob
     device: str
     threads: int
 
 
-def attack_spread(
-    engine: EngineConfig,
-    name: str,
-    observations: Sequence[Heard],
-    model: nn.Module,
-    config: Any,
-    seed: int,
-    progress: Progress,
-    public_images: Tensor | None,
-) -> Campaign:
+def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     """Attack uploads in ``engine.attack_tasks`` Ray tasks, or here where that is one or there is only one upload.
 
-    The other arguments and the result are those of :func:`attacks.campaign.attack_each`. Who is attacked together
-    changes results by rounding only. A task that dies takes its own uploads with it and no others.
+    The result is that of :func:`attacks.campaign.attack_each`. Who is attacked together changes results by rounding
+    only. A task that dies takes its own uploads with it and no others.
 
     Raises:
         InputError: no cluster answers at ``engine.address``, or it cannot host one task.
     """
-    count = min(engine.attack_tasks, len(observations))
+    count = min(engine.attack_tasks, len(job.observations))
     if count < 2:
-        return attack_each(name, observations, model, config, seed, progress, public_images=public_images)
-    device, still = str(next(model.parameters()).device.type), deepcopy(model).cpu()
+        return attack_each(job)
+    device, still = str(next(job.model.parameters()).device.type), deepcopy(job.model).cpu()
     # Every count-th: the uploads of one kind stand together, and some kinds take longer.
-    numbers = [range(first, len(observations), count) for first in range(count)]
-    parts = [
-        _Part(
-            name,
-            tuple(observations[n] for n in mine),
-            still,
-            config,
-            seed,
-            public_images,
-            device,
-            torch.get_num_threads(),
-        )
-        for mine in numbers
-    ]
+    numbers = [range(first, len(job.observations), count) for first in range(count)]
+    shares = [tuple(job.observations[n] for n in mine) for mine in numbers]
+    bare = replace(job, model=still, progress=None)
+    parts = [_Part(replace(bare, observations=mine), device, torch.get_num_threads()) for mine in shares]
     resources = TaskResources(engine.cpus_per_client, engine.gpus_per_client, engine.address, _KEYS)
     whole, done = Campaign({}, {}), 0
     for event in run_tasks(_attack_part, parts, resources, _POLL_SECONDS):
         if isinstance(event, Ended):
             whole, done = _joined(whole, event, numbers[event.index]), done + 1
-            progress(done, count, _loss(whole))
+            if job.progress is not None:
+                job.progress(done, count, _loss(whole))
     return Campaign(dict(sorted(whole.found.items())), dict(sorted(whole.failures.items())))
 
 
 def _attack_part(part: _Part) -> Campaign:
     """Runs in a Ray task."""
     with cpu_threads(part.threads):
-        model = part.model.to(part.device)
-        return attack_each(
-            part.name, part.observations, model, part.config, part.seed, public_images=part.public_images
-        )
+        return attack_each(replace(part.job, model=part.job.model.to(part.device)))
 
 
 def _joined(whole: Campaign, ended: Ended, numbers: Sequence[int]) -> Campaign:
