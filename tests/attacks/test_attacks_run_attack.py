@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, normalise, observe, observe_digits, parameters_of, settings
 
-from attacks import reconstruction as room
 from attacks.baselines import guesses
 from attacks.observation import Observation, read_observation, write_observation
 from attacks.reconstruction import ATTACKS, AttackJob, AttackRefused, Attempt, run_attack
+from attacks.reconstruction import engine as room
 from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.matching import evaluation, memory
 from attacks.reconstruction.recipes.descent import run_recipe
