@@ -28,7 +28,7 @@ FROM python:3.11.11-slim-bookworm AS run
 COPY --from=build /opt/fedpriv /opt/fedpriv
 # Where volumes are mounted: a fresh volume takes these permissions over, so that whoever FEDPRIV_UID names can write.
 RUN useradd --uid 1000 --create-home fedpriv \
-    && install --directory --mode 1777 /deployment /data /keys /state /volumes/superlink /volumes/admission \
+    && install --directory --mode 1777 /deployment /data /keys /memory /state /volumes/superlink /volumes/admission \
        /volumes/supernode-0 /volumes/supernode-1 /volumes/supernode-2 /volumes/supernode-3 \
        /volumes/supernode-4 /volumes/supernode-5 /volumes/supernode-6 /volumes/supernode-7
 
@@ -41,7 +41,8 @@ ENV PATH=/opt/fedpriv/bin:$PATH \
     FLWR_HOME=/tmp/flower \
     FEDPRIV_DATA=/data \
     FEDPRIV_RUNS=/deployment/runs \
-    FEDPRIV_SEEDS=/deployment/seeds
+    FEDPRIV_SEEDS=/deployment/seeds \
+    FEDPRIV_MEMORY=/memory
 USER 1000:1000
 WORKDIR /tmp
 CMD ["fedpriv", "--help"]

@@ -23,6 +23,7 @@ from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms import VmfMechanism
 from fedpriv.models import build_model
+from fedpriv.randomness import Secret
 
 _MIB = 1 << 20
 _MODELS: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ def measure(model_name: str, batch: int, way: str, bound_mib: int) -> dict[str, 
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
     tiny = torch.nn.Linear(1, 1), lambda output, target: output[:, 0], torch.ones(2, 1), torch.zeros(2)
     for gradients in (per_example_gradients(*tiny), dense_gradients(*tiny, "what is loaded on first use")):
-        VmfMechanism(1.0).release(gradients, 2, torch.Generator())
+        VmfMechanism(1.0).release(gradients, 2, Secret.of_seed(0).stream("benchmark"))
     before = _peak_mib()
     if way == "sgd":
         functional.cross_entropy(model(x), y).backward()
@@ -56,7 +57,7 @@ def measure(model_name: str, batch: int, way: str, bound_mib: int) -> dict[str, 
             if way == "ghost"
             else dense_gradients(model, loss, x, y, "a benchmark", bound_mib * _MIB)
         )
-        VmfMechanism(50.0).release(gradients, batch, torch.Generator().manual_seed(1))
+        VmfMechanism(50.0).release(gradients, batch, Secret.of_seed(1).stream("benchmark"))
     peak = _peak_mib() - before
     return {"model": model_name, "batch": batch, "way": way, "bound_mib": bound_mib, "peak_mib": peak}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from clients.app import app
+from clients.app import client_app
 from clients.training import local_upload
 from fedpriv.config import DataConfig, Experiment, FederationConfig, MechanismConfig, ModelConfig, TrainingConfig
 from fedpriv.engines.identity import assume_server_identity
@@ -40,7 +40,7 @@ def _experiment(hidden: tuple[int, ...], mechanism: MechanismConfig) -> Experime
 def measure(world: World) -> dict[str, float]:
     """Return the median milliseconds a client of a round's exchange, of the training alone, and of their difference."""
     assume_server_identity(1)
-    grid = InlineGrid(app, world.experiment.federation.clients)
+    grid = InlineGrid(client_app(world.secret), world.experiment.federation.clients)
     clients = range(world.experiment.federation.clients)
     nodes = find_clients(grid, len(clients), timeout=10)
     text, allowed = world.experiment.model_dump_json(), allowed_uploads(world)

@@ -24,7 +24,7 @@ from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms import GaussianMechanism, Mechanism, VmfMechanism
 from fedpriv.mechanisms.cosine import draw_cosines
 from fedpriv.models import build_model
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.randomness import Secret, numpy_stream, torch_stream
 
 __all__ = ["METHODS", "MODELS", "Setting", "Step"]
 
@@ -78,13 +78,13 @@ def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
     """What a client of fedpriv does in a step."""
     model, (x, y) = _network(setting), _batch(setting, batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    generator = torch_stream(0, "benchmark noise")
+    noise = Secret.of_seed(0).stream("benchmark noise")
     parameters = dict(model.named_parameters())
     loss = partial(functional.cross_entropy, reduction="none")
 
     def step() -> None:
         optimizer.zero_grad()
-        released = mechanism.release(per_example_gradients(model, loss, x, y), batch, generator)
+        released = mechanism.release(per_example_gradients(model, loss, x, y), batch, noise)
         for name, value in released.items():
             parameters[name].grad = value
         optimizer.step()

@@ -34,7 +34,7 @@ from fedpriv.config import Experiment
 from fedpriv.gradients import Vector, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.models import build_model
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.world import State, World, build_world
 
 STEPS = 96
@@ -156,7 +156,9 @@ def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> 
             rows = torch.from_numpy(reference.shares[0][plan.batch(step)])
             gradients = per_example_gradients(model, loss, pool.images[rows], pool.labels[rows])
             with torch.no_grad():
-                for name, value in plan.release_gradient(gradients, step).items():
+                for name, value in plan.release_gradient(
+                    gradients, Secret.of_seed(plan.seed).stream("noise", 0, step)
+                ).items():
                     parameters[name].sub_(value, alpha=RATE)
         found.append({name: value.detach() for name, value in parameters.items()})
     return found
@@ -186,7 +188,8 @@ def _products_us(batch: int, models: int) -> float:
 
 def _draw_us(world: World) -> float:
     numbers = sum(value.numel() for value in world.initial.parameters.values())
-    taken = [_timed(lambda: standard_normal(numbers, torch_stream(0, "benchmark"), torch.float32)) for _ in range(30)]
+    stream = Secret.of_seed(0).stream("benchmark")
+    taken = [_timed(lambda: standard_normal(numbers, stream, torch.float32)) for _ in range(30)]
     return 1e6 * statistics.median(taken)
 
 

@@ -32,6 +32,7 @@ from torch.nn import functional
 from benchmarks.methods import METHODS, MODELS, Setting
 from fedpriv.gradients import per_example_gradients
 from fedpriv.models import build_model
+from fedpriv.randomness import Secret
 
 BATCHES = (64, 256)
 SLOW_SECONDS = 1.0
@@ -111,13 +112,14 @@ def floor_ms(setting: Setting, batch: int, repeats: int) -> dict[str, float]:
     images = torch.randn(batch, *setting.shape, generator=generator)
     labels = torch.randint(10, (batch,), generator=generator)
     loss = partial(functional.cross_entropy, reduction="none")
+    stream = Secret.of_seed(0).stream("benchmark")
     parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
     for _ in range(min(repeats, 20)):
         began = time.perf_counter()
         gradients = per_example_gradients(model, loss, images, labels)
         parts["gradients"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        noise = gradients.draw(generator)
+        noise = gradients.draw(stream)
         parts["draw"].append(time.perf_counter() - began)
         parts["gram"].append(_timed(gradients.gram))
         parts["dot"].append(_timed(partial(gradients.dot, noise)))

@@ -1,72 +1,105 @@
 """The Flower ClientApp: answers who it is, and trains when asked."""
 
+import logging
 from functools import lru_cache
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.memory import secret_for
 from clients.secure import give_shares, masked_upload, offer_keys, share_secrets
-from clients.training import local_upload
-from fedpriv.config import Experiment
-from fedpriv.seeds import with_seed
+from clients.training import answer_secret, local_upload
+from fedpriv.errors import RefusedError
+from fedpriv.randomness import Secret
+from fedpriv.seeds import kept_for
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import pack, unpack
 from fedpriv.world import State, World, build_world
 
-__all__ = ["app"]
+__all__ = ["app", "client_app"]
 
-app = ClientApp()
+_LOG = logging.getLogger(__name__)
 
 
-@app.query()
+def client_app(secret: Secret | None) -> ClientApp:
+    """Return the app of a run.
+
+    Args:
+        secret: the run's, where all clients have one, as in a simulation. It reaches them with the app itself, and is
+            in no message. ``None``: whatever this machine keeps of the run, and each client's noise has its own.
+    """
+    bound = ClientApp()
+
+    @bound.train()
+    def train(message: Message, context: Context) -> Message:
+        """Train for one round from the parameters in the message and reply with the upload.
+
+        The reply carries no training loss: measured on private data and sent without noise it would leak.
+
+        Raises:
+            RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
+                code wants to end the process; this client fails, and no other.
+        """
+        world, upload = _trained(message, context, secret)
+        if world.experiment.federation.secure_aggregation:
+            raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
+        reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
+        reply["client"] = _about(world, _partition(context))
+        return Message(reply, reply_to=message)
+
+    @bound.train("masked")
+    def train_masked(message: Message, context: Context) -> Message:
+        """Train as above, and reply with an upload of which the server can read the sum only."""
+        world, upload = _trained(message, context, secret)
+        reply = masked_upload(message, context, world, upload)
+        reply["client"] = _about(world, _partition(context))
+        return Message(reply, reply_to=message)
+
+    bound.query()(identify)
+    bound.query("keys")(offer_keys)
+    bound.query("shares")(share_secrets)
+    bound.query("unmask")(give_shares)
+    return bound
+
+
 def identify(message: Message, context: Context) -> Message:
     """Reply with the number of the partition that this client holds."""
     return Message(RecordDict({"client": MetricRecord({"partition": _partition(context)})}), reply_to=message)
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train for one round from the parameters in the message and reply with the upload.
-
-    The reply carries no training loss: measured on private data and sent without noise it would leak.
-
-    Raises:
-        RuntimeError: the model's code wants to end the process; this client fails, and no other.
-    """
-    world, upload = _trained(message, context)
-    if world.experiment.federation.secure_aggregation:
-        raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
-    reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
-    reply["client"] = _about(world, _partition(context))
-    return Message(reply, reply_to=message)
-
-
-@app.train("masked")
-def train_masked(message: Message, context: Context) -> Message:
-    """Train as :func:`train` does, and reply with an upload of which the server can read the sum only."""
-    world, upload = _trained(message, context)
-    reply = masked_upload(message, context, world, upload)
-    reply["client"] = _about(world, _partition(context))
-    return Message(reply, reply_to=message)
-
-
-app.query("keys")(offer_keys)
-app.query("shares")(share_secrets)
-app.query("unmask")(give_shares)
-
-
-def _trained(message: Message, context: Context) -> tuple[World, State]:
+def _trained(message: Message, context: Context, secret: Secret | None) -> tuple[World, State]:
     """The experiment, and what this client computes in the round that the message is about."""
     task = message.content.config_records["task"]
     arrays = message.content.array_records
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
+    known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
+    experiment = kept_for(*known).experiment
     try:
-        world = _world(str(task["experiment"]), str(context.run_config.get("seed", "")))
+        world = _world(*known)
         with cpu_threads(world.experiment.engine.threads):
-            return world, local_upload(world, _partition(context), before, int(str(task["round"])))
-    except SystemExit as error:
-        # A model's own code must not end the process: on Ray it serves other clients, too.
-        raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
+            return world, _answer(world, context, before, int(str(task["round"])), secret is not None)
+    except RefusedError:
+        raise
+    except (Exception, SystemExit) as error:
+        if experiment.mechanism.name != "none":
+            # What went wrong may depend on an example, and no noise protects a text.
+            _LOG.exception("client %d failed", _partition(context))
+            raise RuntimeError("failed; the client's own log says why") from None
+        if isinstance(error, SystemExit):
+            # A model's own code must not end the process: on Ray it serves other clients, too.
+            raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
+        raise
+
+
+def _answer(world: World, context: Context, before: State, round_number: int, is_simulated: bool) -> State:
+    """Train, with noise that no other answer has."""
+    client = _partition(context)
+    if world.experiment.mechanism.name == "none":
+        return local_upload(world, client, before, round_number)
+    received = world.received(client, before)
+    shared = world.secret if is_simulated or not world.experiment.keeps_secret else None
+    own = secret_for(context, round_number, received, shared)
+    return local_upload(world, client, before, round_number, answer_secret(own, client, round_number, received))
 
 
 def _about(world: World, client: int) -> MetricRecord:
@@ -78,6 +111,9 @@ def _partition(context: Context) -> int:
 
 
 @lru_cache(maxsize=2)
-def _world(text: str, seed: str) -> World:
+def _world(text: str, name: str, secret: Secret | None) -> World:
     """Build the experiment once a process; its text is a quicker key than the object."""
-    return build_world(with_seed(Experiment.model_validate_json(text), seed))
+    return build_world(*kept_for(text, name, secret))
+
+
+app = client_app(None)

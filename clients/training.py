@@ -1,27 +1,35 @@
 """What a client computes in one round; it knows no Flower.
 
 FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of the parameters after local training.
+
+With a mechanism nothing that an example does may show but through the noise, and a refusal would show: an example on
+which the model raises counts as one whose gradient is zero, as one does whose gradient is not finite.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.gradients import Vector, per_example_gradients
+from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan
-from fedpriv.randomness import torch_stream
+from fedpriv.randomness import Secret, torch_stream
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
-__all__ = ["local_upload"]
+__all__ = ["answer_secret", "local_upload"]
 
 _MIB = 1 << 20
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-def local_upload(world: World, client: int, before: State, round_number: int) -> State:
+def local_upload(world: World, client: int, before: State, round_number: int, secret: Secret | None = None) -> State:
     """Train for one round and return what leaves the client.
 
     Args:
@@ -29,21 +37,22 @@ def local_upload(world: World, client: int, before: State, round_number: int) ->
         client: the partition's number, from 0.
         before: the global state that the server sent.
         round_number: the round, from 1.
+        secret: what the noise of this answer is keyed by, and of no other; ``None``: of the world's secret and of all
+            that the answer depends on.
 
     Returns:
         Under ``parameters`` the upload: for FedSGD a mean gradient, for FedAvg after minus before, in both cases after
         the mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
     """
     plan, model = world.plans[client], world.model
+    if secret is None and plan.config.name != "none":
+        secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if world.experiment.federation.algorithm == "fedsgd":
-        upload = _gradient(world, plan, plan.steps(round_number)[0])
+    if secret is None or plan.config.unit == "example":
+        upload = _trained(world, plan, before, round_number, secret)
     else:
-        _train(world, plan, round_number)
-        upload = {name: value - before.parameters[name] for name, value in State.of(model).parameters.items()}
-    if plan.config.unit == "update" and plan.config.name != "none":
-        upload = plan.release_update(upload, round_number)
+        upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
     change = {name: value.cpu() - before.buffers[name] for name, value in tracked_buffers(model).items()}
     if plan.config.name != "none":
         # No mechanism covers running statistics, so none of them leaves.
@@ -51,25 +60,110 @@ def local_upload(world: World, client: int, before: State, round_number: int) ->
     return State({name: value.detach().cpu() for name, value in upload.items()}, change)
 
 
-def _train(world: World, plan: Plan, round_number: int) -> None:
+def answer_secret(secret: Secret, client: int, round_number: int, received: bytes) -> Secret:
+    """Return what the noise of one answer is keyed by: no other answer, to whatever was received, has the same noise.
+
+    Args:
+        secret: the client's own, or the run's.
+        client: the partition's number.
+        round_number: the round, from 1.
+        received: the digest of all that the answer depends on, from :meth:`fedpriv.world.World.received`.
+    """
+    return secret.derived("answer", client, round_number, received)
+
+
+def _trained(world: World, plan: Plan, before: State, round_number: int, secret: Secret | None) -> Vector:
+    """The batch's gradient (FedSGD), or the change of the parameters (FedAvg)."""
+    if world.experiment.federation.algorithm == "fedsgd":
+        return _gradient(world, plan, plan.steps(round_number)[0], secret)
+    _train(world, plan, round_number, secret)
+    return {name: value - before.parameters[name] for name, value in State.of(world.model).parameters.items()}
+
+
+def _update(world: World, plan: Plan, before: State, round_number: int) -> Vector:
+    """The update as a mechanism is given it: zero where the model raises."""
+    update = _unless_raised(lambda: _trained(world, plan, before, round_number, None))
+    if update is None:
+        _LOG.warning("client %d: the model raises in round %d; its update counts as zero", plan.client, round_number)
+        return {name: torch.zeros_like(value) for name, value in before.parameters.items()}
+    return update
+
+
+def _train(world: World, plan: Plan, round_number: int, secret: Secret | None) -> None:
     """Local epochs of privatised SGD or Adam, in place; the optimiser starts afresh each round."""
     training = world.experiment.training
     optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
     parameters = trained_parameters(world.model)
     for step in plan.steps(round_number):
-        optimizer.step(parameters, _gradient(world, plan, step))
+        optimizer.step(parameters, _gradient(world, plan, step, secret))
 
 
-def _gradient(world: World, plan: Plan, step: int) -> Vector:
-    """The mean gradient of one step's batch, privatised where the unit is the example."""
+def _gradient(world: World, plan: Plan, step: int, secret: Secret | None) -> Vector:
+    """The mean gradient of one step's batch, privatised where there is a secret to key noise by."""
     images, labels = world.examples(plan.client, plan.batch(step))
-    with _model_randomness(plan, step, world.device), _precision(world):
-        if plan.config.name == "none" or plan.config.unit == "update":
+    if secret is None:
+        with _surroundings(world, plan, step):
             return _mean_gradient(world.model, images, labels, plan.sampling.batch_size)
-        memory = world.experiment.engine.gradient_memory * _MIB
-        gradients = per_example_gradients(world.model, _loss, images, labels, chunk_bytes=memory)
-    # Outside: noise and norms are never computed in bfloat16.
-    return plan.release_gradient(gradients, step)
+    # Noise and norms are never computed in bfloat16.
+    return plan.release_gradient(_gradients(world, plan, step, images, labels), secret.stream("noise", step))
+
+
+def _gradients(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
+    """The gradients of a batch; zero for examples on which the model raises."""
+    compute = partial(_computed, world, plan, step)
+    gradients = _unless_raised(lambda: compute(images, labels))
+    return _with_stand_ins(world, plan, compute, images, labels) if gradients is None else gradients
+
+
+def _with_stand_ins(
+    world: World,
+    plan: Plan,
+    compute: Callable[[Tensor, Tensor], GradientOperator],
+    images: Tensor,
+    labels: Tensor,
+) -> GradientOperator:
+    """The gradients of a batch on some of whose examples the model raises: zero for those.
+
+    An example on which it does not raise takes their places. So every other one has the same place, and the same
+    dropout, as beside a neighbour on which nothing is raised.
+    """
+    alone = [
+        _unless_raised(partial(compute, image[None], label[None])) for image, label in zip(images, labels, strict=True)
+    ]
+    sound = torch.tensor([gradient is not None for gradient in alone])
+    _LOG.warning("client %d: the model raises on %d examples; they count as zero", plan.client, int((~sound).sum()))
+    gradients = None
+    if sound.any():
+        rows = torch.where(sound, torch.arange(len(sound)), sound.nonzero()[0, 0]).to(images.device)
+        gradients = _unless_raised(lambda: compute(images[rows], labels[rows]))
+    if gradients is None:
+        # Not even together with sound ones only: the model mixes examples.
+        return zero_gradients(world.model, len(images), world.experiment.engine.gradient_memory * _MIB)
+    return gradients.masked(sound)
+
+
+def _unless_raised(compute: Callable[[], T]) -> T | None:
+    """The result, or ``None`` where the model raises; what is wrong with the machine is raised on."""
+    try:
+        return compute()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit):  # noqa: BLE001 - a refusal would tell of an example what no noise hides
+        _LOG.debug("the model raises", exc_info=True)
+        return None
+
+
+def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
+    memory = world.experiment.engine.gradient_memory * _MIB
+    with _surroundings(world, plan, step):
+        return per_example_gradients(world.model, _loss, images, labels, chunk_bytes=memory)
+
+
+@contextmanager
+def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
+    """What the model is run in: randomness of its own, and the numbers that the settings ask for."""
+    with _model_randomness(plan, step, world.device), _precision(world):
+        yield
 
 
 def _precision(world: World) -> torch.autocast:

@@ -135,6 +135,12 @@ class Budget:
         epsilons = [account.epsilon(participations) for account, participations in _candidates(changed)]
         self._worst = max(self._worst, *epsilons, 0.0)
 
+    def spend_again(self, round_number: int, clients: Sequence[int]) -> None:
+        """Note that clients were asked for a second, other answer in a round."""
+        for client in clients:
+            # As if nobody had been in a batch of these passes before: never too little.
+            self._participations[client] += self._plans[client].further_participations(0, round_number)
+
     def replay(self, asked: Mapping[int, Sequence[int]]) -> None:
         """Note rounds of the past.
 

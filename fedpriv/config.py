@@ -554,7 +554,14 @@ class Experiment(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         "experiment", description="names the run"
     )
-    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = Field(0, description="every random choice derives from it")
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = Field(
+        0, description="every random choice derives from it but the noise, unless noise = 'reproducible'"
+    )
+    noise: Literal["secret", "reproducible"] = Field(
+        "secret",
+        description="of a mechanism: keyed by the operating system, and kept in the run's folder; or by the seed, for "
+        "experiments that must repeat: whoever guesses the seed can subtract it",
+    )
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     federation: FederationConfig = Field(default_factory=lambda: FederationConfig())
@@ -643,15 +650,56 @@ class Experiment(_Section):
         return self
 
     @property
+    def keeps_secret(self) -> bool:
+        """Whether the run has a secret: a mechanism whose noise nobody may draw again."""
+        return self.noise == "secret" and self.mechanism.name != "none"
+
+    @property
+    def hides_batches(self) -> bool:
+        """Whether what is proven rests on nobody knowing who is in a batch."""
+        return self.keeps_secret and self.training.sampling != "shuffled"
+
+    @property
     def server_learning_rate(self) -> float:
         """The step size of the server, with its default resolved."""
         if self.federation.server_learning_rate is not None:
             return self.federation.server_learning_rate
         return self.training.learning_rate if self.federation.algorithm == "fedsgd" else 1.0
 
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide what clients release, without those of the machine that they are computed on.
+
+        Left out is how long a run goes on, who listens, and what is made of it afterwards.
+        """
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine"})
+        for section, keys in _INDECISIVE.items():
+            for key in keys:
+                del tree[section][key]
+        return tree
+
     def to_toml(self) -> str:
         """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+# Where data lie, how long a run goes on, and what the server makes of uploads.
+_INDECISIVE = {
+    "data": ("root", "download"),
+    "federation": (
+        "rounds",
+        "clients_per_round",
+        "min_clients",
+        "target_epsilon",
+        "aggregation",
+        "trim",
+        "malicious",
+        "server_optimizer",
+        "server_learning_rate",
+        "server_momentum",
+        "round_timeout",
+        "max_update_norm",
+    ),
+}
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

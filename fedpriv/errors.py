@@ -20,6 +20,10 @@ class RunFailedError(RuntimeError):
     """A run started well and cannot go on: the command exits with 1 and prints this one line."""
 
 
+class RefusedError(RuntimeError):
+    """A client does not answer a question that nobody may ask; the text says nothing of its data."""
+
+
 class RunInterruptedError(Exception):
     """The user stopped a run (Ctrl-C): the command exits with 130; the text says how to finish the run."""
 

@@ -23,7 +23,7 @@ from fedpriv.data import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
 from fedpriv.mechanisms import Mechanism, Redistribution, block_sizes, build_mechanism
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 
 __all__ = ["Plan", "participants", "plan_client"]
 
@@ -39,7 +39,7 @@ class Plan:
         config: the mechanism's settings with the noise itself (sigma, scale or kappa) in place of any target. Mechanism
             and ledger both read it here and nowhere else; this is how the adversary knows it, too.
         tensors: the number of coordinates of each parameter tensor, in the model's order.
-        seed: the experiment's seed.
+        seed: that batches are drawn by: the experiment's, or a secret one.
         redistribution: r, for hgm.
 
     Raises:
@@ -68,18 +68,22 @@ class Plan:
         """The examples of one step, as positions in the client's partition."""
         return self.sampling.batch(self.seed, self.client, step)
 
-    def release_gradient(self, gradients: GradientOperator, step: int) -> Vector:
+    def release_gradient(self, gradients: GradientOperator, noise: NoiseStream) -> Vector:
         """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size.
 
-        Raises:
-            ValueError: the gradients are not of the model that was planned for, or not finite.
-        """
-        return self._release(gradients, self.sampling.batch_size, step)
+        Args:
+            gradients: of the batch.
+            noise: used for nothing else.
 
-    def release_update(self, update: Vector, round_number: int) -> Vector:
+        Raises:
+            ValueError: the gradients are not of the model that was planned for.
+        """
+        return self._release(gradients, self.sampling.batch_size, noise)
+
+    def release_update(self, update: Vector, noise: NoiseStream) -> Vector:
         """Privatise a whole update (unit = update): the mechanism sees it as the gradient of one example."""
         column = DenseGradients({name: value.unsqueeze(0) for name, value in update.items()})
-        return self._release(column, 1, round_number)
+        return self._release(column, 1, noise)
 
     def norm_bound(self, tail: float) -> float:
         """Return what the norm of one release exceeds with probability ``tail`` at most; infinite where none holds."""
@@ -131,6 +135,13 @@ class Plan:
             delta=config.delta,
         )
 
+    def released(self) -> dict[str, dict[str, object]]:
+        """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""
+        keys = {"name", "unit", *self.config.read_keys} - {"delta"}
+        mechanism = self.config.model_dump(mode="json", include=keys, exclude_none=True)
+        sampling = {"kind": self.sampling_name, "batch_size": self.sampling.batch_size}
+        return {"mechanism": mechanism, "sampling": {**sampling, "examples": self.sampling.examples}}
+
     @property
     def dimensions(self) -> tuple[int, ...]:
         """The numbers of coordinates of the parts of a gradient that get a draw of their own."""
@@ -141,12 +152,11 @@ class Plan:
         """How the unit is sampled: a whole update is not."""
         return "full" if self.config.unit == "update" else self.sampling.kind
 
-    def _release(self, gradients: GradientOperator, divisor: int, index: int) -> Vector:
+    def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
         sizes = tuple(shape.numel() for shape in gradients.shapes.values())
         if sizes != self.tensors:
             raise ValueError(f"gradients of tensors of {sizes} numbers; planned and accounted for: {self.tensors}")
-        generator = torch_stream(self.seed, "noise", self.client, index, device=gradients.device)
-        return self._mechanism.release(gradients, divisor, generator)
+        return self._mechanism.release(gradients, divisor, noise)
 
     @cached_property
     def _mechanism(self) -> Mechanism:
@@ -175,6 +185,7 @@ def plan_client(
     examples: int,
     tensors: Sequence[int],
     redistribution: Redistribution | None = None,
+    secret: Secret | None = None,
 ) -> Plan:
     """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
 
@@ -184,6 +195,7 @@ def plan_client(
         examples: the size of the client's partition.
         tensors: the number of coordinates of each parameter tensor, in the model's order.
         redistribution: r, for hgm.
+        secret: the run's, which batches are drawn by where they must be hidden; ``None``: all follows from the seed.
 
     Raises:
         InputError: the batch is larger than the client's data, or no noise reaches the target.
@@ -199,7 +211,8 @@ def plan_client(
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
     # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
     some = config if config.name == "none" else config.with_noise(1.0)
-    draft = Plan(client, sampling, steps, some, tuple(tensors), experiment.seed, redistribution)
+    seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
+    draft = Plan(client, sampling, steps, some, tuple(tensors), seed, redistribution)
     return draft if config.name == "none" else replace(draft, config=config.with_noise(_noise(experiment, draft)))
 
 

@@ -1,16 +1,29 @@
-"""Independent random streams, each a function of the experiment's seed and of what it is for.
+"""Independent random streams: public ones from the experiment's seed, secret ones from a secret.
 
-No other source of randomness exists in the package: a stream depends on (seed, purpose, indices) alone, never on a
-global generator, on the engine or on the order in which things happen. The generators are Mersenne Twister (torch) and
-PCG64 (numpy): right for experiments that must repeat, not a secure source for noise that protects real people.
+No other source of randomness exists in the package: a stream depends on (seed or secret, purpose, indices) alone, never
+on a global generator, on the engine or on the order in which things happen.
+
+- Streams of the seed (:func:`numpy_stream`, :func:`torch_stream`) make experiments repeat: data shares, weights,
+  attacks. Their generators are PCG64 (numpy) and Mersenne Twister (torch); whoever guesses the seed has them.
+- Streams of a :class:`Secret` are what protects people: a mechanism's noise. Their bits come from AES in counter mode,
+  keyed by 128 bits of the stream's own hash.
 """
 
+import secrets
 import zlib
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from randomgen import AESCounter
+from torch import Tensor
 
-__all__ = ["numpy_stream", "torch_stream"]
+__all__ = ["BLOCK_BYTES", "NoiseStream", "Secret", "keystream", "numpy_stream", "torch_stream"]
+
+SECRET_BYTES = 32
+KEY_BYTES = BLOCK_BYTES = 16
 
 
 def _sequence(seed: int, purpose: str, indices: tuple[int, ...]) -> np.random.SeedSequence:
@@ -21,7 +34,7 @@ def numpy_stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
     """Return the numpy generator of one purpose, such as ``numpy_stream(7, "batches", partition, epoch)``.
 
     Args:
-        seed: the experiment's seed, at least 0.
+        seed: at least 0.
         purpose: what the numbers are for; two purposes never share a stream.
         indices: non-negative integers that tell uses of one purpose apart (partition, round, step, ...).
     """
@@ -31,7 +44,104 @@ def numpy_stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
 def torch_stream(seed: int, purpose: str, *indices: int, device: str | torch.device = "cpu") -> torch.Generator:
     """Return the torch generator of one purpose on ``device``; the arguments are those of :func:`numpy_stream`.
 
-    The seed handed to torch has 64 bits; torch's CPU generator keeps 32 of them, its CUDA generator all.
+    The seed handed to torch has 64 bits; torch's CPU generator keeps 32 of them, its CUDA generator all. So it is not
+    for noise that protects anybody: :class:`Secret` is.
     """
     state = _sequence(seed, purpose, indices).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(state[0]))
+
+
+@dataclass(frozen=True)
+class Secret:
+    """256 bits that nobody outside may know; a run's, or a client's own.
+
+    Attributes:
+        key: the bits, 32 bytes; not shown.
+
+    Raises:
+        ValueError: another number of bytes.
+    """
+
+    key: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.key) != SECRET_BYTES:
+            raise ValueError(f"a secret of {len(self.key)} bytes; allowed: {SECRET_BYTES}")
+
+    @staticmethod
+    def drawn() -> "Secret":
+        """Return a new one from the operating system."""
+        return Secret(secrets.token_bytes(SECRET_BYTES))
+
+    @staticmethod
+    def of_seed(seed: int) -> "Secret":
+        """Return the one of a seed, for experiments that must repeat: whoever guesses the seed has it."""
+        return Secret(_hashed(b"", "reproducible", (seed,), SECRET_BYTES))
+
+    def stream(self, purpose: str, *parts: int | bytes) -> "NoiseStream":
+        """Return the stream of one purpose; streams of different purposes or parts are independent.
+
+        Args:
+            purpose: what the numbers are for.
+            parts: what tells uses of one purpose apart: integers, digests.
+        """
+        return NoiseStream(self.derived(purpose, *parts).key)
+
+    def derived(self, purpose: str, *parts: int | bytes) -> "Secret":
+        """Return a secret of its own for one purpose; from it this one cannot be found."""
+        return Secret(_hashed(self.key, purpose, parts, SECRET_BYTES))
+
+    def seed(self, purpose: str) -> int:
+        """Return a seed of 128 bits for streams that are numpy's own, such as those that draw batches."""
+        return int.from_bytes(_hashed(self.key, purpose, (), KEY_BYTES))
+
+
+class NoiseStream:
+    """Random numbers from AES in counter mode (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3).
+
+    Each call takes a key of its own, so that what one call returns does not depend on how much an earlier one took.
+    The state moves on with each call; two streams of the same bytes return the same numbers.
+
+    Args:
+        key: 32 bytes, from :meth:`Secret.stream`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._calls = 0
+
+    def key(self) -> bytes:
+        """Return the next key of the cipher: 128 bits of the stream's hash."""
+        self._calls += 1
+        return _hashed(self._key, "key", (self._calls,), KEY_BYTES)
+
+    def numpy(self) -> np.random.Generator:
+        """Return a numpy generator whose bits come from the cipher, for laws that only numpy draws from."""
+        return np.random.Generator(AESCounter(key=int.from_bytes(self.key())))
+
+    def uniform(self, count: int) -> Tensor:
+        """Return independent numbers from [0, 1), (count,), multiples of 2^-53 in float64, on the CPU."""
+        # The cipher wants room for a block more than it fills.
+        words = torch.empty(8 * count + BLOCK_BYTES, dtype=torch.uint8)
+        keystream(self.key(), 0).update_into(bytes(8 * count), words.numpy().data)
+        return (words[: 8 * count].view(torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5)
+
+
+def keystream(key: bytes, number: int) -> CipherContext:
+    """Return one of the independent streams of bits of a key: what the cipher makes of zeros.
+
+    Args:
+        key: 16 bytes.
+        number: of the stream, from 0 to 2^64 - 1; each has 2^64 blocks of 16 bytes.
+    """
+    counter = number.to_bytes(BLOCK_BYTES // 2, "big") + bytes(BLOCK_BYTES // 2)
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+
+
+def _hashed(key: bytes, purpose: str, parts: tuple[int | bytes, ...], size: int) -> bytes:
+    """BLAKE2b (RFC 7693) of a purpose and its parts, none of which can run into the next."""
+    digest = blake2b(key=key, digest_size=size, person=b"fedpriv")
+    for part in (purpose.encode(), *parts):
+        kind, content = (b"i", str(part).encode()) if isinstance(part, int) else (b"b", part)
+        digest.update(kind + len(content).to_bytes(8) + content)
+    return digest.digest()

@@ -5,6 +5,7 @@ the last checkpoint on resume. A kill at any moment leaves a folder that can be 
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError
+from fedpriv.randomness import Secret
 
-__all__ = ["DEPLOYMENT", "FINITE", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
+__all__ = ["DEPLOYMENT", "FINITE", "Asked", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
 
 T = TypeVar("T")
 
@@ -73,14 +75,29 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """One line of asked.jsonl."""
+class Asked:
+    """One line of asked.jsonl: clients who were asked the same in a round, and what they release in their answer.
+
+    Attributes:
+        round: the round's number, from 1.
+        clients: who was asked, ascending.
+        sent: the digest of what they were sent, hexadecimal; whoever is asked the same again answers the same. Empty
+            without a mechanism, and in folders of versions that did not write it.
+        settings: the digest of the settings that decide what a release is about, hexadecimal.
+        releases: mechanism, noise and sampling of a release, each kind once.
+        kinds: for each of the clients its place in ``releases``.
+    """
 
     round: int
     clients: tuple[int, ...]
+    sent: str = ""
+    settings: str = ""
+    releases: tuple[dict[str, Any], ...] = ()
+    kinds: tuple[int, ...] = ()
 
 
-_ROUND, _ASKED = TypeAdapter(RoundRecord), TypeAdapter(_Asked)
+_ROUND, _ASKED = TypeAdapter(RoundRecord), TypeAdapter(Asked)
+_SECRET = "secret.key"
 
 
 def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
@@ -188,18 +205,39 @@ class RunFolder:
         """Write one JSON object a line, the file whole."""
         self.write_text(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
-    def append_asked(self, number: int, clients: Sequence[int]) -> None:
-        """Note, before a round's messages go out, who is asked: from then on they may have released something."""
-        with (self.path / "asked.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"round": number, "clients": list(clients)}) + "\n")
+    def keep_secret(self, secret: Secret) -> None:
+        """Write the run's secret for its owner's eyes only; a resumed run draws the same noise with it."""
+        with os.fdopen(os.open(self.path / _SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret.key.hex() + "\n")
 
-    def asked(self) -> dict[int, tuple[int, ...]]:
-        """The clients asked in each round so far, a cut-off round included; a round asked twice counts once.
+    def secret(self, experiment: Experiment) -> Secret:
+        """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
+
+        Raises:
+            InputError: it is not here any more.
+        """
+        if not experiment.keeps_secret:
+            return Secret.of_seed(experiment.seed)
+        path = self.path / _SECRET
+        try:
+            return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            raise InputError(
+                f"{path} is not there, or damaged: noise and batches of this run cannot be drawn again without it"
+            ) from None
+
+    def append_asked(self, line: Asked) -> None:
+        """Note, before messages go out, who is asked: from then on they may have released something."""
+        with (self.path / "asked.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
+
+    def asked(self) -> tuple[Asked, ...]:
+        """Who was asked so far, a cut-off round included.
 
         Raises:
             InputError: the file is damaged.
         """
-        return {line.round: line.clients for line in self._lines("asked.jsonl", _ASKED)}
+        return tuple(self._lines("asked.jsonl", _ASKED))
 
     def append_round(self, record: RoundRecord) -> None:
         """Add a line to metrics.jsonl."""

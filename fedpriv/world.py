@@ -5,9 +5,11 @@ has to travel.
 """
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from fedpriv.gradients import Vector, refuse_mixed_examples
 from fedpriv.mechanisms import Redistribution, layer_shares, public_shares, uniform_shares
 from fedpriv.models import build_model, coupled_layers
 from fedpriv.plan import Plan, plan_client
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.threads import cpu_threads
 
 __all__ = ["State", "World", "build_world", "choose_device", "tracked_buffers", "trained_parameters"]
@@ -50,6 +52,14 @@ class State:
             {name: value.detach().cpu().clone() for name, value in tracked_buffers(model).items()},
         )
 
+    def digest(self) -> bytes:
+        """Return SHA-256 of the names, types, shapes and bits of all numbers; they are on the CPU."""
+        digest = sha256()
+        for name, value in (*self.parameters.items(), *self.buffers.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.contiguous().numpy().data)
+        return digest.digest()
+
 
 def trained_parameters(model: nn.Module) -> Vector:
     """The parameters of a model that are trained; frozen ones never change, so they are not shared."""
@@ -74,6 +84,7 @@ class World:
         initial: the numbers that training starts from.
         device: where models and data are computed.
         plans: one for each client.
+        secret: what the noise is keyed by in a simulation, and batches where they are hidden.
     """
 
     experiment: Experiment
@@ -83,6 +94,23 @@ class World:
     initial: State
     device: torch.device
     plans: tuple[Plan, ...]
+    secret: Secret
+
+    def received(self, client: int, before: State) -> bytes:
+        """Return the digest of all that a client's answer depends on, beside the round and its data.
+
+        Args:
+            client: the partition's number.
+            before: what the server sent it.
+        """
+        release = self.plans[client].config.model_dump(mode="json")
+        settings = json.dumps([self.experiment.decisive(), release], sort_keys=True)
+        return sha256(self.sent(before) + settings.encode()).digest()
+
+    def sent(self, before: State) -> bytes:
+        """Return the digest of parameters that are sent out, and of what they are computed with."""
+        engine = self.experiment.engine.model_dump(mode="json", include=_COMPUTED_WITH)
+        return sha256(before.digest() + json.dumps(engine, sort_keys=True).encode()).digest()
 
     def examples(self, client: int, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return normalised images (B, C, H, W) and labels (B,) of a client, on the device."""
@@ -124,9 +152,17 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+# The settings of the engine that numbers depend on, if only their last digits.
+_COMPUTED_WITH = {"device", "threads", "precision", "gradient_memory"}
+
+
 @lru_cache(maxsize=2)
-def build_world(experiment: Experiment) -> World:
+def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     """Load the data, share them out, build the network and plan every client.
+
+    Args:
+        experiment: the settings.
+        secret: the run's; ``None``: it follows from the seed, as for noise = 'reproducible'.
 
     Raises:
         InputError: data, model, device, batch size or mechanism do not fit.
@@ -148,8 +184,11 @@ def build_world(experiment: Experiment) -> World:
     initial = State.of(model)
     tensors = [value.numel() for value in initial.parameters.values()]
     shares = _redistribution(experiment, dataset, model)
-    plans = tuple(plan_client(experiment, client, len(rows), tensors, shares) for client, rows in enumerate(partitions))
-    return World(experiment, dataset, partitions, model, initial, device, plans)
+    plans = tuple(
+        plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
+    )
+    secret = secret or Secret.of_seed(experiment.seed)
+    return World(experiment, dataset, partitions, model, initial, device, plans, secret)
 
 
 def _precision(experiment: Experiment) -> torch.dtype:

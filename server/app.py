@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedpriv.config import load_experiment
 from fedpriv.progress import Progress, Silent
 from fedpriv.runs import RunFolder
-from fedpriv.seeds import with_seed
+from fedpriv.seeds import kept_for
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 from server.rounds import run_rounds
@@ -39,11 +39,11 @@ def main(grid: Grid, context: Context) -> None:
     settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
     overrides = [part for part in settings["overrides"].split(",") if part]
     told = load_experiment(_HERE / settings["experiment"], overrides)
-    experiment = with_seed(told, settings["seed"])
+    experiment, secret = kept_for(told.model_dump_json(), settings["seed"])
     path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
     folder = RunFolder.create(path, experiment)
     with cpu_threads(experiment.engine.threads):
-        run_rounds(grid, build_world(experiment), folder, Silent(), told, _CONNECT_SECONDS)
+        run_rounds(grid, build_world(experiment, secret), folder, Silent(), told, _CONNECT_SECONDS)
 
 
 def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp:

@@ -13,12 +13,13 @@ from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
-from fedpriv.runs import Checkpoint, RoundRecord, RunFolder
+from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
 from fedpriv.world import State, World
 from server.aggregation import ServerOptimizer, aggregate
 from server.crafting import check_crafting, crafted_clients, crafted_state
 from server.evaluation import evaluate
 from server.exchange import Replies, ask_clients, find_clients
+from server.released import questions, replay
 from server.secure import ask_for_sum
 from server.tap import Tap
 from server.uploads import Allowed, Upload, allowed_uploads, norm
@@ -62,20 +63,22 @@ def run_rounds(
     budget = Budget(world.experiment, world.plans)
     optimizer = ServerOptimizer(world.experiment, world.initial)
     done = _take_up(optimizer, world, folder)
-    budget.replay({number: clients for number, clients in folder.asked().items() if number <= done})
+    earlier = folder.asked()
+    replay(budget, [line for line in earlier if line.round <= done])
     if done == federation.rounds or budget.is_used_up(done + 1):
         return
     nodes = find_clients(grid, federation.clients, patience)
     tap, allowed = Tap(world, folder), allowed_uploads(world)
     saved = time.monotonic()
     for number in range(done + 1, federation.rounds + 1):
+        _count_repeats(budget, world, [line for line in earlier if line.round == number], optimizer.state)
         _tell_stops(budget, number, progress)
         if budget.is_used_up(number):
             break
         asked = participants(world.experiment, number, budget.left(number))
         budget.spend(number, asked)
         try:
-            record = _round(grid, nodes, allowed, world, optimizer, tap, folder, number, asked, task)
+            record = _round(grid, nodes, allowed, world, optimizer, tap, folder, number, asked, task, earlier)
         except BaseException:
             # Whatever ended this round (a failure, Ctrl-C), keep the ones before it; if the step was already taken the
             # state is in between, and the checkpoint on disk stands.
@@ -89,6 +92,18 @@ def run_rounds(
             saved = time.monotonic()
         progress.round_finished(record, federation.rounds)
     _save(optimizer, folder)
+
+
+def _count_repeats(budget: Budget, world: World, lines: Sequence[Asked], before: State) -> None:
+    """Note that clients will be asked for a second answer in a round: a killed run had sent them something else."""
+    if not any(line.sent for line in lines):
+        return
+    sent = {world.sent(before).hex()}
+    if crafted_clients(world.experiment, lines[0].round, lines[0].clients):
+        sent.add(world.sent(crafted_state(world, before)).hex())
+    for line in lines:
+        if line.sent not in sent:
+            budget.spend_again(line.round, line.clients)
 
 
 def _tell_stops(budget: Budget, number: int, progress: Progress) -> None:
@@ -118,7 +133,7 @@ def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int
 def _check_complete(folder: RunFolder, done: int, rounds: int) -> None:
     """The ledger rests on these files: a folder that lacks rounds must not be resumed as if they had not been."""
     recorded = [record.round for record in folder.rounds() if record.round <= done]
-    missing = set(range(1, done + 1)) - folder.asked().keys()
+    missing = set(range(1, done + 1)) - {line.round for line in folder.asked()}
     if not 0 <= done <= rounds or recorded != list(range(done + 1)) or missing:
         raise InputError(f"{folder.path} is damaged: checkpoint, metrics.jsonl and asked.jsonl name different rounds")
 
@@ -138,13 +153,18 @@ def _round(
     number: int,
     asked: tuple[int, ...],
     task: str,
+    earlier: tuple[Asked, ...],
 ) -> RoundRecord:
     began = time.monotonic()
     federation = world.experiment.federation
     before = optimizer.state
-    folder.append_asked(number, asked)
     deceived = crafted_clients(world.experiment, number, asked)
     made = crafted_state(world, before) if deceived else before
+    told_truth = [client for client in asked if client not in deceived]
+    for line in questions(world, number, [(before, told_truth), (made, deceived)]):
+        # A resumed run asks again what it was killed over.
+        if line not in earlier:
+            folder.append_asked(line)
     if federation.secure_aggregation:
         replies = ask_for_sum(grid, nodes, asked, world, made, task, number)
     else:

@@ -13,6 +13,7 @@ from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import uniform_shares
 from fedpriv.plan import Plan, participants, plan_client
+from tests.noise import stream
 
 TENSORS = (12, 3)
 SHARES = uniform_shares({"a": torch.zeros(12), "b": torch.zeros(3)})
@@ -192,18 +193,9 @@ def test_gradients_that_were_not_accounted_for_are_refused(sizes: tuple[int, ...
     plan = plan_client(experiment(mechanism={"name": "vmf", "kappa": 4.0}), 0, 50, TENSORS)
     gradients = {str(number): torch.ones(1, size) for number, size in enumerate(sizes)}
     with pytest.raises(ValueError, match=r"planned and accounted for: \(12, 3\)"):
-        plan.release_gradient(DenseGradients(gradients), 0)
+        plan.release_gradient(DenseGradients(gradients), stream())
     with pytest.raises(ValueError, match=r"planned and accounted for: \(12, 3\)"):
-        plan.release_update({name: value[0] for name, value in gradients.items()}, 1)
-
-
-def test_streams_of_other_steps_and_clients_differ() -> None:
-    settings = experiment(mechanism={"name": "gaussian", "sigma": 1.0})
-    zero = DenseGradients({"a": torch.zeros(1, 12), "b": torch.zeros(1, 3)})
-    plans = [plan_client(settings, client, 50, TENSORS) for client in (0, 1)]
-    released = [plan.release_gradient(zero, step)["a"] for plan in plans for step in (0, 1)]
-    assert len({tuple(value.tolist()) for value in released}) == 4
-    assert torch.equal(plans[0].release_gradient(zero, 0)["a"], released[0])
+        plan.release_update({name: value[0] for name, value in gradients.items()}, stream())
 
 
 def test_the_batch_must_fit_the_client() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.runs import Checkpoint, Failure, RoundRecord, RunFolder
+from fedpriv.runs import Asked, Checkpoint, Failure, RoundRecord, RunFolder
 
 
 def record(number: int) -> RoundRecord:
@@ -58,7 +58,7 @@ def test_rounds_come_back_and_a_torn_last_line_is_dropped(folder: RunFolder) -> 
 )
 def test_damaged_lines_are_refused(folder: RunFolder, line: bytes) -> None:
     folder.append_round(record(0))
-    folder.append_asked(1, (0, 1))
+    folder.append_asked(Asked(1, (0, 1)))
     for name, read in (("metrics", folder.rounds), ("asked", folder.asked)):
         with (folder.path / f"{name}.jsonl").open("ab") as file:
             file.write(line)

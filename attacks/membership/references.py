@@ -18,6 +18,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan, participants
+from fedpriv.randomness import NoiseStream, Secret
 from fedpriv.world import World
 
 __all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
@@ -153,7 +154,7 @@ class _Federation:
         if plans[0].config.unit == "example" or plans[0].config.name == "none":
             return upload
         released = [
-            plan.release_update({name: value[index] for name, value in upload.items()}, number)
+            plan.release_update({name: value[index] for name, value in upload.items()}, _noise(plan, number))
             for index, plan in enumerate(plans)
         ]
         return {name: torch.stack([one[name] for one in released]) for name in upload}
@@ -179,7 +180,7 @@ class _Federation:
         released: Vector = {name: torch.empty_like(value) for name, value in parameters.items()}
         operators = self._network.operators(parameters, x, y, sizes)
         for index, (plan, operator) in enumerate(zip(plans, operators, strict=True)):
-            for name, value in plan.release_gradient(operator, step).items():
+            for name, value in plan.release_gradient(operator, _noise(plan, step)).items():
                 released[name][index] = value
         return released
 
@@ -197,6 +198,11 @@ class _Federation:
         counted = np.arange(rows.shape[1]) < np.array(sizes)[:, None]
         weights = torch.from_numpy(counted / plans[0].sampling.batch_size).to(x)
         return x, y, weights, sizes
+
+
+def _noise(plan: Plan, index: int) -> NoiseStream:
+    """A reference model's noise is its own and protects nobody: it follows from the model's seed."""
+    return Secret.of_seed(plan.seed).stream("noise", plan.client, index)
 
 
 def _noisy(plan: Plan) -> bool:

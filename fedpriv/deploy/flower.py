@@ -17,7 +17,7 @@ import tomli_w
 
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.errors import RunFailedError
-from fedpriv.seeds import SEEDS
+from fedpriv.seeds import MEMORY, SEEDS
 
 __all__ = [
     "RunStatus",
@@ -95,6 +95,7 @@ def environment(folder: DeploymentFolder) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FEDPRIV_RUNS": str(folder.runs),
         SEEDS: str(folder.seeds),
+        MEMORY: str(folder.clients),
     }
 
 

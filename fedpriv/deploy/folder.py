@@ -104,6 +104,11 @@ class DeploymentFolder:
         return self.path / "seeds"
 
     @property
+    def clients(self) -> Path:
+        """What clients keep to themselves: their secrets, and what they answered."""
+        return self.path / "clients"
+
+    @property
     def heard(self) -> Path:
         """What an eavesdropper has stored."""
         return self.path / "heard"
@@ -128,7 +133,7 @@ class DeploymentFolder:
         Raises:
             InputError: it cannot be made, or holds something else.
         """
-        parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.flower)
+        parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.clients, self.flower)
         known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name, ".gitignore"}
         try:
             strangers = {entry.name for entry in self.path.iterdir()} - known if self.path.exists() else set()
@@ -167,8 +172,8 @@ class DeploymentFolder:
         temporary.replace(self._record)
 
     def forget(self) -> None:
-        """Remove the record, all keys and seeds, and the SuperLink's state; logs and runs stay."""
-        secrets = [entry for part in (self.tls, self.keys, self.seeds) for entry in part.glob("*")]
+        """Remove the record, all keys, seeds and secrets, and the SuperLink's state; logs and runs stay."""
+        secrets = [entry for part in (self.tls, self.keys, self.seeds, self.clients) for entry in part.glob("*")]
         states = self.path.glob(f"{self.database.name}*")
         for path in (*secrets, *states, self._record):
             path.unlink(missing_ok=True)

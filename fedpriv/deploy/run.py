@@ -69,7 +69,7 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         KeyboardInterrupt: Ctrl-C; the run was stopped.
     """
     deployment = DeploymentFolder(path)
-    with _kept_seed(deployment, world.experiment) as seed, tempfile.TemporaryDirectory() as scratch:
+    with _kept_seed(deployment, world) as seed, tempfile.TemporaryDirectory() as scratch:
         app = Path(scratch) / "app"
         make_app(app, world.experiment)
         run_id = flower.submit(deployment, app, {"experiment": EXPERIMENT, "overrides": "", "seed": seed})
@@ -168,8 +168,8 @@ def _fetch(served: Path, folder: RunFolder, patterns: tuple[str, ...] = _FILES) 
 
 
 @contextmanager
-def _kept_seed(deployment: DeploymentFolder, experiment: Experiment) -> Iterator[str]:
-    name = keep_seed(deployment.seeds, experiment)
+def _kept_seed(deployment: DeploymentFolder, world: World) -> Iterator[str]:
+    name = keep_seed(deployment.seeds, world.experiment, world.secret)
     try:
         yield name
     finally:

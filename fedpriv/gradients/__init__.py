@@ -1,6 +1,6 @@
 """Per-example gradients of a batch as one linear operator, without handing out the matrix."""
 
-from fedpriv.gradients.dense import DenseGradients
+from fedpriv.gradients.dense import DenseGradients, zero_gradients
 from fedpriv.gradients.mixing import refuse_mixed_examples
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector
 from fedpriv.gradients.per_example import per_example_gradients
@@ -13,4 +13,5 @@ __all__ = [
     "Vector",
     "per_example_gradients",
     "refuse_mixed_examples",
+    "zero_gradients",
 ]

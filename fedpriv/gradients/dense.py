@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from fedpriv.errors import InputError
 from fedpriv.gradients.factored import FactoredGradients
-from fedpriv.gradients.factors import Memory, Rows, slices
+from fedpriv.gradients.factors import Memory, Rows, Zero, slices
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line
 
-__all__ = ["DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows"]
+__all__ = ["DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows", "zero_gradients"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(model output (B, ...), targets (B, ...)) -> one loss an example, (B,)."""
@@ -49,6 +49,22 @@ class DenseGradients(FactoredGradients):
         shapes = {name: rows.shape[1:] for name, rows in gradients.items()}
         routes = {"": f"dense: {reason}"}
         super().__init__(factors, first.shape[0], shapes, first.dtype, first.device, routes, chunk_bytes)
+
+
+def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> FactoredGradients:
+    """Return the gradients of examples that tell nothing: all zero, and nothing is written out.
+
+    Args:
+        model: whose parameters they are for.
+        examples: B, at least 1.
+        chunk_bytes: what a call may take beyond what it returns.
+    """
+    trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    first = next(iter(trained.values()))
+    factors = {name: Zero(value, examples) for name, value in trained.items()}
+    shapes = {name: value.shape for name, value in trained.items()}
+    routes = {"": "zero: nothing was computed"}
+    return FactoredGradients(factors, examples, shapes, first.dtype, first.device, routes, chunk_bytes)
 
 
 def dense_gradients(

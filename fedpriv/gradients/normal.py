@@ -1,46 +1,48 @@
 """Normal numbers in bulk, one a parameter at every step: on all cores, and normal also in the tails.
 
-Random bits come from AES in counter mode (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3), keyed by
-128 bits of the given generator. The transformation of Box and Muller (1958) makes two numbers of a random point of the
-plane, whose distance from the origin reaches out to 8.5 standard deviations. torch's own float32 numbers end at 5.8 and
-are made by one thread.
+Random bits come from a noise stream's cipher. The transformation of Box and Muller (1958) makes two numbers of a random
+point of the plane, whose distance from the origin reaches out to 8.5 standard deviations. torch's own float32 numbers
+end at 5.8, are made by one thread, and follow from 32 bits.
 """
 
 import math
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import CipherContext
 from torch import Tensor
+
+from fedpriv.randomness import BLOCK_BYTES, NoiseStream, keystream
 
 __all__ = ["standard_normal"]
 
 # Points of the plane that a core handles at once: they stay in its cache, and torch gives no core fewer.
 POINTS = 1 << 15
 
+# Points that another device handles at once: few calls, and no more memory than a chunk of gradients.
+POINTS_ELSEWHERE = 1 << 22
+
 # Uniform numbers below this are drawn again, in steps that are as much finer.
 COARSE = 2.0**-20
 
-KEY_BYTES = BLOCK_BYTES = 16
 
+def standard_normal(count: int, noise: NoiseStream, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """Draw independent standard normal numbers, (count,).
 
-def standard_normal(count: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Draw independent standard normal numbers, (count,), on the generator's device.
-
-    On the CPU they are a function of the generator's state alone, not of how many threads there are, and each is off by
-    a few roundings of its type from a number whose law is exactly normal. Other devices have normal numbers of their
-    own.
+    They are a function of the stream's state alone, not of how many threads there are, and each is off by a few
+    roundings of its type from a number whose law is exactly normal. The bits are the same on every device; what the
+    device's own logarithm and cosine round differently makes the only difference.
 
     Args:
         count: how many.
-        generator: the only source of randomness; its state moves on.
+        noise: the only source of randomness; its state moves on.
         dtype: float32 or float64.
+        device: where they are made of the cipher's bits, which come from the CPU.
     """
-    if generator.device.type != "cpu":
-        return torch.randn(count, generator=generator, dtype=dtype, device=generator.device)
-    numbers, points = torch.empty(count, dtype=dtype), (count + 1) // 2
-    key = torch.randint(256, (KEY_BYTES,), generator=generator, dtype=torch.uint8).numpy().tobytes()
-    at_once = max(1, min(POINTS * torch.get_num_threads(), points))
-    draw = _Points(key, at_once, dtype)
+    device = torch.device(device)
+    numbers, points = torch.empty(count, dtype=dtype, device=device), (count + 1) // 2
+    most = POINTS * torch.get_num_threads() if device.type == "cpu" else POINTS_ELSEWHERE
+    at_once = max(1, min(most, points))
+    draw = _Points(noise.key(), at_once, dtype, device)
     # First coordinates fill the first half, second ones the other, in which there may be no room for the last of them.
     for start in range(0, points, at_once):
         stop = min(start + at_once, points)
@@ -55,16 +57,17 @@ class _Points:
         key: of the cipher.
         most: how many are drawn at once at most.
         dtype: of their coordinates.
+        device: where they are made.
     """
 
-    def __init__(self, key: bytes, most: int, dtype: torch.dtype) -> None:
+    def __init__(self, key: bytes, most: int, dtype: torch.dtype, device: torch.device) -> None:
         # Three streams, so that what is drawn of one does not depend on how much was drawn of another.
-        self._distances, self._finer, self._angles = (_stream(key, number) for number in range(3))
+        self._distances, self._finer, self._angles = (keystream(key, number) for number in range(3))
         self._integers = torch.int32 if dtype == torch.float32 else torch.int64
         # The integers j are uniform from -end to end - 1.
         self._end = 2.0 ** (8 * dtype.itemsize - 1)
-        self._half_step = torch.tensor(0.5 / self._end, dtype=dtype)
-        self._room = torch.empty(3, most, dtype=dtype)
+        self._half_step = torch.tensor(0.5 / self._end, dtype=dtype, device=device)
+        self._room = torch.empty(3, most, dtype=dtype, device=device)
         self._zeros = memoryview(bytes(most * dtype.itemsize))
         # The cipher wants room for a block more than it fills.
         self._bits = torch.empty(most * dtype.itemsize + BLOCK_BYTES, dtype=torch.uint8)
@@ -92,9 +95,3 @@ class _Points:
         size = count * self._integers.itemsize
         stream.update_into(self._zeros[:size], self._bits_view)
         return self._bits[:size].view(self._integers)
-
-
-def _stream(key: bytes, number: int) -> CipherContext:
-    """One of the independent streams of random bits of a key: what it makes of zeros."""
-    counter = number.to_bytes(BLOCK_BYTES // 2, "big") + bytes(BLOCK_BYTES // 2)
-    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.normal import standard_normal
+from fedpriv.randomness import NoiseStream
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
@@ -141,12 +142,12 @@ class GradientOperator(ABC):
     def pair_products(self, block: Block | None = None) -> int:
         """Return about how many multiplications :meth:`gram` takes for each pair of examples."""
 
-    def draw(self, generator: torch.Generator, block: Block | None = None) -> Vector:
+    def draw(self, noise: NoiseStream, block: Block | None = None) -> Vector:
         """Return a standard normal vector, drawn at once for the block's names laid end to end.
 
-        The numbers depend on the generator's device and state, not on where the gradients are.
+        The numbers depend on the stream's state, not on where the gradients are but for rounding.
         """
-        return self.vector(standard_normal(self.dimension(block), generator, self.dtype), block)
+        return self.vector(standard_normal(self.dimension(block), noise, self.dtype, self.device), block)
 
     def vector(self, numbers: Tensor, block: Block | None = None) -> Vector:
         """Return numbers (..., K), the parameters of a block laid end to end, as tensors (..., *shape) of the same.

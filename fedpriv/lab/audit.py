@@ -68,7 +68,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     summary = _summary(folder)
     proven = parse_json(json.dumps(summary.get("ledger")), _GUARANTEE, f"{folder.path / 'summary.json'}, ledger")
     experiment = folder.experiment()
-    world = build_world(experiment)
+    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)
     candidates = draw_candidates(world, pairs, experiment.seed)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from attacks.threat import threat_model
-from clients.app import app as client_app
+from clients.app import client_app
 from fedpriv.accounting import Ledger, LedgerEntry, guarantee
 from fedpriv.budget import Budget, Stop
 from fedpriv.config import Experiment
@@ -21,10 +21,12 @@ from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attac
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
+from fedpriv.randomness import Secret
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder, parse_json
 from fedpriv.world import World, build_world
 from server.app import server_app
+from server.released import check_unchanged, replay, rounds_of
 
 __all__ = ["Engine", "resume_run", "start_run"]
 
@@ -61,9 +63,12 @@ def start_run(
         RunFailedError: the run could not be finished; the folder tells why.
         RunInterruptedError: Ctrl-C; the folder can be resumed.
     """
-    world = build_world(experiment)
+    secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
+    world = build_world(experiment, secret)
     warnings = warnings_for(world)
     folder = RunFolder.create(path, experiment)
+    if experiment.keeps_secret:
+        folder.keep_secret(secret)
     folder.write_text("command.txt", command + "\n")
     return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
 
@@ -76,7 +81,9 @@ def resume_run(path: Path, progress: Progress) -> Summary:
         RunFailedError: the run could not be finished.
     """
     folder = RunFolder.open(path)
-    world = build_world(folder.experiment())
+    experiment = folder.experiment()
+    world = build_world(experiment, folder.secret(experiment))
+    check_unchanged(world, folder)
     progress.stage(f"resuming {path}")
     return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
 
@@ -85,7 +92,8 @@ def _simulation(experiment: Experiment) -> Engine:
     """The engine that the experiment names."""
 
     def run(world: World, folder: RunFolder, progress: Progress) -> None:
-        run_engine(server_app(world, folder, progress), client_app, experiment.federation.clients, experiment.engine)
+        clients = client_app(world.secret)
+        run_engine(server_app(world, folder, progress), clients, experiment.federation.clients, experiment.engine)
 
     return Engine(choose_engine(experiment.engine), run)
 
@@ -206,8 +214,8 @@ def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
     """The clients that are not asked any more after the rounds so far."""
     asked = folder.asked()
     budget = Budget(world.experiment, world.plans)
-    budget.replay(asked)
-    following = max(asked, default=0) + 1
+    replay(budget, asked)
+    following = max((line.round for line in asked), default=0) + 1
     if following <= world.experiment.federation.rounds:
         budget.left(following)
     return budget.stops
@@ -215,13 +223,13 @@ def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
 
 def _ledger(world: World, folder: RunFolder) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
-    asked = sorted(folder.asked().items())
+    asked = folder.asked()
     proven = cache(guarantee)  # most clients of a run share one answer, and some take a second
     entries = [
         LedgerEntry(
             client=plan.client,
             examples=plan.sampling.examples,
-            guarantee=proven(plan.accounted([number for number, who in asked if plan.client in who])),
+            guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
             noise=plan.config.noise,
         )
         for plan in world.plans
@@ -230,7 +238,9 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, entries)
     # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
     config = world.plans[ledger.worst.client].config
-    return replace(ledger, parameters=config.model_dump(mode="json", include=set(config.read_keys), exclude_none=True))
+    parameters = config.model_dump(mode="json", include=set(config.read_keys), exclude_none=True)
+    noise = {} if mechanism.name == "none" else {"noise": world.experiment.noise}
+    return replace(ledger, parameters={**parameters, **noise})
 
 
 def _partition(world: World) -> dict[str, object]:

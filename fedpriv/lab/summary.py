@@ -398,7 +398,8 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
         return ["No mechanism, so no privacy is proven."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
-    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client)"
+    noise = f"noise: {experiment.noise}"
+    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client; {noise})"
     if worst.epsilon is None:
         return [f"No finite epsilon is proven {conditions}: {worst.theorem.get('epsilon', 'no theorem applies')}."]
     sentence = f"Proven for the whole run: epsilon {_figure(worst.epsilon)} at delta {worst.delta:g} {conditions}"

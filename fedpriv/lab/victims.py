@@ -154,6 +154,9 @@ def truth(world: World, target: Target) -> Truth:
 def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
     """Return what would have been heard if the clients had sent their uploads as they were."""
     bare = build_world(world.experiment.model_copy(update={"mechanism": MechanismConfig()}))
+    # The same batches, which without a mechanism would not be hidden.
+    plans = tuple(replace(plan, seed=own.seed) for plan, own in zip(bare.plans, world.plans, strict=True))
+    bare = replace(bare, plans=plans)
     before = State(observation.parameters, bare.initial.buffers)
     uploads = [
         Upload(client, len(bare.partitions[client]), local_upload(bare, client, before, target.round))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.mechanisms.law import Noise
+from fedpriv.randomness import NoiseStream
 
 __all__ = [
     "Mechanism",
@@ -37,13 +38,13 @@ class Mechanism(ABC):
     protects: ClassVar[bool] = True
 
     @abstractmethod
-    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:
+    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         """Return one noisy mean gradient.
 
         Args:
             gradients: the batch; it may be empty, and its size may be private.
             batch_size: the public number by which the noisy sum is divided, at least 1.
-            generator: the only source of randomness.
+            noise: the only source of randomness.
 
         Raises:
             ValueError: ``batch_size`` is not positive, or a gradient is not finite.

@@ -36,6 +36,7 @@ from fedpriv.gradients.norms import row_norms
 from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import Floats, draw_cosines, draw_uniform_cosines
 from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_sum", "group_size"]
 
@@ -119,7 +120,7 @@ def draw_sum(
     kappa: float,
     scale: float,
     block: Block | None,
-    generator: torch.Generator,
+    noise: NoiseStream,
     rng: np.random.Generator,
 ) -> Vector:
     """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa).
@@ -133,14 +134,14 @@ def draw_sum(
         kappa: concentration, at least 0.
         scale: factor of the result.
         block: the coordinates; ``None``: all.
-        generator: for the normal numbers, K for each group and at most B x B, all in the gradients' type.
-        rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws that take a generator).
+        noise: for the normal numbers, K for each group and at most B x B, all in the gradients' type.
+        rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws of its own).
 
     Raises:
         ValueError: a gradient is not finite.
     """
     parts = _grouped(gradients, block)
-    return _added(_draw_groups(some, groups, kappa, scale, block, generator, rng) for some, groups in parts)
+    return _added(_draw_groups(some, groups, kappa, scale, block, noise, rng) for some, groups in parts)
 
 
 def group_size(gradients: GradientOperator, block: Block | None) -> int:
@@ -184,23 +185,23 @@ def _draw_groups(
     kappa: float,
     scale: float,
     block: Block | None,
-    generator: torch.Generator,
+    noise: NoiseStream,
     rng: np.random.Generator,
 ) -> Vector:
     """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
     size, found = gradients.examples // groups, _directions(gradients, groups, block)
     if found is None:
         each = (gradients.part(start, start + size) for start in range(0, gradients.examples, size))
-        return _added(_draw_groups(group, 1, kappa, scale, block, generator, rng) for group in each)
+        return _added(_draw_groups(group, 1, kappa, scale, block, noise, rng) for group in each)
     directions, basis = found
     dimension, small = gradients.dimension(block), basis.rank * gradients.examples
-    drawn = standard_normal(small + groups * dimension, generator, gradients.dtype)
+    drawn = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
     normal = drawn[:small].cpu().double().view(groups, basis.rank, size)
     parts = _draw_parts(basis, directions.scales > 0, kappa, dimension, normal, rng)
     coefficients = parts.along + _times(basis.combination, parts.inside)
     if dimension == basis.rank:
         return directions.combine(scale * coefficients)
-    outside = _made_outside(directions, basis, drawn[small:].view(groups, dimension).to(gradients.device))
+    outside = _made_outside(directions, basis, drawn[small:].view(groups, dimension))
     stretch = parts.outside / outside.lengths
     numbers, factor = _combined(outside.numbers, stretch)
     total = gradients.vector(numbers, block)

@@ -23,6 +23,7 @@ from fedpriv.gradients.norms import row_norms
 from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.base import refuse_not_finite
 from fedpriv.mechanisms.cosine import Cosines, draw_cosines
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_block_sums"]
 
@@ -35,7 +36,7 @@ def draw_block_sums(
     kappa: float,
     scale: float,
     runs: Sequence[tuple[int, int]],
-    generator: torch.Generator,
+    noise: NoiseStream,
     rng: np.random.Generator,
 ) -> Vector:
     """Draw ``scale`` times the sum over the batch of gradients whose blocks b are replaced by VMF(b / |b|, kappa).
@@ -48,7 +49,7 @@ def draw_block_sums(
         kappa: concentration, at least 0.
         scale: factor of the result.
         runs: the blocks of all parameters laid end to end, as from ``block_runs``.
-        generator: for the normal numbers, B x K of them.
+        noise: for the normal numbers, B x K of them.
         rng: for the cosines, where those of the normal vectors do not do.
 
     Raises:
@@ -64,7 +65,7 @@ def draw_block_sums(
         flat = torch.cat([value.flatten(1) for value in rows.values()], dim=1)
         parts = zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True)
         for (_, size), sums, some in parts:
-            _add_draws(sums.view(-1, size), some.unflatten(1, (-1, size)), kappa, generator, rng)
+            _add_draws(sums.view(-1, size), some.unflatten(1, (-1, size)), kappa, noise, rng)
     return _shaped(total.mul_(scale), gradients)
 
 
@@ -75,21 +76,21 @@ def _refuse_not_finite(gradients: GradientOperator) -> None:
         refuse_not_finite(gradients.gram().diagonal(), gradients)
 
 
-def _add_draws(total: Tensor, rows: Tensor, kappa: float, generator: torch.Generator, rng: np.random.Generator) -> None:
+def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> None:
     """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place."""
     examples, _, length = rows.shape
     step = max(1, CHUNK // (examples * length))
     for sums, some in zip(total.split(step), rows.split(step, dim=1), strict=True):
-        first, rest = _draws(some, kappa, generator, rng)
+        first, rest = _draws(some, kappa, noise, rng)
         sums[:, 0] += first.sum(dim=0)
         sums[:, 1:] += rest.sum(dim=0)
 
 
-def _draws(rows: Tensor, kappa: float, generator: torch.Generator, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def _draws(rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Draws around the blocks in ``rows`` (n, m, d): their first coordinates (n, m) and the others (n, m, d - 1)."""
     directions, present = _directions(rows)
     blocks = present.numel()
-    numbers = standard_normal(rows.numel(), generator, rows.dtype).to(rows.device)
+    numbers = standard_normal(rows.numel(), noise, rows.dtype, rows.device)
     along, rest = numbers[:blocks].view(present.shape), numbers[blocks:].view(*present.shape, -1)
     lengths = row_norms(rest)
     cosine, sine = _angles(along, lengths, present, kappa, rows.shape[2], rng)

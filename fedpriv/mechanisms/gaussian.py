@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
@@ -20,6 +19,7 @@ from fedpriv.mechanisms.base import (
     normal_norm,
 )
 from fedpriv.mechanisms.law import Noise
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["GaussianMechanism"]
 
@@ -48,9 +48,9 @@ class GaussianMechanism(Mechanism):
         if self.clipping not in ("flat", "layer"):
             raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
 
-    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
-        released = gradients.draw(generator)
+        released = gradients.draw(noise)
         deviation = self.sigma * self.clip_norm / batch_size
         blocks = self._blocks(tuple(gradients.shapes))
         for block in blocks:

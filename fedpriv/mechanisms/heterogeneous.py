@@ -24,6 +24,7 @@ from fedpriv.mechanisms.base import (
 )
 from fedpriv.mechanisms.law import Noise
 from fedpriv.mechanisms.redistribution import Redistribution
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["HeterogeneousGaussianMechanism"]
 
@@ -49,14 +50,14 @@ class HeterogeneousGaussianMechanism(Mechanism):
         check_noise("sigma", self.sigma)
         check_clip_norm(self.clip_norm)
 
-    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
         norms = gradients.weighted_norms(self._like(self.redistribution.weights, gradients.dtype, gradients.device))
         refuse_not_finite(norms, gradients)
         released = gradients.combine(clip_factors(norms, self.clip_norm) / batch_size)
         deviations = self._like(self.redistribution.deviations, gradients.dtype, gradients.device)
-        for name, noise in gradients.draw(generator).items():
-            released[name].addcmul_(noise, deviations[name], value=self.sigma * self.clip_norm / batch_size)
+        for name, drawn in gradients.draw(noise).items():
+            released[name].addcmul_(drawn, deviations[name], value=self.sigma * self.clip_norm / batch_size)
         return released
 
     def standardise(self, released: Vector) -> Vector:

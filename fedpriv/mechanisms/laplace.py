@@ -20,6 +20,7 @@ from fedpriv.mechanisms.base import (
     refuse_not_finite,
 )
 from fedpriv.mechanisms.law import LaplaceNoise
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["LaplaceMechanism"]
 
@@ -43,14 +44,14 @@ class LaplaceMechanism(Mechanism):
         check_noise("scale", self.scale)
         check_clip_norm(self.clip_norm)
 
-    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
         norms = gradients.absolute_sums()
         refuse_not_finite(norms, gradients)
         released = gradients.combine(clip_factors(norms, self.clip_norm) / batch_size)
         width = self.scale * self.clip_norm / batch_size
         for value in released.values():
-            value.add_(_draw(value.shape, generator).to(value), alpha=width)
+            value.add_(laplace_quantile(noise.uniform(value.numel())).view(value.shape).to(value), alpha=width)
         return released
 
     def expected(self, gradient: Vector) -> Vector:  # noqa: D102
@@ -80,18 +81,10 @@ def _norm_of_noise(dimension: int, tail: float) -> float:
     return math.sqrt(total * math.log(2 * dimension / tail))
 
 
-def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Draw from the Laplace distribution of scale 1, on the generator's device.
-
-    In float64, because the tails of what float32 uniforms give end at 16; only where the device has nothing else they
-    have to do.
-    """
-    precise = torch.float32 if generator.device.type == "mps" else torch.float64
-    return laplace_quantile(torch.rand(shape, generator=generator, dtype=precise, device=generator.device))
-
-
 def laplace_quantile(uniform: Tensor) -> Tensor:
     """Map numbers u in [0, 1), uniform, to the Laplace distribution of scale 1.
+
+    In float64, because the tails of what float32 uniforms give end at 16.
 
     The half in which u lies gives the sign, twice its place v in there the size -log(1 - v). That is finite for every
     u and as fine in both tails; the usual formula gives infinity for u = 0.

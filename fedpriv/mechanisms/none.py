@@ -11,6 +11,7 @@ from torch import Tensor
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms.base import Mechanism, check_batch_size
 from fedpriv.mechanisms.law import Noise
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["NoMechanism"]
 
@@ -22,7 +23,7 @@ class NoMechanism(Mechanism):
     name: ClassVar[str] = "none"
     protects: ClassVar[bool] = False
 
-    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
         weights = torch.full((gradients.examples,), 1 / batch_size, dtype=gradients.dtype, device=gradients.device)
         return gradients.combine(weights)

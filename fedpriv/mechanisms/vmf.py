@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from fedpriv.mechanisms.block_sum import draw_block_sums
 from fedpriv.mechanisms.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.cosine import mean_cosine
 from fedpriv.mechanisms.law import Noise
+from fedpriv.randomness import NoiseStream
 
 __all__ = ["VmfMechanism"]
 
@@ -50,16 +50,16 @@ class VmfMechanism(Mechanism):
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"scale = {self.scale} is not allowed: it is a finite number above 0")
 
-    def release(self, gradients: GradientOperator, batch_size: int, generator: torch.Generator) -> Vector:  # noqa: D102
+    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:  # noqa: D102
         check_batch_size(batch_size)
-        rng = _numpy_generator(generator)
+        rng = noise.numpy()
         scale, names = self.scale / batch_size, tuple(gradients.shapes)
         if block_length(self.blocks) is not None:
             runs = block_runs(self.blocks, [shape.numel() for shape in gradients.shapes.values()])
-            return draw_block_sums(gradients, self.kappa, scale, runs, generator, rng)
+            return draw_block_sums(gradients, self.kappa, scale, runs, noise, rng)
         released: Vector = {}
         for block in (names,) if self.blocks == "whole" else [(name,) for name in names]:
-            released |= draw_sum(gradients, self.kappa, scale, block, generator, rng)
+            released |= draw_sum(gradients, self.kappa, scale, block, noise, rng)
         return released
 
     def expected(self, gradient: Vector) -> Vector:
@@ -100,9 +100,3 @@ class VmfMechanism(Mechanism):
     def _across(self, dimension: int) -> float:
         """The variance of a draw in each coordinate across its mean direction (see the module ``law``)."""
         return mean_cosine(self.kappa, dimension) / self.kappa if self.kappa else 1 / dimension
-
-
-def _numpy_generator(generator: torch.Generator) -> np.random.Generator:
-    """A numpy generator that is a function of the torch generator's state."""
-    words = torch.randint(2**32, (4,), generator=generator, device=generator.device, dtype=torch.int64)
-    return np.random.default_rng(words.tolist())

@@ -15,6 +15,7 @@ from fedpriv.config import MechanismConfig, ModelConfig
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import build_mechanism
 from fedpriv.models import build_model
+from tests.noise import stream
 
 MEAN, STD = 0.3, 0.35
 NONE = {"name": "none"}
@@ -71,7 +72,7 @@ def observe(
     x = normalise(images).to(reference)
     config = MechanismConfig.model_validate(mechanism)
     built = build_mechanism(config)
-    generator = torch.Generator().manual_seed(noise_seed + 1000 * client)
+    generator = stream(noise_seed + 1000 * client)
     upload = built.release(DenseGradients(example_gradients(model, x, labels)), len(x), generator)
     changes = {"mechanism": dict(mechanism), "batch_size": len(x), "shape": tuple(x.shape[1:]), **changes}
     return Observation(round_number, client, parameters_of(model), upload, settings(**changes))

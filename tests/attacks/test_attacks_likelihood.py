@@ -26,6 +26,8 @@ from attacks.reconstruction.upload_model.model import UploadModel, Victim, prepa
 from fedpriv.config import MechanismConfig
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import Mechanism, Noise, build_mechanism, layer_shares
+from fedpriv.randomness import NoiseStream
+from tests.noise import stream
 
 MECHANISMS: dict[str, dict[str, Any]] = {
     "gaussian": {"name": "gaussian", "sigma": 0.3, "clip_norm": 0.05},
@@ -215,10 +217,10 @@ class Halving(Mechanism):
     name = "halving"
     deviation: float
 
-    def release(self, gradients: Any, batch_size: int, generator: torch.Generator) -> Vector:
+    def release(self, gradients: Any, batch_size: int, noise: NoiseStream) -> Vector:
         mean = gradients.combine(torch.full((gradients.examples,), 0.5 / batch_size, dtype=gradients.dtype))
-        noise = gradients.draw(generator)
-        return {name: value + self.deviation / batch_size * noise[name] for name, value in mean.items()}
+        drawn = gradients.draw(noise)
+        return {name: value + self.deviation / batch_size * drawn[name] for name, value in mean.items()}
 
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
         return math.inf
@@ -237,7 +239,7 @@ def test_a_mechanism_that_no_attack_knows(batch: int) -> None:
     network = Network(mlp("relu", hidden=(32,)).double())
     x, y = normalise(images[:batch]).double(), labels[:batch]
     gradients = example_gradients(network.model.requires_grad_(), x, y)
-    heard = Halving(deviation).release(DenseGradients(gradients), batch, torch.Generator().manual_seed(0))
+    heard = Halving(deviation).release(DenseGradients(gradients), batch, stream(0))
     parameters = {name: value.detach() for name, value in network.model.named_parameters()}
     model = UploadModel(Halving(deviation), "example", 1.0, 1, batch, batch=batch)
     victim = Victim(1, 0, parameters, heard, model, "")

@@ -15,6 +15,7 @@ from fedpriv.config import IgaConfig, MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import Redistribution, build_mechanism, layer_shares
+from tests.noise import stream
 
 SHAPES = {"a": (3, 2), "b": (4,)}
 
@@ -74,7 +75,7 @@ def through_hgm(shares: Redistribution, sigma: float, victims: int = 1) -> tuple
     for client in range(victims):
         one = slice(client, client + 1)
         gradients = DenseGradients(example_gradients(network, normalise(images[one]), labels[one]))
-        upload = built.release(gradients, 1, torch.Generator().manual_seed(client))
+        upload = built.release(gradients, 1, stream(client))
         heard.append(Observation(1, client, parameters_of(network), upload, settings(mechanism=config), shares))
     return heard, images[:victims, None]
 

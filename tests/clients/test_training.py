@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import clients.training
-from clients.training import local_upload
+from clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import DenseGradients, per_example_gradients
+from fedpriv.randomness import NoiseStream, Secret
 from fedpriv.world import State, World, build_world
 
+SECRET = Secret(bytes(32))
 MODELS = {"mlp": {"name": "mlp", "hidden": [9], "activation": "tanh"}, "lenet": {"name": "lenet"}}
 
 
@@ -28,6 +31,12 @@ def world(**sections: dict[str, object]) -> World:
     for name, keys in sections.items():
         tree[name] = {**tree.get(name, {}), **keys}  # type: ignore[dict-item]
     return build_world(Experiment.model_validate(tree))
+
+
+def noise_of(built: World, client: int, round_number: int, step: int) -> NoiseStream:
+    """The noise of a step in a client's answer to the initial parameters."""
+    received = built.received(client, built.initial)
+    return answer_secret(built.secret, client, round_number, received).stream("noise", step)
 
 
 def per_example(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[dict[str, Tensor]]:
@@ -104,7 +113,7 @@ def test_the_mechanism_gets_the_gradients_of_the_examples(mechanism: dict[str, o
     built.initial.load_into(built.model)
     single = list(per_example(built.model, *built.examples(1, plan.batch(3))))
     columns = DenseGradients({name: torch.stack([one[name] for one in single]) for name in single[0]})
-    assert_near(upload.parameters, plan.release_gradient(columns, 3))
+    assert_near(upload.parameters, plan.release_gradient(columns, noise_of(built, 1, 4, step=3)))
 
 
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
@@ -133,9 +142,7 @@ def test_unit_update_vmf_has_the_public_length() -> None:
 def test_dropout_draws_from_its_own_stream() -> None:
     built = world()
     network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
-    dropping = World(
-        built.experiment, built.dataset, built.partitions, network, State.of(network), built.device, built.plans
-    )
+    dropping = replace(built, model=network, initial=State.of(network))
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
     first = local_upload(dropping, 0, dropping.initial, 1).parameters
@@ -150,9 +157,7 @@ def test_dropout_draws_from_its_own_stream() -> None:
 def test_running_statistics_travel_beside_the_upload() -> None:
     built = world()
     network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-    tracking = World(
-        built.experiment, built.dataset, built.partitions, network, State.of(network), built.device, built.plans
-    )
+    tracking = replace(built, model=network, initial=State.of(network))
     upload = local_upload(tracking, 0, tracking.initial, 1)
     images, _ = built.examples(0, built.plans[0].batch(0))
     assert list(upload.buffers) == ["1.running_mean", "1.running_var"]
@@ -163,9 +168,7 @@ def test_frozen_parameters_stay_at_home() -> None:
     built = world()
     network = copy.deepcopy(built.model)
     next(network.parameters()).requires_grad_(False)
-    frozen = World(
-        built.experiment, built.dataset, built.partitions, network, State.of(network), built.device, built.plans
-    )
+    frozen = replace(built, model=network, initial=State.of(network))
     upload = local_upload(frozen, 0, frozen.initial, 1)
     assert list(upload.parameters) == [name for name, _ in network.named_parameters()][1:]
 
@@ -218,7 +221,8 @@ def test_bfloat16_is_used_for_the_passes_and_for_nothing_else(model: str, mechan
     """The gradient is off by what bfloat16 rounds (8 bits), the noise not at all."""
     exact = world(model=MODELS[model], mechanism=mechanism)
     rounded = world(model=MODELS[model], mechanism=mechanism, engine={"precision": "bfloat16"})
-    one, other = (local_upload(built, 1, built.initial, 1).parameters for built in (rounded, exact))
+    # Of themselves two precisions have two noises.
+    one, other = (local_upload(built, 1, built.initial, 1, SECRET).parameters for built in (rounded, exact))
     if mechanism["name"] in ("gaussian", "laplace", "hgm"):
         bare = world(model=MODELS[model])
         gradient = local_upload(bare, 1, bare.initial, 1).parameters
@@ -240,6 +244,6 @@ def test_gradient_memory_reaches_the_gradients(monkeypatch: pytest.MonkeyPatch) 
     uploads = []
     for memory in (1, 4096):
         built = world(mechanism=MECHANISMS[3], engine={"gradient_memory": memory}, model=MODELS["lenet"])
-        uploads.append(local_upload(built, 0, built.initial, 1).parameters)
+        uploads.append(local_upload(built, 0, built.initial, 1, SECRET).parameters)
     assert seen == [{"chunk_bytes": 1 << 20}, {"chunk_bytes": 1 << 32}]
     assert_near(*uploads)

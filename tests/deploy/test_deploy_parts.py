@@ -30,7 +30,8 @@ from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.deploy.up import start_process
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.seeds import SEEDS, forget_seed, keep_seed, with_seed, without_seed
+from fedpriv.randomness import Secret
+from fedpriv.seeds import SEEDS, forget_seed, keep_seed, kept_for, without_seed
 
 # The package has a function of the same name.
 deploy_up = importlib.import_module("fedpriv.deploy.up")
@@ -283,15 +284,21 @@ def test_down_forgets_secrets_and_keeps_logs_and_runs(tmp_path: Path) -> None:
     assert not deployment.is_up()
 
 
-def test_the_seed_stays_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = Experiment(seed=987654321)
-    name = keep_seed(tmp_path, experiment)
+@pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
+def test_the_seed_stays_on_the_machine(sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism = {"name": "gaussian", "sigma": 1.0}
+    experiment = Experiment.model_validate(
+        {"seed": 987654321, "mechanism": mechanism, "training": {"sampling": sampling}}
+    )
+    secret = Secret.drawn()
+    name = keep_seed(tmp_path, experiment, secret)
     assert (tmp_path / name).stat().st_mode & 0o077 == 0
     told = without_seed(experiment)
     assert "987654321" not in told.model_dump_json()
     monkeypatch.setenv(SEEDS, str(tmp_path))
-    assert with_seed(told, name) == experiment
-    assert with_seed(experiment, "") == experiment
+    # Batches are drawn by the secret where what is proven rests on nobody knowing them.
+    assert kept_for(told.model_dump_json(), name) == (experiment, secret if sampling == "poisson" else None)
+    assert kept_for(experiment.model_dump_json(), "") == (experiment, None)
     forget_seed(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
@@ -302,10 +309,10 @@ def test_the_name_of_a_seed_comes_over_the_wire_and_is_not_trusted(
 ) -> None:
     monkeypatch.setenv(SEEDS, str(tmp_path))
     with pytest.raises(InputError, match="seed"):
-        with_seed(Experiment(), name)
+        kept_for(Experiment().model_dump_json(), name)
     monkeypatch.delenv(SEEDS)
     with pytest.raises(InputError, match=SEEDS):
-        with_seed(Experiment(), name)
+        kept_for(Experiment().model_dump_json(), name)
 
 
 def test_the_app_that_is_sent_is_the_projects_without_the_seed(tmp_path: Path) -> None:

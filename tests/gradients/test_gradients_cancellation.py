@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedpriv.gradients import GradientOperator, per_example_gradients
 from fedpriv.mechanisms import GaussianMechanism
+from tests.noise import stream
 
 EXAMPLES, POSITIONS, WIDTH = 4, 2, 64
 # Two positions differ by about 1e-4 of their size, so float32 gradients themselves are right to about 1e-3.
@@ -52,5 +53,5 @@ def test_lengths_survive(make: Callable[[torch.dtype], GradientOperator]) -> Non
 def test_they_are_clipped(make: Callable[[torch.dtype], GradientOperator]) -> None:
     gradients = make(torch.float32)
     assert bool((gradients.norms() > 10).all())
-    released = GaussianMechanism(0.0, 1.0).release(gradients, 1, torch.Generator())
+    released = GaussianMechanism(0.0, 1.0).release(gradients, 1, stream())
     assert float(torch.linalg.vector_norm(released["weight"])) <= EXAMPLES * (1 + TOLERANCE)

@@ -13,6 +13,7 @@ from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, GradientOperator, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.models import build_model
+from tests.noise import stream
 
 MIB = 1 << 20
 EXAMPLES = 24
@@ -37,7 +38,7 @@ def model_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def calls(operator: GradientOperator) -> dict[str, Callable[[], object]]:
-    vector = operator.draw(torch.Generator().manual_seed(82))
+    vector = operator.draw(stream(82))
     shares = {name: value.square() for name, value in vector.items()}
     weights = torch.ones(operator.examples)
     return {

@@ -14,24 +14,20 @@ from scipy import stats
 
 from fedpriv.gradients import normal
 from fedpriv.gradients.normal import standard_normal
+from tests.noise import stream
 
 ALARM = 1e-4
 DTYPES = [torch.float32, torch.float64]
 
 
 def drawn(count: int, seed: int, dtype: torch.dtype = torch.float32) -> NDArray[np.float64]:
-    numbers = standard_normal(count, torch.Generator().manual_seed(seed), dtype)
+    numbers = standard_normal(count, stream(seed), dtype)
     assert numbers.dtype == dtype
     assert numbers.shape == (count,)
     return numbers.double().numpy()
 
 
-def key(seed: int) -> bytes:
-    words = torch.randint(256, (16,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return words.numpy().tobytes()
-
-
-def stream(key: bytes, number: int) -> CipherContext:
+def bits(key: bytes, number: int) -> CipherContext:
     return Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
 
 
@@ -73,10 +69,10 @@ def test_pairs_are_independent(distance: int) -> None:
 def test_rounding(dtype: torch.dtype) -> None:
     """Computed from the same bits in float64, a number differs by a few roundings."""
     points = normal.POINTS
-    found = standard_normal(2 * points, torch.Generator().manual_seed(5), dtype).double().numpy()
+    found = standard_normal(2 * points, stream(5), dtype).double().numpy()
     whole, end = (np.int32, 2.0**31) if dtype == torch.float32 else (np.int64, 2.0**63)
     distances, _, angles = (
-        np.frombuffer(stream(key(5), number).update(bytes(points * np.dtype(whole).itemsize)), whole)
+        np.frombuffer(bits(stream(5).key(), number).update(bytes(points * np.dtype(whole).itemsize)), whole)
         for number in range(3)
     )
     uniform = (np.abs(distances.astype(np.float64)) + 0.5) / end
@@ -101,9 +97,9 @@ def test_the_number_of_threads_changes_nothing(count: int, dtype: torch.dtype) -
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
-def test_repeats_with_the_generator() -> None:
-    generator = torch.Generator().manual_seed(7)
-    first, second = (standard_normal(1000, generator, torch.float32) for _ in range(2))
+def test_repeats_with_the_stream() -> None:
+    noise = stream(7)
+    first, second = (standard_normal(1000, noise, torch.float32) for _ in range(2))
     assert np.array_equal(first.numpy(), drawn(1000, 7))
     assert not torch.isin(first, second).any()
     assert not np.isin(first.numpy(), drawn(1000, 8)).any()

@@ -6,6 +6,7 @@ import torch
 from fedpriv.gradients import DenseGradients
 from fedpriv.gradients.norms import PIECE, row_norms
 from fedpriv.mechanisms import GaussianMechanism, VmfMechanism
+from tests.noise import stream
 
 # Of rows of one piece, whose sum torch makes, and of their combination.
 TOLERANCE = 5e-6
@@ -41,12 +42,12 @@ def test_norms_of_an_operator() -> None:
 
 def test_clipping_keeps_its_bound() -> None:
     operator = DenseGradients({"a": rows(1, 3_000_000)})
-    released = GaussianMechanism(sigma=0.0, clip_norm=1.0).release(operator, 1, torch.Generator())
+    released = GaussianMechanism(sigma=0.0, clip_norm=1.0).release(operator, 1, stream())
     assert float(released["a"].double().norm()) == pytest.approx(1, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("blocks", ["whole", "layer", "size:3000000"])
 def test_a_directional_draw_keeps_its_length(blocks: str) -> None:
     operator = DenseGradients({"a": rows(1, 3_000_000)})
-    released = VmfMechanism(kappa=100.0, blocks=blocks).release(operator, 1, torch.Generator().manual_seed(73))
+    released = VmfMechanism(kappa=100.0, blocks=blocks).release(operator, 1, stream(73))
     assert float(released["a"].double().norm()) == pytest.approx(1, rel=TOLERANCE)

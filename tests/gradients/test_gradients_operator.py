@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedpriv.gradients import DEFAULT_CHUNK_BYTES, Block, DenseGradients, GradientOperator, per_example_gradients
 from fedpriv.gradients.dense import Loss, dense_gradients
+from tests.noise import stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention, mapped over examples
 
@@ -55,9 +56,10 @@ def assert_products(operator: GradientOperator, rows: dict[str, Tensor], toleran
     }
     assert list(operator.shapes) == list(rows)
     weights = torch.randn(operator.examples, generator=generator, dtype=torch.float64).to(operator.dtype)
-    vector = operator.draw(generator)
+    noise = stream(3)
+    vector = operator.draw(noise)
     # A quarter of the weights is zero.
-    shares = {name: value.clamp(min=-0.67) + 0.67 for name, value in operator.draw(generator).items()}
+    shares = {name: value.clamp(min=-0.67) + 0.67 for name, value in operator.draw(noise).items()}
     for block in (None, *((name,) for name in names), names[::-2]):
         columns = matrix(rows, block)
         norms = columns.norm(dim=1)
@@ -211,21 +213,21 @@ def test_empty_batch() -> None:
     assert made.examples == 0
     assert made.norms().shape == (0,)
     assert made.gram().shape == (0, 0)
-    assert made.dot(made.draw(torch.Generator())).shape == (0,)
+    assert made.dot(made.draw(stream())).shape == (0,)
     assert all(float(value.abs().sum()) == 0 for value in made.combine(torch.zeros(0)).values())
 
 
-def test_draw_is_a_normal_vector_of_the_generator() -> None:
+def test_draw_is_a_normal_vector_of_the_stream() -> None:
     model, x, y = build("conv", EXAMPLES, torch.float32)
     made = per_example_gradients(model, loss, x, y)
-    first, again = (made.draw(torch.Generator().manual_seed(4)) for _ in range(2))
-    other = made.draw(torch.Generator().manual_seed(5))
+    first, again = (made.draw(stream(4)) for _ in range(2))
+    other = made.draw(stream(5))
     names = list(first)
     assert names == list(made.shapes)
     assert all(torch.equal(first[name], again[name]) for name in names)
     assert not any(torch.equal(first[name], other[name]) for name in names)
-    assert list(made.draw(torch.Generator(), block=("2.out.bias",))) == ["2.out.bias"]
-    large = DenseGradients({"a": torch.zeros(1, 100_000)}).draw(torch.Generator().manual_seed(6))["a"]
+    assert list(made.draw(stream(), block=("2.out.bias",))) == ["2.out.bias"]
+    large = DenseGradients({"a": torch.zeros(1, 100_000)}).draw(stream(6))["a"]
     # Mean and variance of 1e5 normal numbers, each within 5 standard errors: false alarm 1e-6.
     assert abs(float(large.mean())) < 5 / 100_000**0.5
     assert abs(float(large.var()) - 1) < 5 * (2 / 100_000) ** 0.5

@@ -6,14 +6,16 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.app import identify, train
+from clients.app import client_app, identify
 from fedpriv.config import Experiment
+from fedpriv.randomness import Secret
 
 Misbehaviour = Callable[[Message], Message]
 
 BASE = {
     "name": "small",
     "seed": 3,
+    "noise": "reproducible",
     "model": {"name": "mlp", "hidden": [12], "activation": "tanh"},
     "federation": {"clients": 4, "rounds": 3},
     "training": {"batch_size": 4, "learning_rate": 0.5},
@@ -83,18 +85,22 @@ MISBEHAVIOURS: dict[str, tuple[Misbehaviour, str]] = {
 }
 
 
-def misbehaving(how: Misbehaviour, clients: set[int]) -> ClientApp:
-    """The real ClientApp, except that some clients spoil their reply to a train message."""
-    app = ClientApp()
-    app.query()(identify)
+def misbehaving(how: Misbehaviour, clients: set[int]) -> Callable[[Secret | None], ClientApp]:
+    """What makes the real ClientApp, except that some clients spoil their reply to a train message."""
 
-    @app.train()
-    def spoilt(message: Message, context: Context) -> Message:
-        reply = train(message, context)
-        if int(context.node_config["partition-id"]) not in clients:
-            return reply
-        if how is MISBEHAVIOURS["nothing"][0]:
-            return Message(RecordDict(), reply_to=message)
-        return how(reply)
+    def make(secret: Secret | None) -> ClientApp:
+        honest, app = client_app(secret), ClientApp()
+        app.query()(identify)
 
-    return app
+        @app.train()
+        def spoilt(message: Message, context: Context) -> Message:
+            reply = honest(message, context)
+            if int(context.node_config["partition-id"]) not in clients:
+                return reply
+            if how is MISBEHAVIOURS["nothing"][0]:
+                return Message(RecordDict(), reply_to=message)
+            return how(reply)
+
+        return app
+
+    return make

@@ -50,7 +50,7 @@ def fingerprint(folder: Path) -> dict[str, bytes]:
     files += sorted((folder / "observations").iterdir()) + sorted((folder / "reconstructions").glob("*.png"))
     found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
     run = RunFolder.open(folder)
-    found["asked"] = repr(sorted(run.asked().items())).encode()
+    found["asked"] = repr(run.asked()).encode()
     found["epsilon"] = repr([record.epsilon for record in run.rounds()]).encode()
     return found
 

@@ -13,7 +13,7 @@ from scipy.stats import kstest
 
 from attacks.observation import list_observations, read_observation
 from clients import app as client_module
-from clients.secure import give_shares, offer_keys, share_secrets
+from clients.secure import give_shares
 from clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import RunFailedError
@@ -21,17 +21,13 @@ from fedpriv.lab import run as lab_run
 from fedpriv.lab import start_run
 from fedpriv.masking import LEVELS, least_survivors, mask, quantised, restored, weights
 from fedpriv.progress import Silent
+from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
 from tests.integration.small import experiment
 
 CHECKPOINT = Path("checkpoint") / "server.safetensors"
-STEPS = {
-    "query.keys": offer_keys,
-    "query.shares": share_secrets,
-    "train.masked": client_module.train_masked,
-    "query.unmask": give_shares,
-}
+STEPS = ("query.keys", "query.shares", "train.masked", "query.unmask")
 
 
 def secure(**sections: dict[str, object]) -> Experiment:
@@ -109,19 +105,23 @@ def test_ray_gives_the_bytes_of_inline(tmp_path: Path) -> None:
     assert (tmp_path / "ray" / CHECKPOINT).read_bytes() == (tmp_path / "inline" / CHECKPOINT).read_bytes()
 
 
-def app_where(kind: str, clients: set[int], how: Callable[[Message], Message]) -> ClientApp:
-    """The real app, except that some clients answer one kind of message otherwise."""
-    app = ClientApp()
-    app.query()(client_module.identify)
-    for name, step in STEPS.items():
-        category, action = name.split(".")
+def app_where(kind: str, clients: set[int], how: Callable[[Message], Message]) -> Callable[[Secret | None], ClientApp]:
+    """What makes the real app, except that some clients answer one kind of message otherwise."""
 
-        def answer(message: Message, context: Context, step: object = step, name: str = name) -> Message:
-            reply = step(message, context)  # type: ignore[operator]
-            return how(reply) if name == kind and int(context.node_config["partition-id"]) in clients else reply
+    def make(secret: Secret | None) -> ClientApp:
+        honest, app = client_module.client_app(secret), ClientApp()
+        app.query()(client_module.identify)
+        for name in STEPS:
+            category, action = name.split(".")
 
-        getattr(app, category)(action)(answer)
-    return app
+            def answer(message: Message, context: Context, name: str = name) -> Message:
+                reply = honest(message, context)
+                return how(reply) if name == kind and int(context.node_config["partition-id"]) in clients else reply
+
+            getattr(app, category)(action)(answer)
+        return app
+
+    return make
 
 
 def vanish(reply: Message) -> Message:

@@ -20,6 +20,7 @@ from fedpriv.mechanisms import VmfMechanism
 from fedpriv.mechanisms.batch_sum import _draw_parts, _grouped, _walk, group_size
 from fedpriv.mechanisms.span import Basis, spectral_basis
 from fedpriv.models import build_model
+from tests.noise import stream
 
 ALARM = 1e-4
 
@@ -28,7 +29,7 @@ def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int) 
     operator = DenseGradients(
         {"a": torch.tensor(rows[:, :1], dtype=dtype), "b": torch.tensor(rows[:, 1:], dtype=dtype)}
     )
-    mechanism, generator = VmfMechanism(kappa), torch.Generator().manual_seed(seed)
+    mechanism, generator = VmfMechanism(kappa), stream(seed)
     releases = (mechanism.release(operator, 1, generator) for _ in range(count))
     return np.stack([torch.cat(list(one.values())).double().numpy() for one in releases])
 
@@ -199,7 +200,7 @@ def test_layers_are_drawn_independently() -> None:
     rows, count = gradients("independent", 3, 9), 1000
     parts = {"a": rows[:, :4], "b": rows[:, 4:]}
     operator = DenseGradients({name: torch.tensor(part) for name, part in parts.items()})
-    mechanism, generator = VmfMechanism(4.0, "layer"), torch.Generator().manual_seed(50)
+    mechanism, generator = VmfMechanism(4.0, "layer"), stream(50)
     drawn = [mechanism.release(operator, 1, generator) for _ in range(count)]
     sums = {name: np.stack([one[name].numpy() for one in drawn]) for name in parts}
     for name, part in parts.items():

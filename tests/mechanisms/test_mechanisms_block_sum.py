@@ -18,6 +18,7 @@ from fedpriv.mechanisms import VmfMechanism, block_sizes
 from fedpriv.mechanisms import block_sum as block_sum_module
 from fedpriv.mechanisms.block_sum import draw_block_sums
 from fedpriv.mechanisms.blocks import block_length, block_runs
+from tests.noise import stream
 
 ALARM = 1e-4
 
@@ -59,7 +60,7 @@ def ours(
     cut = max(1, rows.shape[1] // 3)
     parts = {"a": rows[:, :cut], "b": rows[:, cut:]}
     operator = DenseGradients({name: torch.tensor(part, dtype=dtype) for name, part in parts.items()}, "", chunk_bytes)
-    mechanism, generator = VmfMechanism(kappa, f"size:{length}"), torch.Generator().manual_seed(seed)
+    mechanism, generator = VmfMechanism(kappa, f"size:{length}"), stream(seed)
     releases = (mechanism.release(operator, 1, generator) for _ in range(count))
     return np.stack([torch.cat(list(one.values())).double().numpy() for one in releases])
 
@@ -69,7 +70,7 @@ def drawn_together(rows: Floats, kappa: float, length: int, count: int, dtype: t
     whole = rows.shape[1] - rows.shape[1] % length
     ends = rows.shape[1] - whole
     laid = np.concatenate([np.tile(rows[:, :whole], count), np.tile(rows[:, whole:], count)], axis=1)
-    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    generator, rng = stream(seed), np.random.default_rng(seed)
     runs = [(count * whole // length, length), *([(count, ends)] if ends else [])]
     released = draw_block_sums(DenseGradients({"a": torch.tensor(laid, dtype=dtype)}), kappa, 1.0, runs, generator, rng)
     sums = released["a"].double().numpy()
@@ -193,5 +194,5 @@ def test_lengths_that_cannot_be_squared(scale: float, dtype: torch.dtype, length
 
 
 def test_no_examples() -> None:
-    released = VmfMechanism(3.0, "size:2").release(DenseGradients({"a": torch.zeros(0, 5)}), 4, torch.Generator())
+    released = VmfMechanism(3.0, "size:2").release(DenseGradients({"a": torch.zeros(0, 5)}), 4, stream())
     assert torch.equal(released["a"], torch.zeros(5))

@@ -19,6 +19,7 @@ from fedpriv.config import load_experiment
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import Redistribution, layer_shares
 from fedpriv.plan import Plan, plan_client
+from tests.noise import stream
 
 ALARM = 1e-6
 BATCH = 10
@@ -38,8 +39,8 @@ def planned(
 def released(plan: Plan, gradient: Vector, index: int) -> Vector:
     """One release of a batch (or update) that holds this one gradient."""
     if plan.config.unit == "update":
-        return plan.release_update(gradient, index + 1)
-    return plan.release_gradient(DenseGradients({name: value[None] for name, value in gradient.items()}), index)
+        return plan.release_update(gradient, stream(index))
+    return plan.release_gradient(DenseGradients({name: value[None] for name, value in gradient.items()}), stream(index))
 
 
 def divisor(plan: Plan) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import GaussianMechanism, NoMechanism
+from tests.noise import stream
 
 ALARM = 1e-6
 
@@ -42,7 +43,7 @@ def test_clips_each_example(dtype: torch.dtype, examples: int, clip_norm: float)
     for i in range(examples):
         one = torch.cat([value[i].flatten() for value in gradients.values()]).double()
         expected += one * min(1.0, clip_norm / float(one.norm()))
-    released = GaussianMechanism(0.0, clip_norm).release(DenseGradients(gradients), 4, torch.Generator())
+    released = GaussianMechanism(0.0, clip_norm).release(DenseGradients(gradients), 4, stream())
     assert released["a"].shape == (3, 4)
     assert released["a"].dtype == dtype
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
@@ -59,7 +60,7 @@ def test_clips_each_tensor_of_each_example(dtype: torch.dtype, examples: int, cl
         for one in value.double().numpy():
             expected[name] += one * min(1.0, clip_norm / math.sqrt(2) / np.linalg.norm(one))
     mechanism = GaussianMechanism(0.0, clip_norm, "layer")
-    released = mechanism.release(DenseGradients(gradients), 4, torch.Generator())
+    released = mechanism.release(DenseGradients(gradients), 4, stream())
     assert list(released) == ["a", "b"]
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     for name, value in released.items():
@@ -83,7 +84,7 @@ def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(
     dtype = torch.float64 if double else torch.float32
     for one in torch.from_numpy(values).to(dtype):
         gradients = DenseGradients({"a": one[None, :3], "b": one[None, 3:5], "c": one[None, 5:]})
-        released = GaussianMechanism(0.0, clip_norm, clipping).release(gradients, 1, torch.Generator())
+        released = GaussianMechanism(0.0, clip_norm, clipping).release(gradients, 1, stream())
         assert float(flat(released).double().norm()) <= clip_norm * (1 + (1e-12 if double else 1e-5))
 
 
@@ -104,8 +105,7 @@ def test_noise_has_the_configured_size_for_any_batch(
     ones = torch.ones(examples, count // 2, dtype=dtype)
     gradients = DenseGradients({"a": ones, "b": ones})
     quiet, loud = (
-        GaussianMechanism(size, clip_norm, clipping).release(gradients, batch_size, torch.Generator().manual_seed(22))
-        for size in (0.0, sigma)
+        GaussianMechanism(size, clip_norm, clipping).release(gradients, batch_size, stream(22)) for size in (0.0, sigma)
     )
     noise = (flat(loud) - flat(quiet)).double() * batch_size / clip_norm
     total = float(noise.square().sum())
@@ -117,7 +117,7 @@ def test_noise_has_the_configured_size_for_any_batch(
 
 
 def test_a_zero_gradient_stays_zero() -> None:
-    released = GaussianMechanism(0.0, 1.0).release(DenseGradients({"a": torch.zeros(3, 4)}), 3, torch.Generator())
+    released = GaussianMechanism(0.0, 1.0).release(DenseGradients({"a": torch.zeros(3, 4)}), 3, stream())
     assert torch.equal(released["a"], torch.zeros(4))
 
 
@@ -126,7 +126,7 @@ def test_refuses_gradients_that_are_not_finite(value: float) -> None:
     gradients = torch.ones(5, 4)
     gradients[3, 1] = value
     with pytest.raises(ValueError, match=r"1 of 5 examples, the first at position 3 .* NaN or infinite"):
-        GaussianMechanism(1.0, 1.0).release(DenseGradients({"a": gradients}), 5, torch.Generator())
+        GaussianMechanism(1.0, 1.0).release(DenseGradients({"a": gradients}), 5, stream())
 
 
 @pytest.mark.parametrize("clipping", ["flat", "layer"])
@@ -136,7 +136,7 @@ def test_expected_is_the_release_without_noise(clip_norm: float, clipping: Liter
     expected = GaussianMechanism(2.0, clip_norm, clipping).expected(
         {name: value[0] for name, value in gradients.items()}
     )
-    quiet = GaussianMechanism(0.0, clip_norm, clipping).release(DenseGradients(gradients), 1, torch.Generator())
+    quiet = GaussianMechanism(0.0, clip_norm, clipping).release(DenseGradients(gradients), 1, stream())
     assert list(expected) == list(gradients)
     assert torch.allclose(flat(expected), flat(quiet), rtol=1e-13)
 
@@ -176,18 +176,18 @@ def test_refuses_settings(sigma: float, clip_norm: float, clipping: Literal["fla
 @pytest.mark.parametrize("mechanism", [NoMechanism(), GaussianMechanism(1.0, 1.0)])
 def test_refuses_a_batch_size_of_zero(mechanism: NoMechanism | GaussianMechanism) -> None:
     with pytest.raises(ValueError, match="batch_size = 0"):
-        mechanism.release(DenseGradients(rows(2)), 0, torch.Generator())
+        mechanism.release(DenseGradients(rows(2)), 0, stream())
 
 
 @pytest.mark.parametrize("examples", [0, 1, 9])
 def test_no_mechanism_is_the_sum_over_the_public_batch_size(examples: int) -> None:
     gradients = rows(examples)
-    released = NoMechanism().release(DenseGradients(gradients), 4, torch.Generator())
+    released = NoMechanism().release(DenseGradients(gradients), 4, stream())
     assert all(torch.allclose(released[name], value.sum(dim=0) / 4) for name, value in gradients.items())
     one = {name: value.sum(dim=0) for name, value in gradients.items()}
     assert all(torch.equal(value, one[name]) for name, value in NoMechanism().expected(one).items())
 
 
 def test_no_mechanism_does_not_hide_nan() -> None:
-    released = NoMechanism().release(DenseGradients({"a": torch.full((2, 3), math.nan)}), 2, torch.Generator())
+    released = NoMechanism().release(DenseGradients({"a": torch.full((2, 3), math.nan)}), 2, stream())
     assert torch.isnan(released["a"]).all()

@@ -26,6 +26,7 @@ from fedpriv.mechanisms import (
     public_shares,
     uniform_shares,
 )
+from tests.noise import stream
 
 ALARM = 1e-6
 SHAPES = {"a": (3, 4), "b": (5,)}
@@ -61,7 +62,7 @@ def test_clips_each_example_in_the_weighted_norm(dtype: torch.dtype, examples: i
         one = flat({name: value[i] for name, value in gradients.items()})
         expected += one * min(1.0, clip_norm / np.linalg.norm(one / stretch))
     mechanism = HeterogeneousGaussianMechanism(0.0, clip_norm, shares)
-    released = mechanism.release(DenseGradients(gradients), 4, torch.Generator())
+    released = mechanism.release(DenseGradients(gradients), 4, stream())
     assert released["a"].shape == (3, 4)
     assert released["a"].dtype == dtype
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
@@ -83,7 +84,7 @@ def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(
     stretch = np.sqrt(17 * flat(shares.shares))
     for one in torch.from_numpy(values).to(dtype):
         gradients = DenseGradients({"a": one[:12].view(1, 3, 4), "b": one[12:].view(1, 5)})
-        released = HeterogeneousGaussianMechanism(0.0, clip_norm, shares).release(gradients, 1, torch.Generator())
+        released = HeterogeneousGaussianMechanism(0.0, clip_norm, shares).release(gradients, 1, stream())
         slack = 1e-12 if double else 1e-5
         assert np.linalg.norm(flat(released) / stretch) <= clip_norm * (1 + slack)
 
@@ -101,9 +102,7 @@ def test_the_noise_of_each_coordinate_has_deviation_sigma_clip_norm_root_k_r(
     shares = Redistribution({name: torch.full((count,), power / total, dtype=dtype) for name, power in powers.items()})
     gradients = DenseGradients({name: torch.ones(examples, count, dtype=dtype) for name in powers})
     quiet, loud = (
-        HeterogeneousGaussianMechanism(size, clip_norm, shares).release(
-            gradients, batch_size, torch.Generator().manual_seed(53)
-        )
+        HeterogeneousGaussianMechanism(size, clip_norm, shares).release(gradients, batch_size, stream(53))
         for size in (0.0, sigma)
     )
     law = stats.chi2(count)
@@ -123,8 +122,7 @@ def test_with_even_shares_it_is_the_gaussian_mechanism(clip_norm: float, example
     shares = uniform_shares({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()})
     heterogeneous = HeterogeneousGaussianMechanism(0.7, clip_norm, shares)
     one, other = (
-        mechanism.release(gradients, 3, torch.Generator().manual_seed(54))
-        for mechanism in (heterogeneous, GaussianMechanism(0.7, clip_norm))
+        mechanism.release(gradients, 3, stream(54)) for mechanism in (heterogeneous, GaussianMechanism(0.7, clip_norm))
     )
     np.testing.assert_allclose(flat(one), flat(other), rtol=1e-12)
 
@@ -135,7 +133,7 @@ def test_refuses_gradients_that_are_not_finite(value: float) -> None:
     gradients["b"][3, 1] = value
     mechanism = HeterogeneousGaussianMechanism(1.0, 1.0, some_shares(torch.float32))
     with pytest.raises(ValueError, match=r"1 of 5 examples, the first at position 3 .* NaN or infinite"):
-        mechanism.release(DenseGradients(gradients), 5, torch.Generator())
+        mechanism.release(DenseGradients(gradients), 5, stream())
 
 
 @pytest.mark.parametrize("clip_norm", [0.01, 1e3])
@@ -144,7 +142,7 @@ def test_expected_is_the_release_without_noise(clip_norm: float) -> None:
     mechanism = HeterogeneousGaussianMechanism(2.0, clip_norm, shares)
     expected = mechanism.expected({name: value[0] for name, value in gradients.items()})
     quiet = HeterogeneousGaussianMechanism(0.0, clip_norm, shares)
-    np.testing.assert_allclose(flat(expected), flat(quiet.release(DenseGradients(gradients), 1, torch.Generator())))
+    np.testing.assert_allclose(flat(expected), flat(quiet.release(DenseGradients(gradients), 1, stream())))
 
 
 @pytest.mark.parametrize("size", [0.0, 0.01, 5.0])
@@ -166,7 +164,7 @@ def test_standardised_noise_is_as_large_everywhere() -> None:
     shares = some_shares()
     mechanism = HeterogeneousGaussianMechanism(2.0, 3.0, shares)
     zero = DenseGradients({name: torch.zeros(1, *shape, dtype=torch.float64) for name, shape in SHAPES.items()})
-    generator = torch.Generator().manual_seed(56)
+    generator = stream(56)
     noise = np.stack([flat(mechanism.standardise(mechanism.release(zero, 1, generator))) for _ in range(4000)])
     assert stats.kstest(noise.ravel() / 6, "norm").pvalue > ALARM
 

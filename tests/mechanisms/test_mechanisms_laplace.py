@@ -18,6 +18,7 @@ from torch import Tensor
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import LaplaceMechanism
 from fedpriv.mechanisms.laplace import laplace_quantile
+from tests.noise import stream
 
 ALARM = 1e-6
 
@@ -42,7 +43,7 @@ def test_clips_each_example_in_l1(dtype: torch.dtype, examples: int, clip_norm: 
     for i in range(examples):
         one = flat({name: value[i] for name, value in gradients.items()})
         expected += one * min(1.0, clip_norm / np.abs(one).sum())
-    released = LaplaceMechanism(0.0, clip_norm).release(DenseGradients(gradients), 4, torch.Generator())
+    released = LaplaceMechanism(0.0, clip_norm).release(DenseGradients(gradients), 4, stream())
     assert released["a"].shape == (3, 4)
     assert released["a"].dtype == dtype
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
@@ -62,7 +63,7 @@ def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(
     gradient = torch.from_numpy(values).to(torch.float64 if double else torch.float32)
     for one in gradient:
         released = LaplaceMechanism(0.0, clip_norm).release(
-            DenseGradients({"a": one[None, :4], "b": one[None, 4:]}), 1, torch.Generator()
+            DenseGradients({"a": one[None, :4], "b": one[None, 4:]}), 1, stream()
         )
         slack = 1e-12 if double else 1e-5
         assert np.abs(flat(released)).sum() <= clip_norm * (1 + slack)
@@ -79,8 +80,8 @@ def test_noise_has_the_configured_law_for_any_batch(
     gradients = DenseGradients(
         {"a": torch.ones(examples, count // 2, dtype=dtype), "b": torch.ones(examples, count // 2, dtype=dtype)}
     )
-    quiet = LaplaceMechanism(0.0, clip_norm).release(gradients, batch_size, torch.Generator())
-    loud = LaplaceMechanism(scale, clip_norm).release(gradients, batch_size, torch.Generator().manual_seed(42))
+    quiet = LaplaceMechanism(0.0, clip_norm).release(gradients, batch_size, stream())
+    loud = LaplaceMechanism(scale, clip_norm).release(gradients, batch_size, stream(42))
     noise = flat(loud) - flat(quiet)
     claimed = scale * clip_norm / batch_size
     for factor, fits in ((1.0, True), (1.05, False), (0.95, False)):
@@ -93,7 +94,7 @@ def test_both_tails_have_their_weight() -> None:
     """Four million draws in float32: the numbers beyond 3, 6, 9 and 12 scales are binomial, on either side."""
     count = 4_000_000
     zero = DenseGradients({"a": torch.zeros(1, count)})
-    noise = LaplaceMechanism(2.0, 3.0).release(zero, 1, torch.Generator().manual_seed(43))["a"].double() / 6
+    noise = LaplaceMechanism(2.0, 3.0).release(zero, 1, stream(43))["a"].double() / 6
     assert torch.isfinite(noise).all()
     for bound in (3, 6, 9, 12):
         for beyond in (int((noise > bound).sum()), int((noise < -bound).sum())):
@@ -116,7 +117,7 @@ def test_every_uniform_number_gives_a_finite_one(dtype: torch.dtype) -> None:
 
 
 def test_a_zero_gradient_stays_zero() -> None:
-    released = LaplaceMechanism(0.0, 1.0).release(DenseGradients({"a": torch.zeros(3, 4)}), 3, torch.Generator())
+    released = LaplaceMechanism(0.0, 1.0).release(DenseGradients({"a": torch.zeros(3, 4)}), 3, stream())
     assert torch.equal(released["a"], torch.zeros(4))
 
 
@@ -126,14 +127,14 @@ def test_refuses_gradients_that_are_not_finite(value: float) -> None:
     gradients = torch.ones(5, 4)
     gradients[3, 1:3] = value
     with pytest.raises(ValueError, match=r"1 of 5 examples, the first at position 3 .* NaN or infinite"):
-        LaplaceMechanism(1.0, 1.0).release(DenseGradients({"a": gradients}), 5, torch.Generator())
+        LaplaceMechanism(1.0, 1.0).release(DenseGradients({"a": gradients}), 5, stream())
 
 
 @pytest.mark.parametrize("clip_norm", [0.1, 1e3])
 def test_expected_is_the_release_without_noise(clip_norm: float) -> None:
     gradients = rows(1, torch.float64)
     expected = LaplaceMechanism(2.0, clip_norm).expected({name: value[0] for name, value in gradients.items()})
-    quiet = LaplaceMechanism(0.0, clip_norm).release(DenseGradients(gradients), 1, torch.Generator())
+    quiet = LaplaceMechanism(0.0, clip_norm).release(DenseGradients(gradients), 1, stream())
     np.testing.assert_allclose(flat(expected), flat(quiet), rtol=1e-13)
 
 
@@ -161,4 +162,4 @@ def test_refuses_settings(scale: float, clip_norm: float) -> None:
 
 def test_refuses_a_batch_size_of_zero() -> None:
     with pytest.raises(ValueError, match="batch_size = 0"):
-        LaplaceMechanism(1.0, 1.0).release(DenseGradients(rows(2, torch.float64)), 0, torch.Generator())
+        LaplaceMechanism(1.0, 1.0).release(DenseGradients(rows(2, torch.float64)), 0, stream())

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedpriv.config import MechanismConfig
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import Redistribution, build_mechanism
+from tests.noise import stream
 
 SIZES = {"a": 400, "b": 100}
 DRAWS, EXAMPLES, DIVISOR = 60, 3, 5
@@ -42,14 +43,14 @@ def test_noise_and_expectation_are_those_of_releases(name: str) -> None:
     mechanism = built(name)
     one = {key: torch.eye(size)[3].double() for key, size in SIZES.items()}
     batch = DenseGradients({key: value.expand(EXAMPLES, -1) for key, value in one.items()})
-    generator = torch.Generator().manual_seed(11)
-    drawn = [mechanism.standardise(mechanism.release(batch, DIVISOR, generator)) for _ in range(DRAWS)]
+    noise = stream(11)
+    drawn = [mechanism.standardise(mechanism.release(batch, DIVISOR, noise)) for _ in range(DRAWS)]
     released = torch.stack([torch.cat(list(each.values())) for each in drawn])
     expected = mechanism.standardise(mechanism.expected(one))
     mean = EXAMPLES / DIVISOR * torch.cat(list(expected.values()))
-    noise = mechanism.noise(list(SIZES.values()), EXAMPLES, DIVISOR)
-    assert sum(noise.sizes) == sum(SIZES.values())
-    variances = torch.cat([torch.full((size,), v) for size, v in zip(noise.sizes, noise.variances, strict=True)])
+    law = mechanism.noise(list(SIZES.values()), EXAMPLES, DIVISOR)
+    assert sum(law.sizes) == sum(SIZES.values())
+    variances = torch.cat([torch.full((size,), v) for size, v in zip(law.sizes, law.variances, strict=True)])
     squares = (released - mean).square() / variances.clamp(min=1e-20)
     across = torch.ones(len(mean), dtype=torch.bool)
     if name.startswith("vmf"):

@@ -13,6 +13,7 @@ from torch.nn import functional
 from fedpriv.gradients import DenseGradients, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms import GaussianMechanism, Mechanism, NoMechanism, VmfMechanism, block_sizes
+from tests.noise import stream
 
 BLOCKS = ["whole", "layer", "size:1", "size:4", "size:99"]
 
@@ -34,7 +35,7 @@ def cut(vector: Vector, blocks: str) -> tuple[Tensor, ...]:
 
 
 def release(mechanism: Mechanism, gradients: dict[str, Tensor], batch_size: int = 1, seed: int = 1) -> Vector:
-    return mechanism.release(DenseGradients(gradients), batch_size, torch.Generator().manual_seed(seed))
+    return mechanism.release(DenseGradients(gradients), batch_size, stream(seed))
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -112,7 +113,7 @@ def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: in
         x, y = torch.randn(examples, 1, 5, 5, dtype=torch.float64), torch.randint(3, (examples,))
     loss = partial(functional.cross_entropy, reduction="none")
     operators = per_example_gradients(model, loss, x, y), dense_gradients(model, loss, x, y, "a test")
-    ghost, dense = (mechanism.release(one, 4, torch.Generator().manual_seed(35)) for one in operators)
+    ghost, dense = (mechanism.release(one, 4, stream(35)) for one in operators)
     assert torch.allclose(flat(ghost), flat(dense), rtol=0, atol=1e-9)
 
 
@@ -130,7 +131,7 @@ def test_refuses_gradients_that_are_not_finite(value: float, blocks: str) -> Non
 def test_one_coordinate_is_a_random_sign(examples: int, kappa: float) -> None:
     """Each draw keeps its sign with probability 1 / (1 + exp(-2 kappa)); false alarm 1e-5 a case."""
     mechanism, gradients = VmfMechanism(kappa), DenseGradients({"a": torch.linspace(1, 2, examples)[:, None]})
-    generator, count = torch.Generator().manual_seed(32), 500
+    generator, count = stream(32), 500
     sums = [float(mechanism.release(gradients, 1, generator)["a"]) for _ in range(count)]
     kept = (np.array(sums) + examples) / 2
     assert np.allclose(kept, kept.round(), atol=1e-5)
@@ -144,7 +145,7 @@ def test_expected_is_the_mean_of_releases(blocks: str, kappa: float) -> None:
     """Per coordinate within 5.5 standard errors, 18 coordinates: false alarm below 1e-6."""
     gradients = rows(1)
     mechanism = VmfMechanism(kappa, blocks, 2.0)
-    operator, generator, count = DenseGradients(gradients), torch.Generator().manual_seed(33), 1000
+    operator, generator, count = DenseGradients(gradients), stream(33), 1000
     draws = torch.stack([flat(mechanism.release(operator, 1, generator)) for _ in range(count)])
     expected = flat(mechanism.expected({name: value[0] for name, value in gradients.items()}))
     deviations = (draws.mean(dim=0) - expected) / (draws.std(dim=0) / count**0.5)

@@ -29,6 +29,7 @@ from attacks.membership.epsilon import (
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import GaussianMechanism
+from tests.noise import stream
 
 SURE = 0.999
 SEEDS = range(20)
@@ -65,7 +66,7 @@ def one_step_trials(sigma: float, trials: int, seed: int) -> tuple[np.ndarray, n
     mechanism = GaussianMechanism(sigma / bound, bound)
     for index, rows in enumerate((1, 0)):
         gradients = DenseGradients({"a": torch.full((rows, trials), 9.0)})
-        generator = torch.Generator().manual_seed(2 * seed + index)
+        generator = stream(2 * seed + index)
         scores.append(mechanism.release(gradients, 1, generator)["a"].numpy())
     return np.concatenate(scores).astype(float), np.arange(2 * trials) < trials
 

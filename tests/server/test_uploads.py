@@ -20,6 +20,7 @@ from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world
 from server.uploads import Allowed, Upload, allowed_uploads, norm, read_upload
 from tests.integration.small import experiment
+from tests.noise import stream
 
 MECHANISMS: tuple[dict[str, object], ...] = (
     {"name": "gaussian", "sigma": 1.0},
@@ -82,7 +83,7 @@ def test_releases_exceed_the_bound_no_more_often_than_said(
     mechanism: LaplaceMechanism | VmfMechanism, tail: float
 ) -> None:
     """400 releases; the count is above its 1 - 10^-9 quantile by chance once in 10^9."""
-    generator = torch.Generator().manual_seed(5)
+    generator = stream(5)
     gradients = DenseGradients({"a": torch.ones(3, 20, 4), "b": -torch.ones(3, 5)})
     bound = mechanism.norm_bound(3, 4, (80, 5), tail)
     lengths = [norm(mechanism.release(gradients, 4, generator)) for _ in range(400)]

@@ -1,0 +1,108 @@
+"""What clients are asked for, as the run folder has it and the ledger counts it.
+
+A question is known by the digest of what was sent: asked the same again, as after a kill, a client answers the same and
+releases nothing new. Asked something else in the same round it would release once more, and that is counted.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from fedpriv.budget import Budget
+from fedpriv.errors import InputError
+from fedpriv.runs import Asked, RunFolder
+from fedpriv.world import State, World
+
+__all__ = ["check_unchanged", "questions", "replay", "rounds_of"]
+
+
+def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequence[int]]]) -> tuple[Asked, ...]:
+    """Return a round's lines of asked.jsonl.
+
+    Args:
+        world: the experiment, built.
+        round_number: the round, from 1.
+        asked: states that are sent out, and the clients they are sent to; states without clients are left out.
+    """
+    settings = _settings(world)
+    lines = []
+    for state, clients in asked:
+        if not clients:
+            continue
+        released = [json.dumps(world.plans[client].released()) for client in clients]
+        kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
+        sent = "" if world.experiment.mechanism.name == "none" else world.sent(state).hex()
+        releases = tuple(json.loads(text) for text in kinds)
+        lines.append(
+            Asked(round_number, tuple(clients), sent, settings, releases, tuple(kinds[text] for text in released))
+        )
+    return tuple(lines)
+
+
+def rounds_of(client: int, lines: Iterable[Asked]) -> list[int]:
+    """Return the rounds in which a client was asked; one in which it was asked for two answers is there twice."""
+    distinct = {(line.round, line.sent) for line in lines if client in line.clients}
+    return sorted(number for number, _ in distinct)
+
+
+def replay(budget: Budget, lines: Sequence[Asked]) -> None:
+    """Note rounds of the past, those that were asked twice included."""
+    asked: dict[int, set[int]] = {}
+    again: list[tuple[int, list[int]]] = []
+    for line in lines:
+        known = asked.setdefault(line.round, set())
+        again.append((line.round, [client for client in line.clients if client in known]))
+        known |= set(line.clients)
+    budget.replay({number: sorted(clients) for number, clients in asked.items()})
+    for number, clients in again:
+        budget.spend_again(number, clients)
+
+
+def check_unchanged(world: World, folder: RunFolder) -> None:
+    """Refuse to go on with a run whose settings were changed where they decide what has been released.
+
+    The ledger takes all releases of a run for alike: noise that is raised afterwards would make those that were made
+    look better than they are.
+
+    Raises:
+        InputError: the settings say something else than what was released, or nobody wrote down what was.
+    """
+    if world.experiment.mechanism.name == "none" and not any(line.sent for line in folder.asked()):
+        return
+    path = folder.path / "config.toml"
+    for line in folder.asked():
+        if not line.settings:
+            raise InputError(
+                f"{folder.path}: a version of fedpriv began this run that did not write down what clients release, so "
+                "nothing can be proven about what follows; start a new run"
+            )
+        for client, kind in zip(line.clients, line.kinds, strict=True):
+            change = _change(line.releases[kind], world.plans[client].released())
+            if change:
+                raise InputError(
+                    f"{path} was changed: in round {line.round} client {client} released with {change[0]}, and now it "
+                    f"would with {change[1]}; set it as it was, or start a new run"
+                )
+        if line.settings != _settings(world):
+            raise InputError(
+                f"{path} was changed where it decides what clients release (seed, data, model, training, clients or "
+                f"algorithm) after round {line.round} was asked for; undo that, or start a new run"
+            )
+
+
+def _change(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first setting that differs: as it was, and as it is."""
+    for section in ("mechanism", "sampling"):
+        for key in dict.fromkeys([*before[section], *now[section]]):
+            old, new = before[section].get(key), now[section].get(key)
+            if old != new:
+                return f"{section} {key} = {old}", f"{key} = {new}"
+    return None
+
+
+def _settings(world: World) -> str:
+    decisive = world.experiment.decisive()
+    # The mechanism stands beside it, in its own words.
+    del decisive["mechanism"]
+    return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,245 @@
+"""What a client answers: never a refusal that tells of an example, never twice the same noise, once a round."""
+
+import json
+import logging
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import Tensor, nn
+
+from clients.app import _world, client_app
+from fedpriv.config import Experiment
+from fedpriv.engines.identity import assume_server_identity
+from fedpriv.errors import RefusedError
+from fedpriv.randomness import Secret
+from fedpriv.seeds import MEMORY
+from fedpriv.wire import pack, unpack
+from fedpriv.world import State, build_world
+
+MECHANISMS: dict[str, dict[str, object]] = {
+    "gaussian": {"name": "gaussian", "sigma": 0.5},
+    "gaussian by layer": {"name": "gaussian", "sigma": 0.5, "clipping": "layer"},
+    "laplace": {"name": "laplace", "scale": 0.5},
+    "hgm": {"name": "hgm", "sigma": 0.5},
+    "vmf": {"name": "vmf", "kappa": 5.0},
+    "vmf by layer": {"name": "vmf", "kappa": 5.0, "blocks": "layer"},
+    "vmf in blocks": {"name": "vmf", "kappa": 5.0, "blocks": "size:7"},
+    "an update": {"name": "gaussian", "sigma": 0.5, "unit": "update"},
+}
+BATCH, EXAMPLES, SIDE = 4, 8, 3
+
+
+@pytest.fixture(autouse=True)
+def server() -> None:
+    """Who makes messages has to be somebody in Flower's eyes."""
+    assume_server_identity(77)
+
+
+class Standardising(nn.Module):
+    """Divides each image by its own deviation, which is 0 for a blank one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.layer = nn.Dropout(0.5), nn.Linear(SIDE * SIDE, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        out: Tensor = self.layer(self.drop((flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True)))
+        return out
+
+
+class Choosy(Standardising):
+    """Raises on a blank image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and bool((x.flatten(1).std(1) == 0).any()):
+            raise ValueError(f"image {int((x.flatten(1).std(1) == 0).nonzero()[0])} is blank")
+        return super().forward(x)
+
+
+def standardising(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Standardising()
+
+
+def choosy(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Choosy()
+
+
+def settings(folder: Path, model: str, mechanism: dict[str, object], *, blank: bool) -> Experiment:
+    rng = np.random.default_rng(3)
+    images = rng.integers(1, 255, (EXAMPLES + 4, SIDE, SIDE), dtype=np.uint8)
+    if blank:
+        images[:EXAMPLES] = np.where(np.arange(EXAMPLES)[:, None, None] == 5, 7, images[:EXAMPLES])
+    labels = np.arange(EXAMPLES + 4) % 2
+    # Under one name, since the name is a part of what the noise is keyed by.
+    path = folder / "data.npz"
+    parts = {"train": slice(EXAMPLES), "test": slice(EXAMPLES, None)}
+    both = (("x", images), ("y", labels))
+    np.savez(path, **{f"{axis}_{part}": values[rows] for part, rows in parts.items() for axis, values in both})
+    return Experiment.model_validate(
+        {
+            "seed": 4,
+            "data": {"name": "npz", "path": str(path)},
+            "model": {"name": f"tests.clients.test_answers:{model}"},
+            "federation": {"clients": 1, "rounds": 9},
+            "training": {"batch_size": BATCH, "learning_rate": 0.5},
+            "mechanism": mechanism,
+            "engine": {"device": "cpu"},
+        }
+    )
+
+
+def context(client: int = 0) -> Context:
+    return Context(run_id=77, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
+
+
+def question(experiment: Experiment, state: State, round_number: int) -> Message:
+    task = ConfigRecord({"experiment": experiment.model_dump_json(), "round": round_number})
+    content = RecordDict({"parameters": pack(state.parameters), "buffers": pack(state.buffers), "task": task})
+    return Message(content, dst_node_id=1, message_type="train", group_id=str(round_number))
+
+
+def uploads(experiment: Experiment, secret: Secret, rounds: range = range(1, 5)) -> list[dict[str, Tensor]]:
+    build_world.cache_clear()
+    _world.cache_clear()
+    world, app = build_world(experiment, secret), client_app(secret)
+    replies = [app(question(experiment, world.initial, number), context()) for number in rounds]
+    assert not any(reply.has_error() for reply in replies)
+    return [unpack(reply.content.array_records["upload"]) for reply in replies]
+
+
+def flat(vector: dict[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in vector.values()])
+
+
+@pytest.mark.parametrize("model", ["standardising", "choosy"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_an_example_without_a_gradient_is_no_refusal(mechanism: str, model: str, tmp_path: Path) -> None:
+    """One blank image of eight; two rounds see all of them. It tells nothing, and the others are as without it."""
+    secret = Secret(bytes(32))
+    blank = uploads(settings(tmp_path, model, MECHANISMS[mechanism], blank=True), secret)
+    usual = uploads(settings(tmp_path, model, MECHANISMS[mechanism], blank=False), secret)
+    assert all(bool(torch.isfinite(flat(upload)).all()) for upload in blank)
+    assert [upload.keys() for upload in blank] == [upload.keys() for upload in usual]
+    moved = [float((flat(one) - flat(other)).norm()) for one, other in zip(blank, usual, strict=True)]
+    if mechanism in ("gaussian", "gaussian by layer", "hgm", "laplace"):
+        # In each pass one batch of two holds it. The noise is the same, so the difference is its own clipped gradient.
+        assert sorted(value > 1e-6 for value in moved) == [False, False, True, True]
+        assert max(moved) < (1 + 1e-4) / BATCH
+
+
+def test_without_a_mechanism_the_error_stays(tmp_path: Path) -> None:
+    experiment = settings(tmp_path, "choosy", {"name": "none"}, blank=True)
+    world, app = build_world(experiment), client_app(None)
+    with pytest.raises(ValueError, match=r"image \d is blank"):
+        for number in (1, 2):
+            app(question(experiment, world.initial, number), context())
+
+
+def test_errors_say_nothing_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever goes wrong; the client's own log has the reason."""
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    world, app = build_world(experiment), client_app(Secret(bytes(32)))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("example 5 of 8 is odd")
+
+    monkeypatch.setattr("clients.app.local_upload", fails)
+    with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match=r"^failed; the client's own log says why$"):
+        app(question(experiment, world.initial, 1), context())
+    assert "example 5 of 8 is odd" in caplog.text
+
+
+def larger(state: State) -> State:
+    return State({name: 2 * value for name, value in state.parameters.items()}, state.buffers)
+
+
+def same(state: State) -> State:
+    return state
+
+
+@pytest.mark.parametrize("kept", ["in the context", "in a file"])
+@pytest.mark.parametrize("noise", ["secret", "reproducible"])
+def test_a_round_is_answered_once(kept: str, noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a deployment, where each client has its own secret; from a file also after a restart."""
+    if kept == "in a file":
+        monkeypatch.setenv(MEMORY, str(tmp_path))
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    experiment = experiment.model_copy(update={"noise": noise})
+    world, app, own = build_world(experiment), client_app(None), context()
+    first = app(question(experiment, world.initial, 1), own)
+    if kept == "in a file":
+        own = context()
+        (memory,) = tmp_path.glob("*.json")
+        assert stat.S_IMODE(memory.stat().st_mode) == 0o600
+        assert (json.loads(memory.read_text())["secret"] == "") == (noise == "reproducible")
+    again = app(question(experiment, world.initial, 1), own)
+    one, other = (flat(unpack(reply.content.array_records["upload"])) for reply in (first, again))
+    assert torch.equal(one, other)
+    with pytest.raises(RefusedError, match="round 1 was answered before"):
+        app(question(experiment, larger(world.initial), 1), own)
+    assert not app(question(experiment, larger(world.initial), 2), own).has_error()
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"secret": 1, "rounds": []}', '{"secret": "xy", "rounds": {}}'])
+def test_a_damaged_memory_is_no_new_one(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever forgets what was answered would answer it again."""
+    monkeypatch.setenv(MEMORY, str(tmp_path))
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    world, app = build_world(experiment), client_app(None)
+    app(question(experiment, world.initial, 1), context())
+    (memory,) = tmp_path.glob("*.json")
+    memory.write_text(damage)
+    with pytest.raises(RefusedError, match="is damaged"):
+        app(question(experiment, world.initial, 2), context())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 5},
+        {"training": {"learning_rate": 0.25}},
+        {"mechanism": {"clip_norm": 2.0}},
+        {"mechanism": {"sigma": 0.75}},
+        {"mechanism": {"delta": 1e-6}},
+        {"federation": {"secure_limit": 4.0}},
+        {"engine": {"gradient_memory": 128}},
+        {"engine": {"precision": "float64"}},
+        "parameters",
+    ],
+    ids=str,
+)
+def test_another_question_gets_other_noise(change: object, tmp_path: Path) -> None:
+    """Also where the clean gradient is the same: two answers with one noise would tell it."""
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    tree = experiment.model_dump()
+    if isinstance(change, dict):
+        for section, keys in change.items():
+            tree[section] = {**tree[section], **keys} if isinstance(keys, dict) else keys
+    other = Experiment.model_validate(tree)
+    secret = Secret(bytes(32))
+    noises = []
+    for asked, alter in ((experiment, same), (other, larger if change == "parameters" else same)):
+        world = build_world(asked, secret)
+        noises.append(world.received(0, alter(world.initial)))
+    assert noises[0] != noises[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "other"}, {"federation": {"rounds": 12}}, {"adversary": {"attacks": []}}, {"report": {"pictures": 3}}],
+    ids=str,
+)
+def test_what_does_not_decide_an_answer_leaves_the_noise(change: dict[str, object], tmp_path: Path) -> None:
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    tree = experiment.model_dump()
+    for section, keys in change.items():
+        tree[section] = {**tree[section], **keys} if isinstance(keys, dict) else keys
+    worlds = [build_world(one, Secret(bytes(32))) for one in (experiment, Experiment.model_validate(tree))]
+    assert worlds[0].received(0, worlds[0].initial) == worlds[1].received(0, worlds[1].initial)

@@ -1,0 +1,195 @@
+"""What asked.jsonl says was released: counted as often as it was asked for, and never rewritten afterwards."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpriv.budget import Budget
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError
+from fedpriv.lab import resume_run, start_run
+from fedpriv.progress import Silent
+from fedpriv.randomness import Secret
+from fedpriv.runs import RunFolder
+from fedpriv.world import State, World, build_world
+from server.released import check_unchanged, questions, replay, rounds_of
+from tests.integration.small import experiment
+
+GAUSSIAN = {"name": "gaussian", "sigma": 0.3}
+
+
+def moved(state: State) -> State:
+    return State({name: value + 1 for name, value in state.parameters.items()}, state.buffers)
+
+
+def written(world: World, path: Path, sent: list[tuple[int, State, tuple[int, ...]]]) -> RunFolder:
+    folder = RunFolder.create(path, world.experiment)
+    for number, state, clients in sent:
+        for line in questions(world, number, [(state, clients)]):
+            folder.append_asked(line)
+    return folder
+
+
+def test_a_round_counts_as_often_as_something_else_was_asked_in_it(tmp_path: Path) -> None:
+    world = build_world(experiment(mechanism=GAUSSIAN))
+    start, other = world.initial, moved(world.initial)
+    lines = written(
+        world,
+        tmp_path / "run",
+        [(1, start, (0, 1)), (1, start, (0, 1)), (2, start, (0,)), (2, other, (0, 1)), (3, other, (1,))],
+    ).asked()
+    assert [rounds_of(client, lines) for client in range(3)] == [[1, 2, 2], [1, 2, 3], []]
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
+def test_the_budget_counts_what_the_ledger_counts_or_more(sampling: str, tmp_path: Path) -> None:
+    world = build_world(experiment(mechanism=GAUSSIAN, training={"sampling": sampling}))
+    start, other = world.initial, moved(world.initial)
+    lines = written(
+        world, tmp_path / "run", [(1, start, (0, 1)), (2, start, (0, 1)), (2, other, (0,)), (3, start, (0, 1))]
+    ).asked()
+    budget = Budget(world.experiment, world.plans)
+    replay(budget, lines)
+    proven = [plan.guarantee(rounds_of(plan.client, lines)).epsilon for plan in world.plans[:2]]
+    assert proven[0] is not None
+    assert proven[1] is not None
+    assert proven[0] > proven[1]
+    assert budget.worst_epsilon is not None
+    assert budget.worst_epsilon >= proven[1]
+
+
+def test_calibrated_noise_and_every_kind_of_client_are_written_down(tmp_path: Path) -> None:
+    """Clients with other amounts of data have other noise."""
+    world = build_world(
+        experiment(
+            mechanism={"name": "gaussian", "target_epsilon": 8.0},
+            training={"sampling": "fixed"},
+            data={"partition": "dirichlet"},
+        )
+    )
+    (line,) = questions(world, 1, [(world.initial, (0, 1, 2, 3)), (world.initial, ())])
+    for client, kind in zip(line.clients, line.kinds, strict=True):
+        said = line.releases[kind]
+        assert said["mechanism"]["sigma"] == world.plans[client].config.sigma
+        assert said["sampling"]["examples"] == len(world.partitions[client])
+    assert len(line.releases) == 4
+
+
+def run(path: Path, **sections: dict[str, object]) -> Experiment:
+    settings = experiment(**sections)
+    start_run(settings, path, "", Silent())
+    return settings
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    file = path / "config.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("sigma = 0.3", "sigma = 30.0", r"in round 1 client 0 released with mechanism sigma = 0.3, .* sigma = 30.0"),
+        ("clip_norm = 1.0", "clip_norm = 2.0", "mechanism clip_norm = 1.0"),
+        ('name = "gaussian"\n', 'name = "laplace"\nscale = 1.0\n', "mechanism name = gaussian"),
+        ('name = "gaussian"\n', 'name = "none"\n', "mechanism name = gaussian"),
+        ('sampling = "fixed"', 'sampling = "shuffled"', "sampling kind = fixed"),
+        ("batch_size = 4", "batch_size = 8", "sampling batch_size = 4"),
+        ("seed = 3", "seed = 4", "was changed where it decides"),
+        ('partition = "iid"', 'partition = "dirichlet"', "sampling examples"),
+        ('activation = "tanh"', 'activation = "relu"', "was changed where it decides"),
+        ("learning_rate = 0.5", "learning_rate = 0.6", "was changed where it decides"),
+    ],
+)
+def test_an_edited_run_is_not_resumed(old: str, new: str, reason: str, tmp_path: Path) -> None:
+    """Nothing that was written changes, and the printed epsilon stays that of what was released."""
+    path = tmp_path / "run"
+    run(path, mechanism=GAUSSIAN, training={"sampling": "fixed"})
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "config.toml"}
+    edit(path, old, new)
+    with pytest.raises(InputError, match=reason):
+        resume_run(path, Silent())
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_more_rounds_that_would_change_calibrated_noise_are_refused(tmp_path: Path) -> None:
+    """10 rounds made 300: recalibrated, 7.997 would be printed where 10.31 is true."""
+    path = tmp_path / "run"
+    run(path, mechanism={"name": "gaussian", "target_epsilon": 8.0}, federation={"rounds": 2})
+    edit(path, "rounds = 2", "rounds = 300")
+    with pytest.raises(
+        InputError, match=r"client 0 released with mechanism sigma = .*, and now it would with sigma = "
+    ):
+        resume_run(path, Silent())
+
+
+def test_more_rounds_with_the_same_noise_go_on_and_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, mechanism=GAUSSIAN, federation={"rounds": 2}, training={"sampling": "fixed"})
+    edit(path, "rounds = 2", "rounds = 5")
+    ledger = resume_run(path, Silent()).ledger
+    assert ledger.participations == 5
+    whole = run(tmp_path / "whole", mechanism=GAUSSIAN, federation={"rounds": 5}, training={"sampling": "fixed"})
+    assert whole.federation.rounds == 5
+    name = "checkpoint/server.safetensors"
+    assert (path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_folder_that_does_not_say_what_was_released_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, mechanism=GAUSSIAN)
+    (path / "asked.jsonl").write_text('{"round": 1, "clients": [0, 1, 2, 3]}\n')
+    with pytest.raises(InputError, match="did not write down what clients release"):
+        resume_run(path, Silent())
+
+
+def test_questions_without_a_mechanism_need_no_digest(tmp_path: Path) -> None:
+    world = build_world(experiment())
+    (line,) = questions(world, 1, [(world.initial, (0, 1))])
+    assert line.sent == ""
+    check_unchanged(world, written(world, tmp_path / "run", [(1, world.initial, (0, 1))]))
+
+
+def test_the_digest_is_of_bits_and_names() -> None:
+    state = State({"a": torch.zeros(2, 3), "b": torch.ones(2)}, {"c": torch.ones(1)})
+    others = [
+        State({"a": torch.zeros(3, 2), "b": torch.ones(2)}, {"c": torch.ones(1)}),
+        State({"a": torch.zeros(2, 3).double(), "b": torch.ones(2)}, {"c": torch.ones(1)}),
+        State({"a": -torch.zeros(2, 3), "b": torch.ones(2)}, {"c": torch.ones(1)}),
+        State({"a": torch.zeros(2, 3), "b": torch.ones(2)}, {"d": torch.ones(1)}),
+        State({"a": torch.zeros(2, 3), "b": torch.ones(2) * (1 + 1e-7)}, {"c": torch.ones(1)}),
+    ]
+    assert len({one.digest() for one in (state, *others)}) == 6
+    assert state.digest() == State({"a": torch.zeros(2, 3), "b": torch.ones(2)}, {"c": torch.ones(1)}).digest()
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
+def test_runs_with_a_secret_differ_and_resume_to_the_same_bytes(sampling: str, tmp_path: Path) -> None:
+    """The secret is for the owner's eyes; without it nothing is resumed. Batches are hidden where that is relied on."""
+    sections = {"mechanism": GAUSSIAN, "training": {"sampling": sampling}}
+    settings = experiment(**sections).model_copy(update={"noise": "secret"})
+    name = "checkpoint/server.safetensors"
+    for folder in ("a", "b"):
+        start_run(settings, tmp_path / folder, "", Silent())
+    assert (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
+    key = tmp_path / "a" / "secret.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    told = b"".join(file.read_bytes() for file in (tmp_path / "a").rglob("*") if file.is_file() and file != key)
+    assert key.read_bytes().strip() not in told
+    assert bytes.fromhex(key.read_text()) not in told
+    folder = RunFolder.open(tmp_path / "a")
+    worlds = [build_world(settings, secret) for secret in (folder.secret(settings), Secret.drawn())]
+    batches = [world.plans[0].batch(0).tolist() for world in worlds]
+    assert (batches[0] == batches[1]) == (sampling == "shuffled")
+
+    finished = (tmp_path / "a" / name).read_bytes()
+    (tmp_path / "a" / name).unlink()
+    resume_run(tmp_path / "a", Silent())
+    assert (tmp_path / "a" / name).read_bytes() == finished
+    assert len(folder.asked()) == settings.federation.rounds
+    key.unlink()
+    with pytest.raises(InputError, match=r"secret\.key is not there, or damaged"):
+        resume_run(tmp_path / "a", Silent())
