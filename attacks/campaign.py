@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, Heard, Progress, Reconstruction, reconstruct, refusal
-from attacks.reconstruction.network import Loss, soft_cross_entropy
+from attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.errors import InputError
 
 __all__ = ["Campaign", "attack_each", "fault"]
@@ -29,30 +27,19 @@ class Campaign:
     failures: Mapping[int, str]
 
 
-def attack_each(
-    name: str,
-    observations: Sequence[Heard],
-    model: nn.Module,
-    config: Any,
-    seed: int,
-    progress: Progress | None = None,
-    loss: Loss = soft_cross_entropy,
-    public_images: Tensor | None = None,
-) -> Campaign:
+def attack_each(job: AttackJob) -> Campaign:
     """Attack uploads as one batch; where the batch as a whole cannot be attacked, one after the other.
 
-    The arguments are those of :func:`attacks.reconstruction.reconstruct`. An upload that is broken (see :func:`fault`)
-    or of a kind that cannot be modelled is left out before; one that the attack refuses, or for which memory does not
-    suffice, does not stop the others.
+    An upload that is broken (see :func:`fault`) or of a kind that cannot be modelled is left out before; one that the
+    attack refuses, or for which memory does not suffice, does not stop the others.
     """
-    checked = {number: _trouble(one, model) for number, one in enumerate(observations)}
+    checked = {number: _trouble(heard, job.model) for number, heard in enumerate(job.observations)}
     failures = {number: reason for number, reason in checked.items() if reason is not None}
-    sound = [number for number in range(len(observations)) if number not in failures]
+    sound = [number for number in range(len(job.observations)) if number not in failures]
 
     def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
         with _memory_in_words():
-            heard = [observations[number] for number in numbers]
-            return reconstruct(name, heard, model, config, seed, progress, loss, public_images)
+            return run_attack(replace(job, observations=[job.observations[number] for number in numbers]))
 
     try:
         return _without_nan(dict(zip(sound, attempt(sound), strict=True)), failures)

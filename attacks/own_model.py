@@ -21,9 +21,9 @@ from torch.func import vmap
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction import ATTACKS, Progress, Reconstruction, preflight
-from attacks.reconstruction.network import Loss, soft_cross_entropy
-from attacks.reconstruction.preflight import whole_numbers
+from attacks.reconstruction import ATTACKS, AttackJob, Progress, Reconstruction, preflight
+from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
+from attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.config import MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
@@ -150,7 +150,7 @@ def reconstruct(
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
     known = None if public_images is None else _public(public_images, size)
-    campaign = attack_each(attack, [heard], model, config, seed, progress, criterion.each, known)
+    campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, known))
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
     return campaign.found[0]

@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.reconstruction.distances import angle, total_variation
-from attacks.reconstruction.evaluation import Evaluator
-from attacks.reconstruction.matching import Matcher
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.uploads import UploadModel, Victim
+from attacks.reconstruction.dummy_gradients.network import Network
+from attacks.reconstruction.matching.distances import angle, total_variation
+from attacks.reconstruction.matching.evaluation import Evaluator
+from attacks.reconstruction.matching.matcher import Matcher
+from attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.config import ModelConfig
 from fedpriv.mechanisms import NoMechanism
 from fedpriv.models import build_model
@@ -135,7 +135,7 @@ def _batched(
     """All victims and restarts at once; return a step of all, how many these are, and what evaluates them."""
     network = Network(model)
     parameters = {name: value.detach() for name, value in model.named_parameters()}
-    upload_model = UploadModel(NoMechanism(), "example", 1.0, 1, 1, False, True)
+    upload_model = UploadModel(NoMechanism(), "example", 1.0, 1, 1)
     victims = [Victim(1, number, parameters, upload, upload_model, "") for number, upload in enumerate(uploads)]
     matcher = Matcher(network, [victim for victim in victims for _ in range(restarts)], angle)
     images, labels = _starts(len(victims) * restarts)

@@ -21,6 +21,7 @@ from torch import Tensor
 from attacks.baselines import guesses
 from attacks.campaign import attack_each
 from attacks.observation import Observation
+from attacks.reconstruction import AttackJob
 from attacks.referee import Score, Truth, score, score_guesses
 from clients.training import local_upload
 from fedpriv.config import ClosedFormConfig, DlgConfig, Experiment, IdlgConfig, IgaConfig, MapConfig, MechanismConfig
@@ -349,7 +350,7 @@ def _attacked(
     every = [one for observations in heard.values() for one in observations]
     seed = torch_stream(batch.seed, "adversary").initial_seed()
     public = scene.world.dataset.x_test.float() / 255
-    campaign = attack_each(batch.attack, every, scene.world.model, batch.config, seed, public_images=public)
+    campaign = attack_each(AttackJob(batch.attack, every, scene.world.model, batch.config, seed, public_images=public))
     found: dict[str, list[Any]] = {}
     failures: dict[str, str] = {}
     first = 0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, reconstruct
+from attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from attacks.referee import median_interval
 from clients.training import local_upload
 from fedpriv.config import ClosedFormConfig, Experiment, IgaConfig, MapConfig
@@ -71,7 +71,7 @@ def _attack(
     }
     settings = kinds[name]
     began = time.perf_counter()
-    found = reconstruct(name, heard, world.model, settings, options.seed, public_images=public)
+    found = run_attack(AttackJob(name, heard, world.model, settings, options.seed, public_images=public))
     seconds = time.perf_counter() - began
     right = torch.cat([one.labels for one in found]) == labels
     images = torch.cat([one.images for one in found])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.baselines import guesses
-from attacks.reconstruction import reconstruct
+from attacks.reconstruction import AttackJob, run_attack
 from attacks.referee import Truth, median_interval, score
 from clients.training import local_upload
 from fedpriv.config import DlgConfig, Experiment, IdlgConfig, IgaConfig
@@ -38,7 +38,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     heard = observe(world, 1, world.initial, uploads)
     config = _settings(options, tv)
     began = time.perf_counter()
-    found = reconstruct(options.attack, heard, world.model, config, options.seed)
+    found = run_attack(AttackJob(options.attack, heard, world.model, config, options.seed))
     seconds = time.perf_counter() - began
     guess = guesses(world.dataset.x_test[:1000].float() / 255)
     scores = []

@@ -1,9 +1,9 @@
 """What an active server does besides listening: it sends some clients parameters of its own making.
 
 In each attacked round the clients whose uploads are attacked get a network in which
-:mod:`attacks.reconstruction.imprint` has replaced the first two layers; all others get the model. The server reads the
-answers to the made network and throws them away: they are gradients of another function, which would ruin the model
-that it pretends to train. So a round whose clients were all deceived leaves the model as it is.
+:mod:`attacks.reconstruction.first_layer.imprint` has replaced the first two layers; all others get the model. The
+server reads the answers to the made network and throws them away: they are gradients of another function, which would
+ruin the model that it pretends to train. So a round whose clients were all deceived leaves the model as it is.
 
 What is sent depends on the settings and the model only, so that a resumed run sends the same again.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.imprint import craft_parameters, refuse_local_training
+from attacks.reconstruction.first_layer.imprint import craft_parameters, refuse_local_training
 from attacks.threat import Access, threat_model
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError

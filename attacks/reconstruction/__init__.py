@@ -1,31 +1,22 @@
 """Reconstruction: images and labels from uploads, by matching gradients.
 
-``reconstruct`` runs one attack on many observations as one batch. Attacks are the rows of
+``run_attack`` runs one attack on many observations as one batch. Attacks are the rows of
 :data:`~attacks.reconstruction.table.ATTACKS`.
 """
 
-import math
-import time
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-
-from attacks.observation import Observation, PublicSettings
+from attacks.reconstruction.engine import AttackJob, Heard, run_attack
 from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.memory import chunks
-from attacks.reconstruction.network import Loss, Network, soft_cross_entropy
-from attacks.reconstruction.preflight import preflight
-from attacks.reconstruction.repeated import join, other_batches
-from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
-from attacks.reconstruction.scene import Progress, Scene, Trace
-from attacks.reconstruction.table import ATTACKS, Attack, Settings
-from attacks.reconstruction.uploads import Victim, prepare_victims, refusal
+from attacks.reconstruction.results import Attempt, Reconstruction
+from attacks.reconstruction.scene import Progress
+from attacks.reconstruction.table import ATTACKS, Attack
+from attacks.reconstruction.upload_model.model import refusal
+from attacks.reconstruction.upload_model.preflight import preflight
+from attacks.reconstruction.upload_model.repeated import other_batches
 
 __all__ = [
     "ATTACKS",
     "Attack",
+    "AttackJob",
     "AttackRefused",
     "Attempt",
     "Heard",
@@ -33,127 +24,6 @@ __all__ = [
     "Reconstruction",
     "other_batches",
     "preflight",
-    "reconstruct",
     "refusal",
+    "run_attack",
 ]
-
-Heard = Observation | tuple[Observation, ...]
-"""One upload, or several of the very same batch."""
-
-NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
-
-
-def reconstruct(
-    name: str,
-    observations: Sequence[Heard],
-    model: nn.Module,
-    config: Settings,
-    seed: int,
-    progress: Progress | None = None,
-    loss: Loss = soft_cross_entropy,
-    public_images: Tensor | None = None,
-) -> list[Reconstruction]:
-    """Attack uploads, all of them and all restarts as one batch.
-
-    What a victim yields depends on its observation, the settings and the seed, not on who else is in the list (but for
-    rounding: sums over a batch may be done in another order). Two observations of one round and client, say with and
-    without a mechanism, start from the same random images.
-
-    Args:
-        name: a name in :data:`ATTACKS`.
-        observations: what was heard; of one data set and network. Put all of them in one call: that is much faster than
-            one call each. A tuple is one victim: several uploads of the very same batch (see
-            :mod:`~attacks.reconstruction.repeated`); its result bears round and client of the first.
-        model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
-        config: the attack's settings.
-        seed: from which random starts are drawn, with round, client and restart.
-        progress: told about a hundred times.
-        loss: what the clients minimise, of each example.
-        public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for
-            attacks that know what images look like; ``None``: they are withheld.
-
-    Returns:
-        One result for each observation, in their order.
-
-    Raises:
-        AttackRefused: an upload is of a kind that gradient matching cannot model, or does not fit the network.
-        InputError: there is no attack of that name, or the settings are another attack's.
-    """
-    attack = _attack(name, config)
-    if not observations:
-        return []
-    network = Network(model, loss)
-    groups = [one if isinstance(one, tuple) else (one,) for one in observations]
-    every = [observation for group in groups for observation in group]
-    prepared = iter(prepare_victims(every, network.names, network.device))
-    victims = [join([next(prepared) for _ in group]) for group in groups]
-    _same_scene([observation.settings for observation in every])
-    dtype = next(iter(victims[0].parameters.values())).dtype
-    scene = Scene.of(network, every[0].settings, dtype, public_images)
-    sizes = sorted({victim.model.examples for victim in victims})
-    results: dict[int, Reconstruction] = {}
-    for size in sizes:
-        members = [number for number, victim in enumerate(victims) if victim.model.examples == size]
-        began = time.perf_counter()
-        found = _run(attack, scene, [victims[number] for number in members], config, seed, progress)
-        seconds = (time.perf_counter() - began) / len(members)
-        for number, (attempts, note) in zip(members, found, strict=True):
-            results[number] = _result(name, victims[number], attempts, note, seconds)
-    return [results[number] for number in range(len(victims))]
-
-
-def _attack(name: str, config: Settings) -> Attack:
-    if name not in ATTACKS:
-        raise AttackRefused(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
-    attack = ATTACKS[name]
-    if type(config) is not attack.config:
-        raise AttackRefused(f"attack {name} takes {attack.config.__name__}; given {type(config).__name__}")
-    return attack
-
-
-def _same_scene(settings: Sequence[PublicSettings]) -> None:
-    if len({(one.shape, one.classes, one.mean, one.std) for one in settings}) > 1:
-        raise AttackRefused("the observations are of different data sets; attack each data set's by themselves")
-
-
-def _run(
-    attack: Attack, scene: Scene, victims: Sequence[Victim], config: Any, seed: int, progress: Progress | None
-) -> list[tuple[tuple[Attempt, ...], str]]:
-    """Attack victims with the same number of examples; return each one's attempts and note."""
-    restarts = int(config.restarts)
-    owners = [number for number in range(len(victims)) for _ in range(restarts)]
-    rows = [victims[number] for number in owners]
-    starts = [scene.starts(seed, attack.name, victim, restarts) for victim in victims]
-    images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
-    trace = Trace(progress, config.iterations, owners)
-    attempts: dict[int, Attempt] = {}
-    notes: dict[int, str] = {}
-    for turn, run in enumerate(attack.runs):
-        mine = [row for row in range(len(rows)) if row % restarts % len(attack.runs) == turn]
-        for part in chunks(scene.network, [rows[row] for row in mine], scene.shape, scene.classes):
-            these = mine[part.start : part.stop]
-            outcome = run(scene, [rows[row] for row in these], images[these], logits[these], config, trace.of(these))
-            attempts |= zip(these, _attempts(scene, outcome), strict=True)
-            notes |= zip(these, outcome.notes, strict=True)
-    first = [number * restarts for number in range(len(victims))]
-    return [(tuple(attempts[row + restart] for restart in range(restarts)), notes[row]) for row in first]
-
-
-def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:
-    images, labels = scene.to_unit_scale(outcome.images), outcome.labels.cpu()
-    losses: list[float] = outcome.losses.detach().cpu().double().tolist()
-    iterations: list[int] = outcome.iterations.tolist()
-    return [_attempt(images[row], labels[row], losses[row], iterations[row]) for row in range(len(losses))]
-
-
-def _attempt(images: Tensor, labels: Tensor, loss: float, iterations: int) -> Attempt:
-    return Attempt(images.clone(), labels.clone(), loss if math.isfinite(loss) else None, iterations)
-
-
-def _result(name: str, victim: Victim, attempts: tuple[Attempt, ...], note: str, seconds: float) -> Reconstruction:
-    """Choose the restart by the attack's own loss; the truth is not known here."""
-    losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
-    chosen = min(range(len(losses)), key=losses.__getitem__)
-    failed = NOT_FINITE if math.isinf(losses[chosen]) else ""
-    notes = "; ".join(text for text in (victim.note, note, failed) if text)
-    return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds)

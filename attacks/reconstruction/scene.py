@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attacks.observation import PublicSettings
-from attacks.reconstruction.network import Network
+from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
-from attacks.reconstruction.uploads import Victim
+from attacks.reconstruction.upload_model.model import Victim
 from fedpriv.randomness import torch_stream
 
 __all__ = ["Progress", "Report", "Scene", "Trace"]

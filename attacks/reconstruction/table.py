@@ -6,15 +6,15 @@ from functools import partial
 
 from torch import Tensor
 
-from attacks.reconstruction.closed_form import run_closed_form
-from attacks.reconstruction.descent import run_recipe
-from attacks.reconstruction.imprint import NEEDS as IMPRINT_NEEDS
-from attacks.reconstruction.imprint_reading import run_imprint
-from attacks.reconstruction.map import run_map
-from attacks.reconstruction.parts import Recipe
+from attacks.reconstruction.first_layer.closed_form import run_closed_form
+from attacks.reconstruction.first_layer.imprint import NEEDS as IMPRINT_NEEDS
+from attacks.reconstruction.first_layer.imprint_reading import run_imprint
+from attacks.reconstruction.posterior.map import run_map
+from attacks.reconstruction.recipes.descent import run_recipe
+from attacks.reconstruction.recipes.parts import Recipe
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
-from attacks.reconstruction.uploads import Victim
+from attacks.reconstruction.upload_model.model import Victim
 from attacks.threat import Access
 from fedpriv.config import ClosedFormConfig, CustomConfig, DlgConfig, IdlgConfig, IgaConfig, ImprintConfig, MapConfig
 

@@ -3,8 +3,8 @@
 Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.report`).
 """
 
-from fedpriv.lab.attack import attack_run
-from fedpriv.lab.heard import attack_heard
+from fedpriv.lab.attack_again import attack_run
+from fedpriv.lab.attack_wire import attack_heard
 from fedpriv.lab.run import Engine, resume_run, start_run
 from fedpriv.lab.summary import Summary
 from fedpriv.lab.tune import Tuning, tune_attack

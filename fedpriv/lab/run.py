@@ -18,7 +18,7 @@ from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
-from fedpriv.lab.adversary import Leakage, attack_observations, planned_attacks
+from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress

@@ -20,7 +20,7 @@ from torch import Tensor
 from attacks.baselines import Guess, guesses
 from attacks.campaign import attack_each
 from attacks.observation import Observation, list_observations, read_observation
-from attacks.reconstruction import ATTACKS, Attack
+from attacks.reconstruction import ATTACKS, Attack, AttackJob
 from attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
 from attacks.threat import Access, threat_model
 from clients.training import local_upload
@@ -267,15 +267,10 @@ def _trial(
 ) -> Trial:
     values = tuple(getattr(config, key) for key in keys)
     label = ",".join(f"{key}={value:g}" for key, value in zip(keys, values, strict=True))
-    campaign = attack_each(
-        attack.name,
-        [victim.observation for victim in rehearsed],
-        world.model,
-        config,
-        torch_stream(world.experiment.seed, "rehearsal-attack").initial_seed(),
-        partial(progress.attack_advanced, label),
-        public_images=_unrehearsed(world, rehearsed),
-    )
+    heard = [victim.observation for victim in rehearsed]
+    seed = torch_stream(world.experiment.seed, "rehearsal-attack").initial_seed()
+    told, known = partial(progress.attack_advanced, label), _unrehearsed(world, rehearsed)
+    campaign = attack_each(AttackJob(attack.name, heard, world.model, config, seed, told, public_images=known))
     if campaign.failures:
         number, reason = next(iter(campaign.failures.items()))
         raise InputError(f"{attack.name} cannot attack the rehearsal's upload {number + 1}: {reason}")

@@ -5,6 +5,7 @@ from fedpriv.mechanisms.blocks import block_sizes
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
 from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.law import Noise
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.mechanisms.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
 from fedpriv.mechanisms.registry import build_mechanism
@@ -16,6 +17,7 @@ __all__ = [
     "LaplaceMechanism",
     "Mechanism",
     "NoMechanism",
+    "Noise",
     "Redistribution",
     "VmfMechanism",
     "block_sizes",

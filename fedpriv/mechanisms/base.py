@@ -2,14 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.rounding import ACCURACY, reaches
+from fedpriv.mechanisms.law import Noise
 from fedpriv.randomness import NoiseStream
 
 __all__ = [
@@ -32,9 +33,11 @@ class Mechanism(ABC):
 
     Attributes:
         name: as in the settings.
+        protects: whether a release is anything but the mean gradient itself.
     """
 
     name: ClassVar[str]
+    protects: ClassVar[bool] = True
 
     def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         """Return one noisy mean gradient.
@@ -63,10 +66,6 @@ class Mechanism(ABC):
         return gradients if bool(finite.all()) else gradients.masked(finite)
 
     @abstractmethod
-    def expected(self, gradient: Vector) -> Vector:
-        """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable."""
-
-    @abstractmethod
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
         """Return a Euclidean norm that a release exceeds with probability ``tail`` at most; infinite where none holds.
 
@@ -76,6 +75,63 @@ class Mechanism(ABC):
             tensors: the number of coordinates of each parameter tensor, in the model's order.
             tail: above 0, below 1.
         """
+
+    @abstractmethod
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
+        """Return how a release scatters around its expectation, in standardised coordinates.
+
+        Args:
+            tensors: the number of coordinates of each parameter tensor, in the model's order.
+            examples: gradients in the sum.
+            divisor: the number by which the noisy sum is divided, above 0.
+        """
+
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
+        """Return the expected factor of one gradient's block, one of those of :meth:`blocks_of`; differentiable.
+
+        Args:
+            squared: squared norms of the block after :meth:`standardise`, of any shape; that of the result.
+            dimension: coordinates of the block.
+            blocks: how many blocks the gradient has.
+        """
+        raise NotImplementedError(f"the factor of {self.name} does not follow from Euclidean norms")
+
+    def blocks_of(self, names: Block) -> tuple[Block, ...]:
+        """The groups of tensors that share one factor; empty where it changes within a tensor."""
+        return (names,)
+
+    def directions(self, names: Block) -> tuple[Block, ...]:
+        """The groups of tensors whose directions the noise turns independently of each other."""
+        return (names,)
+
+    def deviations(self, names: Block) -> Vector:
+        """By what :meth:`standardise` divides each tensor: numbers of its shape, or (1,)."""
+        return dict.fromkeys(names, torch.ones(1))
+
+    def scales(self, names: Block) -> Mapping[str, float] | None:
+        """Return what :meth:`standardise` multiplies each tensor with.
+
+        ``None`` where the mechanism does more to an expected gradient than to multiply each block with its
+        :meth:`weight`, or divides a tensor by different numbers: then gradients have to be written out.
+        """
+        deviations = self.deviations(names)
+        even = all(bool((value == value.flatten()[0]).all()) for value in deviations.values())
+        if not (even and self.blocks_of(names)):
+            return None
+        return {name: 1 / float(value.flatten()[0]) for name, value in deviations.items()}
+
+    def expected(self, gradient: Vector) -> Vector:
+        """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable.
+
+        Each block times its :meth:`weight`; a mechanism for which that does not hold says here what does.
+        """
+        standard, blocks = self.standardise(gradient), self.blocks_of(tuple(gradient))
+        expected: Vector = {}
+        for block in blocks:
+            squared = torch.stack([standard[name].square().sum() for name in block]).sum()
+            factor = self.weight(squared, sum(gradient[name].numel() for name in block), len(blocks))
+            expected |= {name: factor * gradient[name] for name in block}
+        return expected
 
     def standardise(self, released: Vector) -> Vector:
         """Divide each coordinate by a public number such that the noise is as large in all of them.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
+from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.mechanisms.base import (
@@ -16,6 +16,7 @@ from fedpriv.mechanisms.base import (
     clip_factors,
     normal_norm,
 )
+from fedpriv.mechanisms.law import Noise
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["GaussianMechanism"]
@@ -54,18 +55,18 @@ class GaussianMechanism(Mechanism):
             gradients.add_combination(released, deviation, factors / batch_size, block)
         return released
 
-    def expected(self, gradient: Vector) -> Vector:  # noqa: D102
-        expected: Vector = {}
-        blocks = self._blocks(tuple(gradient))
-        for block in blocks:
-            squared = torch.stack([gradient[name].square().sum() for name in block]).sum()
-            factor = clip_factor(squared, self._bound(blocks))
-            expected |= {name: factor * gradient[name] for name in block}
-        return expected
-
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
         noise = self.sigma * normal_norm(sum(tensors), 1.0, tail)
         return self.clip_norm * (examples + noise) / batch_size
+
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
+
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+        return clip_factor(squared, self.clip_norm / math.sqrt(blocks))
+
+    def blocks_of(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
+        return self._blocks(names)
 
     def _blocks(self, names: Block) -> tuple[Block, ...]:
         """What is clipped together."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.mechanisms.base import (
     Mechanism,
     check_clip_norm,
@@ -19,6 +20,7 @@ from fedpriv.mechanisms.base import (
     clip_factors,
     normal_norm,
 )
+from fedpriv.mechanisms.law import Noise
 from fedpriv.mechanisms.redistribution import Redistribution
 from fedpriv.randomness import NoiseStream
 
@@ -56,11 +58,6 @@ class HeterogeneousGaussianMechanism(Mechanism):
             released[name].addcmul_(drawn, deviations[name], value=self.sigma * self.clip_norm / batch_size)
         return released
 
-    def expected(self, gradient: Vector) -> Vector:  # noqa: D102
-        squares = [value.square().sum() for value in self.standardise(gradient).values()]
-        factor = clip_factor(torch.stack(squares).sum(), self.clip_norm)
-        return {name: factor * value for name, value in gradient.items()}
-
     def standardise(self, released: Vector) -> Vector:
         """Divide each coordinate by sqrt(K r_k)."""
         return {name: value / self.redistribution.deviations[name].to(value) for name, value in released.items()}
@@ -70,6 +67,15 @@ class HeterogeneousGaussianMechanism(Mechanism):
         largest = max(float(value.max()) for value in self.redistribution.deviations.values())
         noise = self.sigma * normal_norm(sum(tensors), largest, tail)
         return self.clip_norm * (examples * largest + noise) / batch_size
+
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
+
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+        return clip_factor(squared, self.clip_norm)
+
+    def deviations(self, names: Block) -> Vector:  # noqa: D102
+        return {name: self.redistribution.deviations[name] for name in names}
 
     @staticmethod
     def _like(vector: Vector, dtype: torch.dtype, device: torch.device) -> Vector:

@@ -9,7 +9,7 @@ import torch
 from scipy.special import gammainccinv
 from torch import Tensor
 
-from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.mechanisms.base import (
     Mechanism,
     check_clip_norm,
@@ -17,6 +17,7 @@ from fedpriv.mechanisms.base import (
     clip_factor,
     clip_factors,
 )
+from fedpriv.mechanisms.law import LaplaceNoise
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["LaplaceMechanism"]
@@ -59,6 +60,13 @@ class LaplaceMechanism(Mechanism):
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
         # A gradient's Euclidean norm is at most its L1 norm.
         return self.clip_norm * (examples + self.scale * _norm_of_noise(sum(tensors), tail)) / batch_size
+
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> LaplaceNoise:  # noqa: D102
+        return LaplaceNoise((sum(tensors),), (2 * (self.scale * self.clip_norm / divisor) ** 2,))
+
+    def scales(self, names: Block) -> None:
+        """Return ``None``: the factor follows from the L1 norm."""
+        return
 
 
 def _norm_of_noise(dimension: int, tail: float) -> float:

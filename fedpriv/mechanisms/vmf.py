@@ -8,12 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.mechanisms.base import Mechanism, inverse_norm
 from fedpriv.mechanisms.batch_sum import draw_sum
 from fedpriv.mechanisms.block_sum import draw_block_sums
 from fedpriv.mechanisms.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.cosine import mean_cosine
+from fedpriv.mechanisms.law import Noise
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["VmfMechanism"]
@@ -73,8 +74,28 @@ class VmfMechanism(Mechanism):
         """Return the length of ``examples`` draws that all point in one direction; nothing exceeds it."""
         return examples * self.scale * math.sqrt(len(block_sizes(self.blocks, tensors))) / batch_size
 
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        runs = block_runs(self.blocks, tensors)
+        variances = [examples * (self.scale / divisor) ** 2 * self._across(size) for _, size in runs]
+        return Noise(tuple(count * size for count, size in runs), tuple(variances))
+
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
+        """Return the length of the mean over that of the gradient; 0, and constant, where there is no direction."""
+        return self._length(dimension) * inverse_norm(squared)
+
+    def blocks_of(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
+        return () if block_length(self.blocks) is not None else self.directions(names)
+
+    def directions(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
+        return tuple((name,) for name in names) if self.blocks == "layer" else (names,)
+
     def _means(self, blocks: Tensor) -> Tensor:
         """The means of draws around blocks, both (m, d)."""
-        # At zero the derivative of the norm is not defined: the direction is taken as 0 there, and constant.
-        directions = inverse_norm(blocks.square().sum(dim=1, keepdim=True)) * blocks
-        return self.scale * mean_cosine(self.kappa, blocks.shape[1]) * directions
+        return self._length(blocks.shape[1]) * (inverse_norm(blocks.square().sum(dim=1, keepdim=True)) * blocks)
+
+    def _length(self, dimension: int) -> float:
+        return self.scale * mean_cosine(self.kappa, dimension)
+
+    def _across(self, dimension: int) -> float:
+        """The variance of a draw in each coordinate across its mean direction (see the module ``law``)."""
+        return mean_cosine(self.kappa, dimension) / self.kappa if self.kappa else 1 / dimension

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.averaging import fit_cloud
+from attacks.reconstruction.posterior.averaging import fit_cloud
 
 PIXELS = 16
 

@@ -11,7 +11,7 @@ from torch import nn
 from attacks import campaign
 from attacks.campaign import attack_each, fault
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, Reconstruction, reconstruct
+from attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 from fedpriv.config import IgaConfig
 
 CONFIG = IgaConfig(iterations=5, restarts=2)
@@ -64,10 +64,10 @@ FAULTS = {
 def test_a_broken_upload_is_named_and_the_others_are_attacked(name: str, place: int) -> None:
     model = mlp().double()
     heard, _, _ = observe_digits(model, 3)
-    expected = {number: reconstruct("iga", [one], model, CONFIG, 0)[0] for number, one in enumerate(heard)}
+    expected = {number: run_attack(AttackJob("iga", [one], model, CONFIG, 0))[0] for number, one in enumerate(heard)}
     spoil, words = FAULTS[name]
     heard[place] = spoil(heard[place])
-    result = attack_each("iga", heard, model, CONFIG, 0)
+    result = attack_each(AttackJob("iga", heard, model, CONFIG, 0))
     assert set(result.failures) == {place}
     assert words in result.failures[place]
     assert "\n" not in result.failures[place]
@@ -79,27 +79,27 @@ def test_a_broken_upload_is_named_and_the_others_are_attacked(name: str, place: 
 def test_sound_uploads_are_attacked_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def counted(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
-        sizes.append(len(observations))
-        return reconstruct(name, observations, *rest)
+    def counted(job: AttackJob) -> list[Reconstruction]:
+        sizes.append(len(job.observations))
+        return run_attack(job)
 
-    monkeypatch.setattr(campaign, "reconstruct", counted)
+    monkeypatch.setattr(campaign, "run_attack", counted)
     model = mlp()
     heard, _, _ = observe_digits(model, 4)
     heard[1] = FAULTS["NaN"][0](heard[1])
-    assert sorted(attack_each("iga", heard, model, CONFIG, 0).found) == [0, 2, 3]
+    assert sorted(attack_each(AttackJob("iga", heard, model, CONFIG, 0)).found) == [0, 2, 3]
     assert sizes == [3]
 
 
 def test_images_that_are_not_finite_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverging(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
-        found = reconstruct(name, observations, *rest)
+    def diverging(job: AttackJob) -> list[Reconstruction]:
+        found = run_attack(job)
         broken = [replace(one, images=one.images * torch.nan) for one in found[1].attempts]
         return [found[0], replace(found[1], attempts=tuple(broken)), *found[2:]]
 
-    monkeypatch.setattr(campaign, "reconstruct", diverging)
+    monkeypatch.setattr(campaign, "run_attack", diverging)
     heard, _, _ = observe_digits(mlp(), 3)
-    result = attack_each("iga", heard, mlp(), CONFIG, 0)
+    result = attack_each(AttackJob("iga", heard, mlp(), CONFIG, 0))
     assert sorted(result.found) == [0, 2]
     assert result.failures == {1: "the attack diverged: its images are not finite"}
 
@@ -115,15 +115,15 @@ def test_images_that_are_not_finite_are_a_failure(monkeypatch: pytest.MonkeyPatc
 def test_no_memory_for_one_victim_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch does not fit, and of the victims the second does not even fit alone."""
 
-    def short_of_memory(name: str, observations: list[Observation], *rest: Any) -> list[Reconstruction]:
-        if any(one.client == 1 for one in observations):
+    def short_of_memory(job: AttackJob) -> list[Reconstruction]:
+        if any(one.client == 1 for one in job.observations):
             raise error
-        return reconstruct(name, observations, *rest)
+        return run_attack(job)
 
-    monkeypatch.setattr(campaign, "reconstruct", short_of_memory)
+    monkeypatch.setattr(campaign, "run_attack", short_of_memory)
     model = mlp()
     heard, _, _ = observe_digits(model, 3)
-    result = attack_each("iga", heard, model, CONFIG, 0)
+    result = attack_each(AttackJob("iga", heard, model, CONFIG, 0))
     assert set(result.found) == {0, 2}
     assert result.failures[1].startswith("memory does not suffice (")
     assert "\n" not in result.failures[1]
@@ -136,10 +136,10 @@ def test_other_exceptions_are_not_swallowed(error: Exception, monkeypatch: pytes
     def broken(*_: Any) -> list[Reconstruction]:
         raise error
 
-    monkeypatch.setattr(campaign, "reconstruct", broken)
+    monkeypatch.setattr(campaign, "run_attack", broken)
     model = mlp()
     with pytest.raises(type(error)):
-        attack_each("iga", observe_digits(model, 2)[0], model, CONFIG, 0)
+        attack_each(AttackJob("iga", observe_digits(model, 2)[0], model, CONFIG, 0))
 
 
 def test_a_network_that_cannot_be_differentiated_fails_every_victim_with_the_reason() -> None:
@@ -156,14 +156,14 @@ def test_a_network_that_cannot_be_differentiated_fails_every_victim_with_the_rea
     heard, _, _ = observe_digits(mlp(), 2)
     parameters = {name: value.detach() for name, value in model.named_parameters()}
     heard = [replace(one, parameters=parameters, upload=parameters) for one in heard]
-    result = attack_each("iga", heard, model, CONFIG, 0)
+    result = attack_each(AttackJob("iga", heard, model, CONFIG, 0))
     assert result.found == {}
     assert set(result.failures) == {0, 1}
     assert all(reason and "\n" not in reason for reason in result.failures.values())
 
 
 def test_nothing_to_attack() -> None:
-    assert attack_each("iga", [], mlp(), CONFIG, 0).found == {}
+    assert attack_each(AttackJob("iga", [], mlp(), CONFIG, 0)).found == {}
 
 
 def test_a_sound_upload_has_no_fault() -> None:
@@ -181,7 +181,7 @@ def test_a_sound_upload_has_no_fault() -> None:
 
 def test_an_attack_that_is_not_known() -> None:
     model = mlp()
-    result = attack_each("gan", observe_digits(model, 2)[0], model, CONFIG, 0)
+    result = attack_each(AttackJob("gan", observe_digits(model, 2)[0], model, CONFIG, 0))
     assert set(result.failures) == {0, 1}
     with pytest.raises(AttackRefused):
-        reconstruct("gan", observe_digits(model, 1)[0], model, CONFIG, 0)
+        run_attack(AttackJob("gan", observe_digits(model, 1)[0], model, CONFIG, 0))

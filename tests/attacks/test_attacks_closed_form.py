@@ -21,7 +21,7 @@ from torch import nn
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import reconstruct
+from attacks.reconstruction import AttackJob, run_attack
 from fedpriv.config import ClosedFormConfig, DataConfig, IgaConfig, ModelConfig
 from fedpriv.data import load_dataset
 from fedpriv.errors import InputError
@@ -48,7 +48,7 @@ def test_a_hundred_cifar_images_are_exact(hidden: tuple[int, ...], activation: s
         Observation(1, k, parameters_of(model), {name: value[k] for name, value in rows.items()}, public)
         for k in range(100)
     ]
-    found = reconstruct("closed_form", heard, model, CONFIG, 0)
+    found = run_attack(AttackJob("closed_form", heard, model, CONFIG, 0))
     truth = (images.float() / 255)[:, None]
     assert float(errors([one.images for one in found], truth).max()) < 1e-10
     assert [int(one.labels) for one in found] == labels.tolist()
@@ -75,7 +75,7 @@ def test_scaling_and_a_little_noise_are_no_obstacle(mechanism: dict[str, Any], a
         if mechanism.get("unit") == "update":
             pytest.skip("the mechanism has seen the gradient, not the update")
         heard = [observe_update(one) for one in heard]
-    found = reconstruct("closed_form", heard, model, CONFIG, 0, public_images=digits()[0][800:])
+    found = run_attack(AttackJob("closed_form", heard, model, CONFIG, 0, public_images=digits()[0][800:]))
     assert float(errors([one.images for one in found], truth).max()) < 0.01
     assert [one.labels.tolist() for one in found] == labels.tolist()
 
@@ -93,7 +93,7 @@ def test_a_batch_behind_relu(count: int) -> None:
     images, labels = digits()
     model = mlp("relu", (400, 32))
     rows = list(range(20, 20 + count))
-    (found,) = reconstruct("closed_form", [observe(model, images[rows], labels[rows])], model, CONFIG, 0)
+    (found,) = run_attack(AttackJob("closed_form", [observe(model, images[rows], labels[rows])], model, CONFIG, 0))
     order = match(images[rows], found.images)
     assert float((found.images[order] - images[rows]).square().mean()) < 1e-7
     assert found.labels[order].tolist() == labels[rows].tolist()
@@ -104,9 +104,9 @@ def test_what_a_victim_yields_does_not_depend_on_the_others() -> None:
     noise = {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0}
     noisy, _, _ = observe_digits(model, 2, mechanism=noise)
     clean, _, _ = observe_digits(model, 2, first=5)
-    together = reconstruct("closed_form", [noisy[0], *clean, noisy[1]], model, CONFIG, 0)
+    together = run_attack(AttackJob("closed_form", [noisy[0], *clean, noisy[1]], model, CONFIG, 0))
     for one, heard in zip(together, [noisy[0], *clean, noisy[1]], strict=True):
-        (alone,) = reconstruct("closed_form", [heard], model, CONFIG, 3)  # nothing starts at random
+        (alone,) = run_attack(AttackJob("closed_form", [heard], model, CONFIG, 3))  # nothing starts at random
         torch.testing.assert_close(one.images, alone.images, atol=1e-6, rtol=0)
         assert one.labels.tolist() == alone.labels.tolist()
         assert one.loss == pytest.approx(alone.loss, rel=1e-6, abs=1e-12)
@@ -134,7 +134,7 @@ def test_a_refusal_is_one_line_and_of_that_victim_only(name: str) -> None:
     images, labels = digits()
     bad = observe(model, images[:count], labels[:count], client=0, **changes)
     good = observe(model, images[[9]], labels[[9]], client=1)
-    result = attack_each("closed_form", [bad, good], model, CONFIG, 0)
+    result = attack_each(AttackJob("closed_form", [bad, good], model, CONFIG, 0))
     assert words in result.failures[0]
     assert "\n" not in result.failures[0]
     if name == "no Linear first layer":
@@ -147,4 +147,4 @@ def test_a_refusal_is_one_line_and_of_that_victim_only(name: str) -> None:
 def test_it_takes_no_settings_of_other_attacks() -> None:
     model = mlp()
     with pytest.raises(InputError, match="closed_form takes ClosedFormConfig; given IgaConfig"):
-        reconstruct("closed_form", observe_digits(model, 1)[0], model, IgaConfig(), 0)
+        run_attack(AttackJob("closed_form", observe_digits(model, 1)[0], model, IgaConfig(), 0))

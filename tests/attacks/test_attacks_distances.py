@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.reconstruction.distances import angle, squared_distance, total_variation
-from attacks.reconstruction.matching import Comparison
-from attacks.reconstruction.targets import Targets
-from attacks.reconstruction.uploads import UploadModel
+from attacks.reconstruction.dummy_gradients.targets import Targets
+from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from attacks.reconstruction.matching.matcher import Comparison
+from attacks.reconstruction.upload_model.model import UploadModel
 from fedpriv.mechanisms import NoMechanism
 
 Blocks = tuple[tuple[str, ...], ...]
@@ -29,7 +29,7 @@ def compare(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], blocks
         return torch.stack([torch.stack([per_tensor[name] for name in block]).sum(dim=0) for block in blocks], dim=1)
 
     rows = [{name: value[row] for name, value in other.items()} for row in range(len(other["a"]))]
-    model = UploadModel(NoMechanism(), "example", 1.0, 1, 1, False, True)
+    model = UploadModel(NoMechanism(), "example", 1.0, 1, 1)
     targets = Targets(rows, range(len(rows)))
     return Comparison(products(one, other), products(one, one), products(other, other), blocks, model, dict, targets)
 

@@ -9,8 +9,8 @@ from attack_victims import MEAN, STD, Headless, digits, errors, lenet, mlp, obse
 from torch import Tensor, nn
 
 from attacks.observation import Observation
-from attacks.reconstruction import reconstruct
-from attacks.reconstruction.descent import Best
+from attacks.reconstruction import AttackJob, run_attack
+from attacks.reconstruction.recipes.descent import Best
 from fedpriv import metrics
 from fedpriv.config import IgaConfig
 from fedpriv.randomness import torch_stream
@@ -64,7 +64,7 @@ def test_same_numbers_as_a_plain_loop(make: Any, examples: int) -> None:
         rows = list(range(10 * client, 10 * client + examples))
         heard.append(observe(model, images[rows], truth[rows], client=client))
         labels.append(truth[rows].sort().values)
-    found = reconstruct("iga", heard, model, config, seed=5)
+    found = run_attack(AttackJob("iga", heard, model, config, seed=5))
     for client in range(3):
         for restart in range(2):
             best, loss, _ = plain_iga(model, heard[client], labels[client], config, 5, restart)
@@ -80,7 +80,9 @@ def test_the_kept_images_are_those_of_the_kept_loss() -> None:
     heard, _, labels = observe_digits(model, 6)
     config = IgaConfig(iterations=5, learning_rate=30.0, tv=1.0)
     last_was_best = 0
-    for observation, label, result in zip(heard, labels, reconstruct("iga", heard, model, config, 1), strict=True):
+    for observation, label, result in zip(
+        heard, labels, run_attack(AttackJob("iga", heard, model, config, 1)), strict=True
+    ):
         x = ((result.images - MEAN) / STD).double()
         assert result.loss == pytest.approx(plain_loss(model, observation, x, label, config.tv).item(), rel=1e-4)
         _, _, losses = plain_iga(model, observation, label, config, 1, 0)
@@ -103,7 +105,7 @@ def test_bookkeeping_row_by_row() -> None:
 def test_stays_in_the_box() -> None:
     model = mlp()
     heard, _, _ = observe_digits(model, 2)
-    for result in reconstruct("iga", heard, model, IgaConfig(iterations=5, learning_rate=50.0), 0):
+    for result in run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=5, learning_rate=50.0), 0)):
         assert float(result.images.min()) >= 0
         assert float(result.images.max()) <= 1
 
@@ -112,7 +114,7 @@ def test_stays_in_the_box() -> None:
 def test_recovers_digits(make: Any) -> None:
     model = make()
     heard, truth, labels = observe_digits(model, 3, first=20)
-    found = reconstruct("iga", heard, model, IgaConfig(iterations=80, tv=1e-5), 0)
+    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=80, tv=1e-5), 0))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.8
@@ -123,7 +125,7 @@ def test_recovers_digits(make: Any) -> None:
 def test_recovers_digits_from_both_lenets(init: str) -> None:
     model = lenet(init)
     heard, truth, _ = observe_digits(model, 8, first=50)
-    found = reconstruct("iga", heard, model, IgaConfig(iterations=600, tv=1e-6), 0)
+    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=600, tv=1e-6), 0))
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.95
 
@@ -132,7 +134,9 @@ def test_recovers_a_small_batch() -> None:
     images, truth = digits()
     rows = [0, 1, 2]
     model = mlp(hidden=(128,))
-    (found,) = reconstruct("iga", [observe(model, images[rows], truth[rows])], model, IgaConfig(iterations=300), 0)
+    (found,) = run_attack(
+        AttackJob("iga", [observe(model, images[rows], truth[rows])], model, IgaConfig(iterations=300), 0)
+    )
     assert found.labels.tolist() == [0, 1, 2]
     order = metrics.match(images[rows], found.images)
     assert float(metrics.ssim(images[rows], found.images[order]).min()) > 0.8
@@ -141,7 +145,7 @@ def test_recovers_a_small_batch() -> None:
 def test_labels_that_cannot_be_read_off_are_optimised() -> None:
     model = Headless()
     heard, truth, labels = observe_digits(model, 4)
-    found = reconstruct("iga", heard, model, IgaConfig(iterations=250, tv=1e-6, restarts=4), 0)
+    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=250, tv=1e-6, restarts=4), 0))
     assert all("optimised with the images" in result.note for result in found)
     assert [result.labels.tolist() for result in found] == labels.tolist()
     assert float(errors([result.images for result in found], truth).median()) < 1e-2
@@ -153,7 +157,7 @@ def test_layer_blocks_use_each_blocks_angle() -> None:
     mechanism = {"name": "vmf", "kappa": 1e7, "blocks": "layer"}
     heard, truth, labels = observe_digits(model, 3, mechanism=mechanism)
     config = IgaConfig(iterations=150, tv=0.0)
-    found = reconstruct("iga", heard, model, config, 0)
+    found = run_attack(AttackJob("iga", heard, model, config, 0))
     assert float(errors([result.images for result in found], truth).median()) < 1e-2
     for observation, label, result in zip(heard, labels, found, strict=True):
         x = ((result.images - MEAN) / STD).double()

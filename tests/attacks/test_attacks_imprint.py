@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from attacks.baselines import guesses
 from attacks.campaign import attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, AttackRefused, Reconstruction, reconstruct
-from attacks.reconstruction.imprint import craft_parameters, find_imprint_layers, refuse_local_training
+from attacks.reconstruction import ATTACKS, AttackJob, AttackRefused, Reconstruction, run_attack
+from attacks.reconstruction.first_layer.imprint import craft_parameters, find_imprint_layers, refuse_local_training
 from attacks.referee import Truth, score
 from attacks.threat import LISTENERS, Access, ThreatModel, threat_model
 from fedpriv.config import ACTIVE_ATTACKS, ACTIVE_LISTENERS, AdversaryConfig, ImprintConfig
@@ -48,7 +48,7 @@ def crafted(hidden: tuple[int, ...] = (400, 32), bins: int | None = None) -> tup
 
 
 def read(heard: Observation, model: nn.Module) -> Reconstruction:
-    (found,) = reconstruct("imprint", [heard], model, ImprintConfig(), 0, public_images=digits()[0][PUBLIC])
+    (found,) = run_attack(AttackJob("imprint", [heard], model, ImprintConfig(), 0, public_images=digits()[0][PUBLIC]))
     return found
 
 
@@ -277,7 +277,7 @@ def test_the_one_that_cannot_be_read_does_not_stop_the_others() -> None:
     broken = observe(model, images[4:8], labels[4:8], client=1)
     honest = {name: value + 0.01 * torch.randn(value.shape) for name, value in parameters.items()}
     broken = Observation(1, 1, honest, broken.upload, broken.settings)
-    campaign = attack_each("imprint", [good, broken], model, ImprintConfig(), 0)
+    campaign = attack_each(AttackJob("imprint", [good, broken], model, ImprintConfig(), 0))
     assert list(campaign.found) == [0]
     assert "not made for imprint" in campaign.failures[1]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attack_victims import digits, errors, mlp, observe, observe_digits
 
-from attacks.reconstruction import reconstruct
+from attacks.reconstruction import AttackJob, run_attack
 from fedpriv.config import DlgConfig, IgaConfig
 
 CONFIGS = {"dlg": DlgConfig(iterations=60, restarts=2), "iga": IgaConfig(iterations=80, tv=1e-5)}
@@ -20,7 +20,7 @@ def test_granted_labels_are_taken_as_they_are(name: str) -> None:
     heard, truth, labels = observe_digits(model, 3)
     right = [replace(one, labels=(int(label),)) for one, label in zip(heard, labels, strict=True)]
     wrong = [replace(one, labels=((int(label) + 1) % 10,)) for one, label in zip(heard, labels, strict=True)]
-    found = reconstruct(name, [*right, *wrong, *heard], model, CONFIGS[name], 0)
+    found = run_attack(AttackJob(name, [*right, *wrong, *heard], model, CONFIGS[name], 0))
     assert [result.labels.tolist() for result in found[:3]] == labels.tolist()
     assert [int(result.labels) for result in found[3:6]] == [(int(label) + 1) % 10 for label in labels]
     assert [result.labels.tolist() for result in found[6:]] == labels.tolist()
@@ -36,9 +36,9 @@ def test_a_victims_labels_are_its_own(name: str) -> None:
     (first, second), _, labels = observe_digits(model, 2)
     first = replace(first, labels=(int(labels[0]),))
     config = CONFIGS[name].model_copy(update={"iterations": 10})
-    together = reconstruct(name, [first, second], model, config, 0)
+    together = run_attack(AttackJob(name, [first, second], model, config, 0))
     for one, observation in zip(together, (first, second), strict=True):
-        (alone,) = reconstruct(name, [observation], model, config, 0)
+        (alone,) = run_attack(AttackJob(name, [observation], model, config, 0))
         torch.testing.assert_close(one.images, alone.images, atol=1e-5, rtol=0)
         assert one.labels.tolist() == alone.labels.tolist()
 
@@ -50,7 +50,7 @@ def test_granted_labels_of_a_batch(name: str) -> None:
     rows = [3, 13, 4]  # labels with a duplicate
     heard = observe(model, images[rows], labels[rows])
     given = tuple(sorted(labels[rows].tolist()))
-    (found,) = reconstruct(name, [replace(heard, labels=given)], model, CONFIGS[name], 0)
+    (found,) = run_attack(AttackJob(name, [replace(heard, labels=given)], model, CONFIGS[name], 0))
     assert sorted(found.labels.tolist()) == list(given)
 
 
@@ -59,5 +59,9 @@ def test_granted_labels_survive_noise_that_hides_them() -> None:
     heard, _, labels = observe_digits(model, 4, mechanism={"name": "vmf", "kappa": 0.0})
     told = [replace(one, labels=(int(label),)) for one, label in zip(heard, labels, strict=True)]
     config = IgaConfig(iterations=5)
-    assert [int(one.labels) for one in reconstruct("iga", told, model, config, 0)] == labels.flatten().tolist()
-    assert [int(one.labels) for one in reconstruct("iga", heard, model, config, 0)] != labels.flatten().tolist()
+    assert [
+        int(one.labels) for one in run_attack(AttackJob("iga", told, model, config, 0))
+    ] == labels.flatten().tolist()
+    assert [
+        int(one.labels) for one in run_attack(AttackJob("iga", heard, model, config, 0))
+    ] != labels.flatten().tolist()

@@ -10,12 +10,12 @@ from attack_victims import digits, errors, lenet, mlp, observe, observe_digits
 from torch import Tensor, nn
 
 from attacks.observation import Observation
-from attacks.reconstruction import reconstruct
-from attacks.reconstruction.label_evidence import BEHIND, DRAWS, SEED, TRIED, likely_labels, open_labels
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.posterior import Whitening
+from attacks.reconstruction import AttackJob, run_attack
+from attacks.reconstruction.dummy_gradients.network import Network
+from attacks.reconstruction.posterior.label_evidence import BEHIND, DRAWS, SEED, TRIED, likely_labels, open_labels
+from attacks.reconstruction.posterior.likelihood import Whitening
 from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.uploads import Victim, prepare_victims
+from attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from fedpriv.config import MapConfig, ModelConfig
 from fedpriv.models import build_model
 
@@ -127,7 +127,7 @@ def test_nothing_heard_still_gives_an_image() -> None:
     """Forty labels are open, ten are searched with; the image is the guess."""
     model = many_classes()
     heard, truth, _ = observe_digits(model, 2, mechanism=MECHANISMS["nothing heard"], classes=CLASSES)
-    found = reconstruct("map", heard, model, MapConfig(iterations=20), 0, public_images=PUBLIC)
+    found = run_attack(AttackJob("map", heard, model, MapConfig(iterations=20), 0, public_images=PUBLIC))
     reached = errors([result.images for result in found], truth)
     guess = (PUBLIC.mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))
     assert bool((reached <= 1.05 * guess).all())

@@ -19,9 +19,9 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
-from attacks.reconstruction.labels import OutputLayer, find_output_layer, infer_labels
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.uploads import prepare_victims
+from attacks.reconstruction.dummy_gradients.network import Network
+from attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, infer_labels
+from attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import ModelConfig
 from fedpriv.models import build_model
 

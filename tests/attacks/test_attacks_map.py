@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, errors, lenet, mlp, observe, observe_digits
 
-from attacks.reconstruction import AttackRefused, reconstruct
-from attacks.reconstruction.matching import Matcher
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.posterior import misfit
+from attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from attacks.reconstruction.dummy_gradients.network import Network
+from attacks.reconstruction.matching.matcher import Matcher
+from attacks.reconstruction.posterior.likelihood import misfit
 from attacks.reconstruction.priors import fit_prior
-from attacks.reconstruction.uploads import prepare_victims
+from attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import ClosedFormConfig, IgaConfig, MapConfig
 
 SHORT = MapConfig(iterations=20)
@@ -39,10 +39,10 @@ def test_same_numbers_together_as_alone_and_twice(make: Any, mechanism: dict[str
     model = make().double()
     heard, _, _ = observe_digits(model, 3, mechanism=mechanism)
     config = MapConfig(iterations=10, restarts=2)
-    together = reconstruct("map", heard, model, config, 3, public_images=public())
-    again = reconstruct("map", heard, model, config, 3, public_images=public())
+    together = run_attack(AttackJob("map", heard, model, config, 3, public_images=public()))
+    again = run_attack(AttackJob("map", heard, model, config, 3, public_images=public()))
     for observation, one, other in zip(heard, together, again, strict=True):
-        (alone,) = reconstruct("map", [observation], model, config, 3, public_images=public())
+        (alone,) = run_attack(AttackJob("map", [observation], model, config, 3, public_images=public()))
         assert torch.equal(one.images, other.images)
         assert one.losses == other.losses
         assert one.losses == pytest.approx(alone.losses, rel=1e-7)
@@ -54,7 +54,7 @@ def test_the_loss_is_that_of_the_kept_images() -> None:
     model = lenet().double()
     heard, _, _ = observe_digits(model, 4, mechanism={"name": "gaussian", "sigma": 0.1, "clip_norm": 1.0})
     images = (public() * 0.5 + 0.25).double()
-    found = reconstruct("map", heard, model, SHORT, 3, public_images=images)
+    found = run_attack(AttackJob("map", heard, model, SHORT, 3, public_images=images))
     network = Network(model)
     prior = fit_prior((images - MEAN) / STD)
     x = torch.stack([(result.images.double() - MEAN) / STD for result in found])
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_the_kept_images() -> None:
 def test_much_closer_than_the_guess(make: Any, mechanism: dict[str, Any]) -> None:
     model = make()
     heard, truth, labels = observe_digits(model, 6, first=20, mechanism=mechanism)
-    found = reconstruct("map", heard, model, LONG, 0, public_images=public())
+    found = run_attack(AttackJob("map", heard, model, LONG, 0, public_images=public()))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     guess = (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))
     assert float(errors([result.images for result in found], truth).median()) < 0.5 * float(guess.median())
@@ -85,7 +85,7 @@ def test_an_upload_of_noise_alone_gives_the_prior() -> None:
     model = mlp("relu")
     heard, _, _ = observe_digits(model, 2, mechanism={"name": "vmf", "kappa": 0.0})
     mean = fit_prior((public() - MEAN) / STD).mean * STD + MEAN
-    for result in reconstruct("map", heard, model, LONG, 0, public_images=public()):
+    for result in run_attack(AttackJob("map", heard, model, LONG, 0, public_images=public())):
         torch.testing.assert_close(result.images.flatten(), mean.clamp(0, 1), atol=0.02, rtol=0)
 
 
@@ -96,7 +96,7 @@ def test_labels_that_noise_hides_are_tried_one_by_one() -> None:
     heard, _, labels = observe_digits(model, 24, mechanism=mechanism)
     bias = list(heard[0].upload)[-1]
     read = torch.stack([observation.upload[bias].argmin().reshape(1) for observation in heard])
-    found = reconstruct("map", heard, model, MapConfig(iterations=60), 0, public_images=public())
+    found = run_attack(AttackJob("map", heard, model, MapConfig(iterations=60), 0, public_images=public()))
     right = int((torch.stack([result.labels for result in found]) == labels).sum())
     assert int((read == labels).sum()) < right
 
@@ -106,7 +106,7 @@ def test_a_batch() -> None:
     rows = [0, 1, 2]
     model = mlp("sigmoid", hidden=(128,))
     heard = observe(model, images[rows], truth[rows], mechanism={"name": "gaussian", "sigma": 1e-4, "clip_norm": 1.0})
-    (found,) = reconstruct("map", [heard], model, LONG, 0, public_images=public())
+    (found,) = run_attack(AttackJob("map", [heard], model, LONG, 0, public_images=public()))
     assert sorted(found.labels.tolist()) == [0, 1, 2]
     guess = (public().mean(dim=0) - images[rows]).square().mean(dim=(1, 2, 3))
     order = found.labels.argsort()
@@ -120,7 +120,7 @@ def test_noise_behind_adam_is_refused() -> None:
         model, 1, mechanism=NOISY["gaussian"], algorithm="fedavg", optimizer="adam", local_steps=2
     )
     with pytest.raises(AttackRefused, match="Adam"):
-        reconstruct("map", heard, model, SHORT, 0)
+        run_attack(AttackJob("map", heard, model, SHORT, 0))
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "vmf"])
@@ -129,8 +129,8 @@ def test_behind_kinks_all_layers_are_read(mechanism: str) -> None:
     model = mlp("relu", hidden=(128, 128))
     noise = {"gaussian": {"name": "gaussian", "sigma": 5e-3, "clip_norm": 1.0}, "vmf": {"name": "vmf", "kappa": 3e4}}
     heard, truth, labels = observe_digits(model, 6, first=20, mechanism=noise[mechanism])
-    found = reconstruct("map", heard, model, LONG, 0, public_images=public())
-    read = reconstruct("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public())
+    found = run_attack(AttackJob("map", heard, model, LONG, 0, public_images=public()))
+    read = run_attack(AttackJob("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public()))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     ours, theirs = (errors([one.images for one in results], truth) for results in (found, read))
     assert float(ours.median()) < 0.5 * float(theirs.median())
@@ -148,8 +148,8 @@ def test_behind_kinks_the_closed_form_is_kept_where_nothing_is_better(
     model = mlp("relu", hidden=(128, 128))
     fedavg = {"algorithm": "fedavg", "local_steps": local_steps, "client_examples": 1} if local_steps > 1 else {}
     heard, _, _ = observe_digits(model, 3, first=20, mechanism=mechanism, **fedavg)
-    found = reconstruct("map", heard, model, SHORT, 0, public_images=public())
-    read = reconstruct("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public())
+    found = run_attack(AttackJob("map", heard, model, SHORT, 0, public_images=public()))
+    read = run_attack(AttackJob("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public()))
     for one, other in zip(found, read, strict=True):
         torch.testing.assert_close(one.images, other.images, atol=1e-4, rtol=0)
 
@@ -178,7 +178,7 @@ def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) 
     heard, truth, _ = observe_digits(model, 16, first=100, mechanism=mechanism)
 
     def run(name: str, config: Any) -> torch.Tensor:
-        found = reconstruct(name, heard, model, config, 0, public_images=public())
+        found = run_attack(AttackJob(name, heard, model, config, 0, public_images=public()))
         return errors([result.images for result in found], truth)
 
     ours = run("map", MapConfig())
@@ -194,7 +194,9 @@ def test_a_gradient_that_is_not_finite_leaves_an_image(blocks: str) -> None:
     model = mlp("relu")
     heard, _, _ = observe_digits(model, 2, mechanism={"name": "vmf", "kappa": 3e4, "blocks": blocks})
     broken = {key: torch.full_like(value, torch.nan) for key, value in heard[0].upload.items()}
-    found = reconstruct("map", [replace(heard[0], upload=broken), heard[1]], model, SHORT, 0, public_images=public())
+    found = run_attack(
+        AttackJob("map", [replace(heard[0], upload=broken), heard[1]], model, SHORT, 0, public_images=public())
+    )
     assert found[0].loss is None
     assert "no finite loss" in found[0].note
     assert found[1].loss is not None
@@ -211,8 +213,8 @@ def test_the_sign_is_told_by_all_layers() -> None:
     heard, truth, labels = observe_digits(model, 24, mechanism={"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0})
     bias = list(heard[0].upload)[1]
     turned = [replace(one, upload={**one.upload, bias: -one.upload[bias]}) for one in heard]
-    closed = reconstruct("closed_form", turned, model, ClosedFormConfig(), 0)
-    found = reconstruct("map", turned, model, LONG, 0)
+    closed = run_attack(AttackJob("closed_form", turned, model, ClosedFormConfig(), 0))
+    found = run_attack(AttackJob("map", turned, model, LONG, 0))
     mean = digits()[0].mean(dim=0)
 
     def negatives(images: list[torch.Tensor]) -> int:

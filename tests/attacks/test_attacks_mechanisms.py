@@ -9,8 +9,8 @@ from attack_victims import digits, errors, example_gradients, mlp, normalise, pa
 from safetensors.torch import load_file, save_file
 
 from attacks.observation import Observation, read_observation, write_observation
-from attacks.reconstruction import reconstruct
-from attacks.reconstruction.uploads import UploadModel, prepare_victims
+from attacks.reconstruction import AttackJob, run_attack
+from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
 from fedpriv.config import IgaConfig, MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
@@ -157,7 +157,7 @@ def test_knowing_the_shares_helps_the_adversary() -> None:
     even = Redistribution({name: torch.full_like(value, 1 / shares.dimension) for name, value in shares.shares.items()})
     attack = IgaConfig(iterations=600, tv=1e-5)
     found = [
-        errors([one.images for one in reconstruct("iga", told, mlp(hidden=(32,)), attack, 3)], truth)
+        errors([one.images for one in run_attack(AttackJob("iga", told, mlp(hidden=(32,)), attack, 3))], truth)
         for told in (heard, [replace(one, redistribution=even) for one in heard])
     ]
     assert found[0].median() < 0.5 * found[1].median()

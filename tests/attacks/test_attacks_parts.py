@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, reconstruct
-from attacks.reconstruction.coordinates import coordinates_of
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.parts import PRIORS, SCHEDULES, STARTS, Recipe
+from attacks.reconstruction import ATTACKS, AttackJob, run_attack
+from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.priors import fit_prior
+from attacks.reconstruction.recipes.coordinates import coordinates_of
+from attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, STARTS, Recipe
 from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.uploads import prepare_victims
+from attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import CustomConfig, DlgConfig, IdlgConfig
 
 OPTIMISERS = ("lbfgs", "adam", "signed-adam")
@@ -68,14 +68,14 @@ def test_all_parts_combine(objective: str, optimiser: str, variables: str, start
         objective=objective, optimiser=optimiser, variables=variables, start=start, iterations=15, tv=1e-3,
         public_mean=1e-3, learning_rate=0.02,
     )  # fmt: skip
-    found = reconstruct("custom", heard, model, config, 0, public_images=PUBLIC)
+    found = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     for one, observation, label in zip(found, heard, labels, strict=True):
         assert one.loss is not None
         assert one.labels.tolist() == label.tolist()
         plain = plain_loss(model, observation, one.images, label, config)
         assert one.loss == pytest.approx(plain, rel=1e-3, abs=2e-6)
         short = config.model_copy(update={"iterations": 1})
-        (first,) = reconstruct("custom", [observation], model, short, 0, public_images=PUBLIC)
+        (first,) = run_attack(AttackJob("custom", [observation], model, short, 0, public_images=PUBLIC))
         assert first.loss is not None
         assert one.loss < first.loss or (start == "closed-form" and one.loss == pytest.approx(first.loss, rel=1e-3))
 
@@ -85,7 +85,7 @@ def test_parts_combine_for_networks_in_single_precision(optimiser: str, variable
     model = mlp("tanh")
     heard, _, labels = observe_digits(model, 1)
     config = CustomConfig(optimiser=optimiser, variables=variables, start=start, iterations=3, learning_rate=0.02)
-    (found,) = reconstruct("custom", heard, model, config, 0, public_images=PUBLIC)
+    (found,) = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     assert found.loss is not None
     assert found.labels.tolist() == labels[0].tolist()
 
@@ -98,7 +98,7 @@ def test_the_likelihood_of_normal_noise_is_a_squared_distance(optimiser: str) ->
     noise = {"name": "gaussian", "sigma": sigma, "clip_norm": bound}
     (heard,), _, label = observe_digits(model, 1, mechanism=noise)
     config = CustomConfig(objective="likelihood", optimiser=optimiser, iterations=15, tv=0.0)
-    (found,) = reconstruct("custom", [heard], model, config, 0)
+    (found,) = run_attack(AttackJob("custom", [heard], model, config, 0))
     x = normalise(found.images).double()
     gradients = torch.autograd.grad(F.cross_entropy(model(x), label[0]), list(model.parameters()))
     one = torch.cat([value.flatten() for value in gradients])
@@ -117,7 +117,7 @@ def test_a_heavy_prior_decides(prior: str) -> None:
     weights = {"tv": 0.0, "public_mean": 0.0, "gaussian": 0.0, prior: 1e4}
     optimiser = "adam" if prior == "tv" else "lbfgs"
     config = CustomConfig(optimiser=optimiser, box=False, iterations=400, learning_rate=0.05, **weights)
-    found = reconstruct("custom", heard, model, config, 0, public_images=PUBLIC)
+    found = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     mean = PUBLIC[torch.arange(len(PUBLIC)) % 5 != 4].mean(dim=0)
     fitted = fit_prior(normalise(PUBLIC))
     for one in found:
@@ -207,7 +207,7 @@ def test_starts_are_where_they_say() -> None:
 def test_a_start_that_cannot_be_had_is_one_line() -> None:
     model = lenet()
     heard, _, _ = observe_digits(model, 2)
-    result = attack_each("custom", heard, model, CustomConfig(start="closed-form", iterations=2), 0)
+    result = attack_each(AttackJob("custom", heard, model, CustomConfig(start="closed-form", iterations=2), 0))
     assert set(result.failures) == {0, 1}
     assert "first layer multiplies the image itself" in result.failures[0]
     assert "\n" not in result.failures[0]
@@ -228,7 +228,7 @@ def test_idlg_names_every_label_of_single_examples(name: str) -> None:
     """All of 60, whatever the images come to."""
     model = MODELS[name]()
     heard, _, labels = observe_digits(model, 60, first=200)
-    found = reconstruct("idlg", heard, model, IdlgConfig(iterations=1, restarts=1), 0)
+    found = run_attack(AttackJob("idlg", heard, model, IdlgConfig(iterations=1, restarts=1), 0))
     assert [one.labels.tolist() for one in found] == labels.tolist()
     assert all(one.note == "" for one in found)
 
@@ -264,7 +264,7 @@ def test_the_best_of_restarts_is_chosen_by_its_own_loss() -> None:
     noise = {"name": "vmf", "kappa": 0.0}
     heard = [observe(model, images[[k]], labels[[k]], client=k, mechanism=noise) for k in range(6)]
     config = CustomConfig(iterations=20, restarts=6)
-    found = reconstruct("custom", heard, model, config, 0)
+    found = run_attack(AttackJob("custom", heard, model, config, 0))
     nearest = 0
     for k, one in enumerate(found):
         assert one.loss == min(loss for loss in one.losses if loss is not None)
@@ -280,5 +280,5 @@ def test_attacks_leave_the_model_alone() -> None:
     for name in ("dlg", "idlg", "iga", "closed_form", "custom"):
         config = ATTACKS[name].config()
         short = config.model_copy(update={"iterations": 2, "restarts": 1}) if name != "closed_form" else config
-        reconstruct(name, heard, model, short, 0)
+        run_attack(AttackJob(name, heard, model, short, 0))
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())

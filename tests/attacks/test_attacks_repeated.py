@@ -11,12 +11,12 @@ from attack_victims import digits, errors, lenet, mlp, normalise, observe, setti
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, Heard, Reconstruction, other_batches, reconstruct
-from attacks.reconstruction.distances import angle, squared_distance
-from attacks.reconstruction.matching import Matcher
-from attacks.reconstruction.network import Network
-from attacks.reconstruction.repeated import join
-from attacks.reconstruction.uploads import Victim, prepare_victims
+from attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, other_batches, run_attack
+from attacks.reconstruction.dummy_gradients.network import Network
+from attacks.reconstruction.matching.distances import angle, squared_distance
+from attacks.reconstruction.matching.matcher import Matcher
+from attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from attacks.reconstruction.upload_model.repeated import join
 from fedpriv.config import ClosedFormConfig, DlgConfig, IgaConfig
 
 NOISE = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}
@@ -146,7 +146,7 @@ def test_images_get_clearer(name: str, moving: bool) -> None:
     uploads = [repeated(mlp("tanh"), 16, row, moving=moving) for row in range(6)]
 
     def run(given: Sequence[Heard]) -> list[Reconstruction]:
-        return reconstruct(name, given, model, CONFIGS[name], 0, public_images=images[800:])
+        return run_attack(AttackJob(name, given, model, CONFIGS[name], 0, public_images=images[800:]))
 
     single, several = run([heard[0] for heard in uploads]), run(uploads)
     one, other = (errors([result.images for result in found], images[:6, None]) for found in (single, several))
@@ -164,9 +164,9 @@ def test_one_victim_of_several_uploads_stands_beside_others(name: str) -> None:
     config = CONFIGS[name]
     if name != "closed_form":
         config = config.model_copy(update={"iterations": 5})
-    together = reconstruct(name, [first, second[0], second], model, config, 0)
+    together = run_attack(AttackJob(name, [first, second[0], second], model, config, 0))
     for given, one in zip([first, second[0], second], together, strict=True):
-        (alone,) = reconstruct(name, [given], model, config, 0)
+        (alone,) = run_attack(AttackJob(name, [given], model, config, 0))
         torch.testing.assert_close(one.images, alone.images, atol=1e-5, rtol=0)
     assert [one.client for one in together] == [0, 1, 1]
 
@@ -175,7 +175,7 @@ def test_a_broken_one_among_them_is_named() -> None:
     model = mlp()
     heard = repeated(model, 3)
     broken = replace(heard[1], upload={**heard[1].upload, "output.bias": torch.full((10,), torch.nan)})
-    result = attack_each("iga", [(heard[0], broken), heard[2]], model, IgaConfig(iterations=2), 0)
+    result = attack_each(AttackJob("iga", [(heard[0], broken), heard[2]], model, IgaConfig(iterations=2), 0))
     assert set(result.found) == {1}
     assert "NaN or infinity among its upload" in result.failures[0]
 

@@ -15,7 +15,7 @@ from benchmarks.leakage_cells import GUESS
 from benchmarks.leakage_page import BEGIN, END, tables
 from fedpriv.config import Experiment
 from fedpriv.lab import start_run
-from fedpriv.lab.adversary import read_scores
+from fedpriv.lab.attack_stage import read_scores
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
 
@@ -102,10 +102,10 @@ def test_a_failing_cell_is_told_and_the_rest_goes_on(
 ) -> None:
     plain = benchmarks.leakage_cells.attack_each
 
-    def broken(name: str, *arguments: Any, **named: Any) -> Any:
-        if name == "iga":
+    def broken(job: Any) -> Any:
+        if job.name == "iga":
             raise RuntimeError("it broke\nin two lines")
-        return plain(name, *arguments, **named)
+        return plain(job)
 
     monkeypatch.setattr(benchmarks.leakage_cells, "attack_each", broken)
     asked = [*TWO_CELLS, "--attacks", "iga,closed_form", "--json", f"{tmp_path}/rows.jsonl"]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attacks.campaign import Campaign, attack_each
-from fedpriv.lab import resume_run, spread, start_run
+from attacks.reconstruction import AttackJob
+from fedpriv.lab import attack_on_ray, resume_run, start_run
 from fedpriv.lab.preflight import _ignored_settings, _powerless_rule
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
@@ -136,11 +137,11 @@ def test_public_images_reach_attacks_where_they_are_granted(
     """They are the test images, none of a client's; withheld, nothing of the kind gets there."""
     known: list[Tensor | None] = []
 
-    def listened(*given: Any, public_images: Tensor | None = None) -> Campaign:
-        known.append(public_images)
-        return attack_each(*given, public_images=public_images)
+    def listened(job: AttackJob) -> Campaign:
+        known.append(job.public_images)
+        return attack_each(job)
 
-    monkeypatch.setattr(spread, "attack_each", listened)
+    monkeypatch.setattr(attack_on_ray, "attack_each", listened)
     settings = {"knows_public_data": granted, "victims": 1}
     run(tmp_path / "run", adversary=settings)
     world = build_world(experiment(adversary={**QUICK, **settings}))

@@ -1,0 +1,150 @@
+"""One attack on many observations, run as one batch."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.observation import Observation, PublicSettings
+from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy
+from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.matching.memory import chunks
+from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
+from attacks.reconstruction.scene import Progress, Scene, Trace
+from attacks.reconstruction.table import ATTACKS, Attack
+from attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from attacks.reconstruction.upload_model.repeated import join
+
+__all__ = ["AttackJob", "Heard", "run_attack"]
+
+Heard = Observation | tuple[Observation, ...]
+"""One upload, or several of the very same batch."""
+
+NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
+
+
+@dataclass(frozen=True, eq=False)
+class AttackJob:
+    """One attack, what it attacks, and what it knows.
+
+    Attributes:
+        name: a name in :data:`ATTACKS`.
+        observations: what was heard; of one data set and network. Put all of them in one job: that is much faster than
+            one job each. A tuple is one victim: several uploads of the very same batch (see
+            :mod:`~attacks.reconstruction.upload_model.repeated`); its result bears round and client of the first.
+        model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
+        config: the attack's settings.
+        seed: from which random starts are drawn, with round, client and restart.
+        progress: told about a hundred times.
+        loss: what the clients minimise, of each example.
+        public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for
+            attacks that know what images look like; ``None``: they are withheld.
+    """
+
+    name: str
+    observations: Sequence[Heard]
+    model: nn.Module
+    config: Any
+    seed: int
+    progress: Progress | None = None
+    loss: Loss = soft_cross_entropy
+    public_images: Tensor | None = None
+
+
+def run_attack(job: AttackJob) -> list[Reconstruction]:
+    """Attack uploads, all of them and all restarts as one batch.
+
+    What a victim yields depends on its observation, the settings and the seed, not on who else is in the job (but for
+    rounding: sums over a batch may be done in another order). Two observations of one round and client, say with and
+    without a mechanism, start from the same random images.
+
+    Returns:
+        One result for each observation, in their order.
+
+    Raises:
+        AttackRefused: there is no attack of that name, the settings are another attack's, or an upload is of a kind
+            that gradient matching cannot model, or does not fit the network.
+    """
+    attack = _attack(job)
+    if not job.observations:
+        return []
+    network = Network(job.model, job.loss)
+    groups = [heard if isinstance(heard, tuple) else (heard,) for heard in job.observations]
+    every = [observation for group in groups for observation in group]
+    prepared = iter(prepare_victims(every, network.names, network.device))
+    victims = [join([next(prepared) for _ in group]) for group in groups]
+    _same_scene([observation.settings for observation in every])
+    dtype = next(iter(victims[0].parameters.values())).dtype
+    scene = Scene.of(network, every[0].settings, dtype, job.public_images)
+    results: dict[int, Reconstruction] = {}
+    for size in sorted({victim.model.examples for victim in victims}):
+        members = [number for number, victim in enumerate(victims) if victim.model.examples == size]
+        began = time.perf_counter()
+        found = _run(attack, scene, [victims[number] for number in members], job)
+        seconds = (time.perf_counter() - began) / len(members)
+        for number, (attempts, note) in zip(members, found, strict=True):
+            results[number] = _result(job.name, victims[number], attempts, note, seconds)
+    return [results[number] for number in range(len(victims))]
+
+
+def _attack(job: AttackJob) -> Attack:
+    if job.name not in ATTACKS:
+        raise AttackRefused(f"attack {job.name!r} is not known; known: {', '.join(ATTACKS)}")
+    attack = ATTACKS[job.name]
+    if type(job.config) is not attack.config:
+        raise AttackRefused(f"attack {job.name} takes {attack.config.__name__}; given {type(job.config).__name__}")
+    return attack
+
+
+def _same_scene(settings: Sequence[PublicSettings]) -> None:
+    if len({(one.shape, one.classes, one.mean, one.std) for one in settings}) > 1:
+        raise AttackRefused("the observations are of different data sets; attack each data set's by themselves")
+
+
+def _run(
+    attack: Attack, scene: Scene, victims: Sequence[Victim], job: AttackJob
+) -> list[tuple[tuple[Attempt, ...], str]]:
+    """Attack victims with the same number of examples; return each one's attempts and note."""
+    restarts = int(job.config.restarts)
+    owners = [number for number in range(len(victims)) for _ in range(restarts)]
+    rows = [victims[number] for number in owners]
+    starts = [scene.starts(job.seed, attack.name, victim, restarts) for victim in victims]
+    images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
+    trace = Trace(job.progress, job.config.iterations, owners)
+    attempts: dict[int, Attempt] = {}
+    notes: dict[int, str] = {}
+    for turn, run in enumerate(attack.runs):
+        mine = [row for row in range(len(rows)) if row % restarts % len(attack.runs) == turn]
+        for part in chunks(scene.network, [rows[row] for row in mine], scene.shape, scene.classes):
+            these = mine[part.start : part.stop]
+            outcome = run(
+                scene, [rows[row] for row in these], images[these], logits[these], job.config, trace.of(these)
+            )
+            attempts |= zip(these, _attempts(scene, outcome), strict=True)
+            notes |= zip(these, outcome.notes, strict=True)
+    first = [number * restarts for number in range(len(victims))]
+    return [(tuple(attempts[row + restart] for restart in range(restarts)), notes[row]) for row in first]
+
+
+def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:
+    images, labels = scene.to_unit_scale(outcome.images), outcome.labels.cpu()
+    losses: list[float] = outcome.losses.detach().cpu().double().tolist()
+    iterations: list[int] = outcome.iterations.tolist()
+    return [_attempt(images[row], labels[row], losses[row], iterations[row]) for row in range(len(losses))]
+
+
+def _attempt(images: Tensor, labels: Tensor, loss: float, iterations: int) -> Attempt:
+    return Attempt(images.clone(), labels.clone(), loss if math.isfinite(loss) else None, iterations)
+
+
+def _result(name: str, victim: Victim, attempts: tuple[Attempt, ...], note: str, seconds: float) -> Reconstruction:
+    """Choose the restart by the attack's own loss; the truth is not known here."""
+    losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
+    chosen = min(range(len(losses)), key=losses.__getitem__)
+    failed = NOT_FINITE if math.isinf(losses[chosen]) else ""
+    notes = "; ".join(text for text in (victim.note, note, failed) if text)
+    return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds)

@@ -1,0 +1,1 @@
+"""Labels read off the last layer, before any image is known."""

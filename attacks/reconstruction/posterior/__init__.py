@@ -1,0 +1,1 @@
+"""The most probable images, given the mechanism's own noise and what images look like."""

@@ -1,0 +1,122 @@
+"""The parts that gradient matching is made of, and recipes: which attack takes which.
+
+A recipe names one part of each kind. All of them combine: what an attack minimises (objective and priors), in which
+variables, how (optimiser, schedule), from where (start), and where labels come from.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attacks.reconstruction.first_layer.closed_form import read_images
+from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from attacks.reconstruction.matching.matcher import Objective
+from attacks.reconstruction.posterior.likelihood import misfit
+from attacks.reconstruction.scene import Scene
+from attacks.reconstruction.upload_model.model import Victim
+
+__all__ = ["MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "STARTS", "Recipe"]
+
+MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
+AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Parts of an attack.
+
+    Attributes:
+        objective: how expected and heard upload are compared: a key of :data:`OBJECTIVES`.
+        optimiser: lbfgs (in float64 where the device has it), adam, or signed-adam (Adam that sees the signs only).
+        schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
+        variables: pixels, or decorrelated (:mod:`~attacks.reconstruction.recipes.coordinates`).
+        start: a key of :data:`STARTS`.
+        box: whether images stay within the valid range of pixels.
+        priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
+        labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
+    """
+
+    objective: Literal["squared-distance", "cosine", "likelihood"]
+    optimiser: Literal["lbfgs", "adam", "signed-adam"]
+    schedule: Literal["constant", "steps", "cosine"] = "constant"
+    variables: Literal["pixels", "decorrelated"] = "pixels"
+    start: Literal["normal", "uniform", "public-mean", "closed-form"] = "normal"
+    box: bool = False
+    priors: tuple[Literal["tv", "public_mean", "gaussian"], ...] = ()
+    labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """Kind of part -> part, for people."""
+        return {
+            "objective": self.objective,
+            "prior": ", ".join([*(["box"] if self.box else []), *self.priors]) or "none",
+            "variables": self.variables,
+            "optimiser": self.optimiser,
+            "schedule": "line search" if self.optimiser == "lbfgs" else self.schedule,
+            "start": self.start,
+            "labels": ", else ".join(self.labels),
+        }
+
+
+OBJECTIVES: Mapping[str, Objective] = {"squared-distance": squared_distance, "cosine": angle, "likelihood": misfit}
+"""Comparison -> (N,)."""
+
+
+def _public_mean(scene: Scene, images: Tensor) -> Tensor:
+    """Mean squared distance of the pixels from the mean of public images, or from grey without any."""
+    middle = scene.prior.mean.to(images).view(scene.shape)
+    return (images - middle).square().flatten(1).mean(dim=1)
+
+
+def _gaussian(scene: Scene, images: Tensor) -> Tensor:
+    """Squared distance from that mean in the public images' standard deviations, for each pixel."""
+    return scene.prior.to(images).energy(images).mean(dim=1) / scene.pixels
+
+
+PRIORS: Mapping[str, Callable[[Scene, Tensor], Tensor]] = {
+    "tv": lambda scene, images: total_variation(images),
+    "public_mean": _public_mean,
+    "gaussian": _gaussian,
+}
+"""(scene, normalised images (N, B, C, H, W)) -> (N,); differentiable."""
+
+
+SCHEDULES: Mapping[str, Callable[[int, int], float]] = {
+    "constant": lambda done, steps: 1.0,
+    "steps": lambda done, steps: 0.1 ** sum(done >= int(share * steps) for share in MILESTONES),
+    "cosine": lambda done, steps: (1 + math.cos(math.pi * done / steps)) / 2,
+}
+"""(steps that were made, all steps) -> factor of the learning rate."""
+
+
+def _uniform(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    images: Tensor = (torch.special.ndtr(numbers) - scene.mean) / scene.std
+    return images
+
+
+def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
+
+
+def _around_closed_form(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    distinct = list({id(victim): victim for victim in rows}.values())
+    found = dict(zip(map(id, distinct), read_images(scene, distinct), strict=True))
+    # Each victim's first row starts at the very image.
+    first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
+    spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
+    images = torch.stack([found[id(victim)] for victim in rows])
+    return images + spread[:, None, None, None, None] * numbers
+
+
+STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None] = {
+    "normal": None,
+    "uniform": _uniform,
+    "public-mean": _around_mean,
+    "closed-form": _around_closed_form,
+}
+"""(scene, rows, standard normal numbers (N, B, C, H, W)) -> normalised images; ``None``: these are the variables."""

@@ -1,0 +1,127 @@
+"""What a recipe minimises: one number a row, as a function of the images' variables and the labels' logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.labels.last_layer import read_labels
+from attacks.reconstruction.matching.matcher import Matcher
+from attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
+from attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe
+from attacks.reconstruction.scene import Scene
+from attacks.reconstruction.upload_model.model import Victim
+
+__all__ = ["Labels", "Problem"]
+
+JOINT = "labels could not be read off the last layer and were optimised with the images"
+NO_LABELS = "labels are not known and cannot be read off the last layer, and this attack does not optimise them"
+
+
+class Labels:
+    """Label probabilities of each row: of labels that are known or read off, else a softmax that is optimised.
+
+    Args:
+        scene: what is public.
+        rows: the victims.
+        sources: see :attr:`Recipe.labels`.
+
+    Raises:
+        AttackRefused: none of the sources gives a victim's labels.
+    """
+
+    def __init__(self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str]) -> None:
+        found = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+        fixed = [labels is not None for labels in found]
+        if "optimised" not in sources and not all(fixed):
+            raise AttackRefused(NO_LABELS)
+        unknown = torch.zeros(rows[0].model.examples, dtype=torch.long, device=scene.network.device)
+        known = torch.stack([unknown if labels is None else labels for labels in found])
+        self._fixed = torch.tensor(fixed, device=known.device)
+        self._all = all(fixed)
+        self._known = F.one_hot(known, scene.classes).to(scene.mean)
+        self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in found)
+
+    def select(self, rows: Tensor) -> "Labels":
+        """Return the labels of some of the rows (n,)."""
+        chosen = object.__new__(Labels)
+        rows = rows.to(self._fixed.device)
+        chosen._fixed, chosen._known = self._fixed[rows], self._known[rows]
+        chosen._all = self._all
+        chosen.notes = self.notes
+        return chosen
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(N, B, classes)."""
+        if self._all:
+            return self._known
+        return torch.where(self._fixed[:, None, None], self._known.to(logits), logits.softmax(dim=2))
+
+    def final(self, logits: Tensor) -> Tensor:
+        """The labels (N, B) that belong to these logits."""
+        return self.probabilities(logits).argmax(dim=2)
+
+
+class Problem:
+    """Objective plus weighted priors.
+
+    Args:
+        recipe: the parts.
+        scene: what is public.
+        rows: the victim of each row.
+        config: the attack's settings, with the weight of each prior.
+    """
+
+    def __init__(self, recipe: Recipe, scene: Scene, rows: Sequence[Victim], config: Any) -> None:
+        precise = recipe.optimiser == "lbfgs" and scene.network.device.type != "mps"
+        self._scene = scene
+        self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)
+        self._coordinates: Coordinates | None = None
+        if recipe.variables == "decorrelated":
+            self._coordinates = coordinates_of(scene.shape).to(scene.mean.double() if precise else scene.mean)
+        weights = {name: float(getattr(config, name)) for name in recipe.priors}
+        self._penalties = [(weight, PRIORS[name]) for name, weight in weights.items() if weight]
+        # Steps of Adam in pixels are followed by a projection; elsewhere the objective sees the projected images.
+        self._projects = recipe.box and recipe.variables == "pixels" and recipe.optimiser != "lbfgs"
+        self._inside = recipe.box and not self._projects
+        self.labels = Labels(scene, rows, recipe.labels)
+
+    @property
+    def regular(self) -> bool:
+        """Whether there is more to minimise than the mismatch."""
+        return bool(self._penalties)
+
+    def select(self, rows: Tensor) -> "Problem":
+        """Return the problem of some of the rows, by their numbers (n,)."""
+        chosen = object.__new__(Problem)
+        chosen.__dict__.update(self.__dict__)
+        chosen._matcher, chosen.labels = self._matcher.select(rows), self.labels.select(rows)
+        return chosen
+
+    def losses(self, variables: Tensor, logits: Tensor) -> Tensor:
+        """Return what is minimised, (N,), of variables (N, B, C, H, W) and logits (N, B, classes)."""
+        images = self.images(variables)
+        total = self._matcher(images, self.labels.probabilities(logits))
+        for weight, penalty in self._penalties:
+            total = total + weight * penalty(self._scene, images)
+        return total
+
+    def images(self, variables: Tensor) -> Tensor:
+        """Map variables to normalised images, both (N, B, C, H, W)."""
+        images = variables if self._coordinates is None else self._coordinates.images(variables)
+        return self._scene.box(images) if self._inside else images
+
+    def project(self, variables: Tensor) -> Tensor:
+        """Return the nearest variables that are allowed."""
+        return self._scene.box(variables) if self._projects else variables
+
+    def start(self, name: str, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+        """Return the variables (N, B, C, H, W) to start from, given standard normal numbers."""
+        make = STARTS[name]
+        if make is None:
+            return self.project(numbers)
+        images = self._scene.box(make(self._scene, rows, numbers))
+        return images if self._coordinates is None else self._coordinates.of(images.to(self._coordinates.down))

@@ -1,0 +1,88 @@
+"""Several uploads of one and the same batch, attacked as one victim: noise is drawn anew, the images stay.
+
+Uploads that started from the same parameters have the same expectation, whatever the mechanism, and noise of their own:
+they are averaged, and the noise's variance falls with their number. Uploads that started from other parameters, as in
+later rounds, cannot be averaged. They are matched at once: one dummy batch, and the sum of the mismatches over the
+uploads, each with its own parameters (for likelihoods that is the joint likelihood).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from attacks.observation import Observation
+from attacks.reconstruction.errors import AttackRefused
+from attacks.reconstruction.upload_model.model import Victim
+
+__all__ = ["join", "other_batches"]
+
+
+def other_batches(observations: Sequence[Observation]) -> str | None:
+    """Say why these uploads cannot be told to be of one batch by what is public, or return ``None``.
+
+    They are where one client uses all its examples in every round.
+    """
+    first = observations[0]
+    for other in observations[1:]:
+        if (other.client, other.settings.clients) != (first.client, first.settings.clients):
+            return f"{other.title} and {first.title} are not of the same client"
+        if replace(other.settings, mechanism={}) != replace(first.settings, mechanism={}):
+            return f"the client's settings differ between {first.title} and {other.title}"
+    public = first.settings
+    if public.batch_size is None:
+        return f"{first.title}: the batch size is withheld, so it is not known whether rounds use the same examples"
+    if public.clients > 1:
+        return f"{first.title}: which of the clients' examples are in a sum is not known to be the same in other rounds"
+    if public.batch_size * public.local_steps < public.client_examples:
+        return (
+            f"client {first.client} uses {public.batch_size * public.local_steps} of its {public.client_examples} "
+            "examples in a round, and others in the next; only uploads of the same examples can be attacked together"
+        )
+    return None
+
+
+def join(victims: Sequence[Victim]) -> Victim:
+    """Make one victim of uploads of the same batch.
+
+    Args:
+        victims: of one client's batch, whose uploads came about in the same way.
+
+    Returns:
+        The first, with averages where the parameters are the same, and the other uploads in ``more``.
+
+    Raises:
+        AttackRefused: they are not of one client, or not all made in the same way.
+    """
+    if len(victims) == 1:
+        return victims[0]
+    _refuse_different(victims)
+    alike: dict[int, list[Victim]] = {}
+    for victim in victims:
+        alike.setdefault(id(victim.parameters), []).append(victim)
+    first, *others = [_average(members) for members in alike.values()]
+    rounds = ", ".join(str(number) for number in sorted({victim.round for victim in victims}))
+    note = f"{len(victims)} uploads of the same examples were attacked together (round {rounds})"
+    return replace(first, more=tuple(others), note="; ".join(text for text in (first.note, note) if text))
+
+
+def _refuse_different(victims: Sequence[Victim]) -> None:
+    first = victims[0]
+    for victim in victims[1:]:
+        where = f"client {first.client}, rounds {first.round} and {victim.round}"
+        if victim.client != first.client:
+            raise AttackRefused(f"uploads of clients {first.client} and {victim.client} are not of one batch")
+        if victim.model != first.model:
+            raise AttackRefused(f"{where}: the uploads came about in different ways (batch, steps, or mechanism)")
+        known = (None if one.labels is None else one.labels.tolist() for one in (first, victim))
+        if len({tuple(labels or ()) for labels in known}) > 1:
+            raise AttackRefused(f"{where}: other labels are known of each upload, so they are not of one batch")
+
+
+def _average(victims: Sequence[Victim]) -> Victim:
+    """One upload in place of several with the same parameters: their mean, of as many times more releases."""
+    first, count = victims[0], len(victims)
+    if count == 1:
+        return first
+    gradient = {name: torch.stack([one.gradient[name] for one in victims]).mean(dim=0) for name in first.gradient}
+    return replace(first, gradient=gradient, model=replace(first.model, releases=count * first.model.releases))

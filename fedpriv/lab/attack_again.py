@@ -1,0 +1,312 @@
+"""Other attacks on what an earlier run heard, without training again.
+
+The observations, the settings and the ledger of the run stay as they are; scores and pictures are added to those in its
+folder, and the summary is written anew. Whoever wants a report of the folder writes it.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from attacks.observation import list_observations
+from attacks.reconstruction import ATTACKS
+from attacks.threat import threat_model
+from fedpriv.accounting import Guarantee
+from fedpriv.budget import Stop
+from fedpriv.config import Experiment, load_run
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import is_empty, target_error, writing
+from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations, read_scores
+from fedpriv.lab.preflight import attack_warnings
+from fedpriv.lab.summary import attack_results, verdict
+from fedpriv.lab.victims import Target, chosen, read_target, targets
+from fedpriv.listener import LISTENED, read_listened
+from fedpriv.progress import Progress
+from fedpriv.runs import RunFolder
+from fedpriv.world import World, build_world
+
+__all__ = ["attack_run", "copy_run", "plan_attacks", "write_attacked"]
+
+# What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
+# of the same examples are attacked together.
+_FREE = ("adversary.counterfactual", "adversary.join_uploads", "engine.device", "engine.threads")
+
+_SUMMARY = TypeAdapter(dict[str, Any])
+_GUARANTEE = TypeAdapter(Guarantee | None)
+_STOPS = TypeAdapter(tuple[Stop, ...])
+
+
+def attack_run(
+    path: Path,
+    names: Sequence[str],
+    victims: Sequence[str],
+    overrides: Sequence[str],
+    out: Path | None,
+    command: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Attack the observations of a run's folder and add the results.
+
+    An attack with the settings of the run replaces its own earlier results; one with other settings stands beside them
+    under a name that says so, such as ``iga,tv=0.001``.
+
+    Args:
+        path: the run's folder.
+        names: of attacks; none: those that the overrides are about, else those of the run.
+        victims: names of the observations to attack, such as 1-3 for round 1, client 3; none: all.
+        overrides: ``key=value``: settings of the attacks, the device, the threads, or adversary.counterfactual.
+        out: copy the folder there and leave the run as it is; ``None``: add to the run's folder.
+        command: what repeats this, for the report.
+        progress: told what happens.
+
+    Returns:
+        The new content of summary.json.
+
+    Raises:
+        InputError: the folder is not that of a run, heard nothing, or is damaged; an attack, victim or setting is not
+            known.
+        RunFailedError: the results cannot be written.
+    """
+    source = RunFolder.open(path)
+    before = source.experiment()
+    experiment = load_run(path, _checked(overrides, names))
+    attacks = plan_attacks(before, experiment, names or _meant(overrides))
+    earlier = _read_earlier(source)
+    if not attacks:
+        raise InputError(f"{path}: its settings name no attack; name one with --attack: {', '.join(ATTACKS)}")
+    if not list_observations(source.observations):
+        raise InputError(f"{path} holds no observations: {_why_none(before)}")
+    world = build_world(experiment, source.secret(experiment) if experiment.hides_batches else None)
+    wanted = chosen(targets(world, source), victims)
+    _refuse_unsuited(attacks, wanted)
+    _refuse_unreadable(world, source, wanted)
+    read_scores(source)  # what is wrong is told before anything is written and the attacks take their time
+    folder = source if out is None else copy_run(source, out)
+    warnings = attack_warnings(world, [attack.name for attack in attacks])
+    for text in warnings:
+        progress.warn(text)
+    # In a copy everything is there that the attack needs: it goes on there.
+    with writing(_command(folder.path, names, victims, overrides)):
+        leakage = attack_observations(world, folder, attacks, progress, victims)
+        return _write_attacked(folder, before, earlier, leakage, warnings, command)
+
+
+def _command(path: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str]) -> str:
+    options = (("--attack", names), ("--victim", victims), ("--set", overrides))
+    words = [word for option, values in options for value in values for word in (option, value)]
+    return shlex.join(["fedpriv", "attack", str(path), *words])
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What the run wrote about itself: summary.json, and what its sentences are made of."""
+
+    summary: dict[str, Any]
+    worst: Guarantee | None
+    stops: tuple[Stop, ...]
+
+
+def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str]) -> tuple[PlannedAttack, ...]:
+    """Name the attacks to make; one whose settings differ from the run's says in what.
+
+    Args:
+        before: the settings of the run.
+        experiment: the same with overrides.
+        names: of attacks; none: those of the run.
+
+    Raises:
+        InputError: there is no attack of a name, or it is named twice.
+    """
+    for number, name in enumerate(names):
+        if name not in ATTACKS:
+            raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+        if name in names[:number]:
+            raise InputError(f"attack {name} is named twice")
+    chosen = names or before.adversary.attacks
+    joined = ["joined"] if experiment.adversary.join_uploads and not before.adversary.join_uploads else []
+    plans = []
+    for name in chosen:
+        usual, config = getattr(before.adversary, name), getattr(experiment.adversary, name)
+        plans.append(PlannedAttack(name, ",".join([name, *joined, *_differences(usual, config)]), config))
+    return tuple(plans)
+
+
+def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[Target]) -> None:
+    """What clients were sent cannot be changed afterwards: an active attack has to be part of the run."""
+    crafted = {target.crafted for target in heard}
+    for attack in attacks:
+        active = ATTACKS[attack.name].active
+        if active and True not in crafted:
+            raise InputError(
+                f"attack {attack.name}: the clients of this run were sent the model, not parameters that were made for "
+                f"{attack.name}; it has to be part of the run: adversary.attacks = ['{attack.name}']"
+            )
+        if not active and crafted == {True}:
+            raise InputError(
+                f"attack {attack.name}: the uploads are of parameters that an active server made (imprint), not of the "
+                "model; make this attack on another run"
+            )
+        if active and attack.label != attack.name:
+            raise InputError(
+                f"--set adversary.{attack.name}: its settings decided what the clients were sent, and cannot be "
+                "changed afterwards"
+            )
+
+
+def _differences(usual: BaseModel, config: BaseModel) -> list[str]:
+    keys = [key for key in type(config).model_fields if getattr(config, key) != getattr(usual, key)]
+    # The label is part of the pictures' names, too.
+    return [re.sub(r"[^A-Za-z0-9.,=_+-]", "_", f"{key}={getattr(config, key)}") for key in keys]
+
+
+def _meant(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The attacks whose settings are overridden."""
+    keys = [text.partition("=")[0].strip().split(".") for text in overrides]
+    return tuple(dict.fromkeys(key[1] for key in keys if len(key) == 3 and key[1] in ATTACKS))
+
+
+def _checked(overrides: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """Refuse to change what the run is about: its results would not be those of one run any more."""
+    for name in _meant(overrides):
+        if names and name not in names:
+            raise InputError(f"--set adversary.{name}: {name} is not among the attacks to make: {', '.join(names)}")
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        if not key.startswith("adversary.") and key.partition(".")[0] in ATTACKS:
+            raise InputError(f"--set {key}: write adversary.{key}")
+        attack = key.removeprefix("adversary.").partition(".")[0]
+        if key not in _FREE and not (key.startswith("adversary.") and attack in ATTACKS):
+            raise InputError(
+                f"--set {key}: an existing run keeps its settings; what may be set here: adversary.NAME.KEY of an "
+                f"attack ({', '.join(ATTACKS)}), {', '.join(_FREE)}"
+            )
+    return overrides
+
+
+def _read_earlier(folder: RunFolder) -> _Earlier:
+    path = folder.path / "summary.json"
+    if not path.is_file():
+        raise InputError(f"{folder.path} has no summary.json: finish the run with fedpriv run --resume {folder.path}")
+    try:
+        summary = _SUMMARY.validate_json(path.read_bytes())
+        worst = _GUARANTEE.validate_python(summary.get("ledger"))
+        return _Earlier(summary, worst, _STOPS.validate_python(summary.get("stops", ())))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def _why_none(experiment: Experiment) -> str:
+    adversary = experiment.adversary
+    if not adversary.attacks:
+        return "it was run with adversary.attacks = [], and then nobody listens"
+    if not threat_model(adversary).grants_uploads:
+        return f"the threat model {adversary.threat_model} withholds the uploads"
+    return f"none of the rounds {list(adversary.rounds)} was finished"
+
+
+def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]) -> None:
+    """What is damaged is left out of an attack, with a warning; but something has to be left to attack."""
+    reasons: list[InputError] = []
+    for target in wanted:
+        try:
+            read_target(world, source, target)
+            return
+        except InputError as error:
+            reasons.append(error)
+    if reasons:
+        raise InputError(f"no upload that is to be attacked can be read ({len(reasons)}): {reasons[0]}")
+
+
+def copy_run(
+    source: RunFolder, out: Path, leave_out: Callable[[str, list[str]], Sequence[str]] | None = None
+) -> RunFolder:
+    """Copy the folder of a run, whole or not at all.
+
+    Args:
+        source: of the run.
+        out: the copy, which must not hold anything yet.
+        leave_out: folder, names in it -> names that are not copied, as for :func:`shutil.copytree`.
+
+    Raises:
+        InputError: ``out`` holds something, is inside of ``source``, or cannot be made.
+        RunFailedError: a file cannot be copied: the disk is full, say.
+    """
+    if out.exists() and not is_empty(out):
+        raise InputError(f"{out} exists already; choose another --out")
+    if out.resolve().is_relative_to(source.path.resolve()):
+        raise InputError(f"{out} is inside {source.path}, which --out is to leave as it is; choose another --out")
+    try:
+        shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=leave_out)
+    except shutil.Error as error:
+        shutil.rmtree(out, ignore_errors=True)
+        _, name, reason = error.args[0][0]  # of the first file; it goes on to the last
+        raise RunFailedError(f"{name} cannot be written: {reason}; then give the same command again") from None
+    except OSError as error:
+        raise target_error(error, out) from None
+    return RunFolder.open(out)
+
+
+def _append_command(folder: RunFolder, command: str) -> None:
+    """Commands stand one a line in command.txt, the run's first; the same one is not repeated."""
+    lines = folder.command().splitlines()
+    if command not in lines:
+        folder.write_text("command.txt", "".join(f"{line}\n" for line in [*lines, command]))
+
+
+def _on_the_wire(folder: RunFolder) -> list[str]:
+    """What a listener on the network heard, where the observations are its."""
+    return [read_listened(folder.path).verdict] if (folder.path / LISTENED).is_file() else []
+
+
+def write_attacked(folder: RunFolder, experiment: Experiment, command: str) -> dict[str, Any]:
+    """Bring the summary up to date where there was nothing to attack.
+
+    Returns:
+        The new content of summary.json.
+
+    Raises:
+        RunFailedError: the report cannot be written.
+        WriteError: something else cannot be.
+    """
+    return _write_attacked(folder, experiment, _read_earlier(folder), Leakage(), (), command)
+
+
+def _write_attacked(
+    folder: RunFolder,
+    experiment: Experiment,
+    earlier: _Earlier,
+    leakage: Leakage,
+    warnings: Sequence[str],
+    command: str,
+) -> dict[str, Any]:
+    _append_command(folder, command)
+    summary = _updated(folder, experiment, earlier, leakage, warnings)
+    folder.write_json("summary.json", summary)
+    return summary
+
+
+def _updated(
+    folder: RunFolder, experiment: Experiment, earlier: _Earlier, leakage: Leakage, warnings: Sequence[str]
+) -> dict[str, Any]:
+    """Bring the attacks' part of the summary up to date; the rest stays as the run left it."""
+    records = folder.rounds()
+    last = records[-1] if records else None
+    status = str(earlier.summary.get("status", "failed"))
+    threshold, scores = experiment.adversary.success_ssim, leakage.scores
+    results = attack_results(scores, threshold, leakage.lpips_reason, experiment.seed)
+    sentences = verdict(experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked)
+    return {
+        **earlier.summary,
+        "attacks": [asdict(result) for result in results],
+        "attack_seconds": {**earlier.summary.get("attack_seconds", {}), **leakage.seconds},
+        "verdict": [*_on_the_wire(folder), *sentences],
+        "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
+        "threat_model": asdict(threat_model(experiment.adversary)),
+        "command": folder.command(),
+    }

@@ -1,0 +1,340 @@
+"""The attack stage: what the tap heard goes to the attacks, what they return to the referee, and all of it is written.
+
+The adversary gets observations and public settings. What knows the truth is in :mod:`fedpriv.lab.victims` and in the
+referee, and nothing of it flows back.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from attacks.baselines import Guess, guesses
+from attacks.campaign import Campaign
+from attacks.observation import Observation
+from attacks.reconstruction import ATTACKS, AttackJob, other_batches
+from attacks.referee import Score, Scores, Truth, score, score_guesses
+from attacks.threat import Access, ThreatModel, threat_model
+from fedpriv.errors import InputError
+from fedpriv.lab.attack_on_ray import attack_on_ray
+from fedpriv.lab.victims import (
+    Target,
+    approximation,
+    chosen,
+    read_target,
+    surplus,
+    targets,
+    truth,
+    without_mechanism,
+)
+from fedpriv.progress import Progress
+from fedpriv.randomness import torch_stream
+from fedpriv.runs import RunFolder, parse_json
+from fedpriv.threads import cpu_threads
+from fedpriv.world import World
+
+__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks", "read_scores"]
+
+PROTECTED, UNPROTECTED = "protected", "unprotected"
+SCORES = "reconstructions/scores.jsonl"
+
+_SCORE = TypeAdapter(Score)
+
+
+@dataclass(frozen=True)
+class PlannedAttack:
+    """One attack that will be made.
+
+    Attributes:
+        name: in the table of attacks.
+        label: how scores and pictures name it: the name, and the settings in which it differs from the run's.
+        config: its settings.
+    """
+
+    name: str
+    label: str
+    config: Any
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What the attack stage found.
+
+    Attributes:
+        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
+            the folder before included.
+        lpips_reason: why there is no LPIPS; ``None`` where it was computed.
+        refusals: what could not be attacked, and why.
+        unattacked: how many of the uploads that were heard no attack could work on.
+        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
+            scores, which are the same whenever the same attacks are made.
+    """
+
+    scores: tuple[Score, ...] = ()
+    lpips_reason: str | None = None
+    refusals: tuple[str, ...] = ()
+    unattacked: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def plus(self, scored: Scores) -> "Leakage":
+        """Return this with more scores."""
+        return replace(self, scores=self.scores + scored.scores, lpips_reason=scored.lpips_reason or self.lpips_reason)
+
+    def refused(self, text: str, progress: Progress) -> "Leakage":
+        """Return this with one more thing that could not be attacked, and say so."""
+        progress.warn(text)
+        return replace(self, refusals=(*self.refusals, text))
+
+
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """One observation, and what only the referee may know of it; ``more``: other uploads of the same examples."""
+
+    target: Target
+    kind: str
+    observation: Observation
+    truth: Truth
+    more: tuple[Observation, ...] = ()
+
+    @property
+    def uploads(self) -> Observation | tuple[Observation, ...]:
+        """What an attack is given: one upload, or several of the same examples."""
+        return (self.observation, *self.more) if self.more else self.observation
+
+
+def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
+    """Return the attacks that the settings name."""
+    adversary = world.experiment.adversary
+    return tuple(PlannedAttack(name, name, getattr(adversary, name)) for name in adversary.attacks)
+
+
+def attack_observations(
+    world: World,
+    folder: RunFolder,
+    attacks: Sequence[PlannedAttack],
+    progress: Progress,
+    victims: Sequence[str] = (),
+) -> Leakage:
+    """Attack what was heard, score the results, and add scores and pictures to those of the folder.
+
+    Args:
+        world: the experiment, built.
+        folder: of the run.
+        attacks: what to try.
+        progress: told what happens.
+        victims: names of the observations to attack (see :func:`fedpriv.lab.victims.chosen`); none: all.
+
+    Raises:
+        InputError: a victim was not heard, or the folder is damaged.
+    """
+    with cpu_threads(world.experiment.engine.threads):
+        return _attack_observations(world, folder, attacks, progress, victims)
+
+
+def read_scores(folder: RunFolder) -> tuple[Score, ...]:
+    """Return what earlier attacks left in the folder.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder.path / SCORES
+    if not path.exists():
+        return ()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+
+
+def _attack_observations(
+    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress, victims: Sequence[str]
+) -> Leakage:
+    every = targets(world, folder)
+    wanted = chosen(every, victims)
+    threat = threat_model(world.experiment.adversary)
+    progress.stage(threat.describe())
+    allowed, leakage = _allowed(attacks, threat)
+    wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
+    for name in surplus(folder, every):
+        leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
+    heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
+    if world.experiment.adversary.join_uploads:
+        heard, leakage = _joined(heard, leakage, progress)
+    public, known = _guesses(world, threat), _public_images(world, threat)
+    attacked: dict[Target, _Heard] = {}
+    for attack in allowed if heard else ():
+        suited = [one for one in heard if _suits(attack, one.target)]
+        if not suited:
+            leakage = leakage.refused(f"attack {attack.label} refused: {_unsuited(attack)}", progress)
+        campaign = _campaign(world, attack, suited, known, progress)
+        for number, result in campaign.found.items():
+            one = suited[number]
+            attacked[one.target] = one
+            note = "; ".join(text for text in (result.note, approximation(world, one.target)) if text)
+            result = replace(result, attack=attack.label, note=note)
+            threshold = world.experiment.adversary.success_ssim
+            scored = score(result, one.kind, one.truth, public, world.dataset.std, threshold)
+            leakage = leakage.plus(scored)
+            _save_pictures(folder, f"{attack.label}-{one.kind}", one.truth, scored.pictures)
+        if campaign.found:
+            spent = sum(result.seconds for result in campaign.found.values())
+            leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
+        for text in _failures(attack, suited, campaign):
+            leakage = leakage.refused(text, progress)
+    progress.stage("scoring and writing the report")
+    for one in attacked.values():
+        scored = score_guesses(public, one.truth, world.dataset.std)
+        leakage = leakage.plus(scored)
+        _save_pictures(folder, "original", one.truth, dict(enumerate(one.truth.images)))
+        _save_pictures(folder, "guess-class", one.truth, scored.pictures)
+    for guess in public:
+        folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
+    missed = len({one.target for one in heard} - attacked.keys())
+    scores = _merged(read_scores(folder), leakage.scores)
+    folder.write_jsonl(SCORES, [asdict(line) for line in scores])
+    return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed)
+
+
+def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
+    """The attacks that the threat model gives what they need; of the others the user was told before."""
+    reasons = {attack: threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
+    refusals = tuple(f"attack {attack.name} refused: {reason}" for attack, reason in reasons.items() if reason)
+    return [attack for attack in attacks if reasons[attack] is None], Leakage(refusals=refusals)
+
+
+def _suits(attack: PlannedAttack, target: Target) -> bool:
+    """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
+    return ATTACKS[attack.name].active == target.crafted
+
+
+def _unsuited(attack: PlannedAttack) -> str:
+    made = "made for it" if ATTACKS[attack.name].active else "those of the model"
+    return f"it needs uploads of parameters that are {made}, and none of those was heard"
+
+
+def _heard(
+    world: World, folder: RunFolder, wanted: Sequence[Target], leakage: Leakage, progress: Progress
+) -> tuple[list[_Heard], Leakage]:
+    """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
+    heard: list[_Heard] = []
+    empty = damaged = 0
+    for target in wanted:
+        known = truth(world, target)
+        if len(known.images) == 0:
+            empty += 1
+            continue
+        try:
+            observation = read_target(world, folder, target)
+        except InputError as error:
+            damaged += 1
+            leakage = leakage.refused(f"{target.title} is left out: {error}", progress)
+            continue
+        heard += [_Heard(target, kind, one, known) for kind, one in _uploads(world, observation, target).items()]
+    if empty:
+        text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
+        leakage = leakage.refused(text, progress)
+    return heard, replace(leakage, unattacked=damaged)
+
+
+def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
+    """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
+    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
+    for one in heard:
+        groups.setdefault((one.target.clients, one.kind, one.target.crafted), []).append(one)
+    if all(len(members) == 1 for members in groups.values()):
+        return list(heard), leakage.refused("adversary.join_uploads: no client was heard more than once", progress)
+    reasons = {
+        key: other_batches([one.observation for one in members]) if len(members) > 1 else None
+        for key, members in groups.items()
+    }
+    for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
+        leakage = leakage.refused(f"adversary.join_uploads: {reason}", progress)
+    joined: list[_Heard] = []
+    for key, members in groups.items():
+        if reasons[key] is None:
+            members = [replace(members[0], more=tuple(one.observation for one in members[1:]))]
+        joined += members
+    return joined, leakage
+
+
+def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
+    """What was sent, and what would have been sent without the mechanism, which only the laboratory can compute."""
+    if world.experiment.hears_masked:
+        # What would be heard without the mechanism is masked as well, and says as little.
+        return {PROTECTED: observation}
+    if world.experiment.mechanism.name == "none":
+        return {UNPROTECTED: observation}
+    kinds = {PROTECTED: observation}
+    if world.experiment.adversary.counterfactual:
+        kinds[UNPROTECTED] = without_mechanism(world, observation, target)
+    return kinds
+
+
+def _guesses(world: World, threat: ThreatModel) -> tuple[Guess, ...]:
+    """What may be offered without any upload; the test images are public in this laboratory."""
+    dataset = world.dataset
+    labels = dataset.y_test if Access.LABELS in threat.grants else None
+    return guesses(dataset.x_test.float() / 255, labels, dataset.classes)
+
+
+def _public_images(world: World, threat: ThreatModel) -> Tensor | None:
+    """The test images, (M, C, H, W) on [0, 1], where the threat model grants them; no client has any of them."""
+    return world.dataset.x_test.float() / 255 if Access.PUBLIC_DATA in threat.grants else None
+
+
+def _campaign(
+    world: World, attack: PlannedAttack, heard: Sequence[_Heard], public_images: Tensor | None, progress: Progress
+) -> Campaign:
+    """Run one attack on all uploads, as one batch or spread over Ray tasks."""
+    observations = [one.uploads for one in heard]
+    seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
+    listener = partial(progress.attack_advanced, attack.label)
+    job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
+    return attack_on_ray(world.experiment.engine, job)
+
+
+def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:
+    """One line for each upload that the attack failed on; one for all, where all failed for the same reason."""
+    reasons = set(campaign.failures.values())
+    if not campaign.found and len(reasons) == 1:
+        return [f"attack {attack.label} refused: {reasons.pop()}"]
+    return [
+        f"attack {attack.label} refused, {heard[number].target.title}, {heard[number].kind}: {reason}"
+        for number, reason in campaign.failures.items()
+    ]
+
+
+def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
+    """Earlier scores, with those of images that the same attack was made on again replaced; guesses come last."""
+    again = {_about(score) for score in new}
+    every = [*(score for score in before if _about(score) not in again), *new]
+    groups = list(dict.fromkeys((score.attack, score.upload) for score in (*before, *new)))
+    return tuple(sorted(every, key=lambda score: (score.upload == "none", groups.index((score.attack, score.upload)))))
+
+
+def _about(score: Score) -> tuple[str, str, int, int, int]:
+    return score.attack, score.upload, score.round, score.client, score.image
+
+
+def _save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
+    """Write images (C, H, W) on [0, 1] as PNG, numbered where a client has several."""
+    sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
+    for number, image in pictures.items():
+        client, place = known.place(number)
+        name = f"{known.round:04d}-{client:04d}-{what}" + (f"-{place}" if sizes[client] > 1 else "")
+        folder.write_bytes(f"reconstructions/{name}.png", _png(image))
+
+
+def _png(image: Tensor) -> bytes:
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
