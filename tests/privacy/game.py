@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clients.app import app
+from clients.app import client_app
 from fedpriv.accounting import guarantee
 from fedpriv.config import NOISE_PARAMETER, Experiment
 from fedpriv.engines.identity import assume_server_identity
@@ -45,6 +45,7 @@ from fedpriv.errors import RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import Mechanism, build_mechanism
 from fedpriv.plan import Plan
+from fedpriv.randomness import Secret
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import unpack
 from fedpriv.world import State, World, build_world
@@ -73,6 +74,8 @@ BASE: dict[str, Any] = {
 }
 CLIP_NORM = 0.5
 RUN_ID = 1
+# One for all games, so that they repeat; the noise of two rounds, or of two questions, is independent all the same.
+SECRET = Secret(bytes(range(32)))
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------
@@ -282,8 +285,8 @@ class Game:
 def release(grid: InlineGrid, world: World, task: str, client: int, number: int, state: State) -> Answer:
     """Ask a client to train in a round, or all of them where only their sum can be read.
 
-    The one place that knows how a client is asked, and what its noise follows from: the experiment's seed in ``task``,
-    client and round.
+    The one place that knows how a client is asked. Its noise follows from the secret in the grid's app, the client, the
+    round, and what it is sent.
     """
     if world.experiment.federation.secure_aggregation:
         return _release_sum(grid, world, task, number, state)
@@ -313,10 +316,11 @@ class Table:
         states: what clients are sent in each round, one after the other.
     """
 
-    def __init__(self, game: Game, noise: float = 1.0) -> None:
+    def __init__(self, game: Game, noise: float = 1.0, secret: Secret = SECRET) -> None:
         assume_server_identity(RUN_ID)
         self.game = game
-        self.worlds = {side: build_world(game.experiment(side, noise)) for side in ("left", "right")}
+        self.worlds = {side: build_world(game.experiment(side, noise), secret) for side in ("left", "right")}
+        self._app = client_app(secret)
         self.states = tuple(make(self.worlds["left"].initial) for make in game.parameters)
         self._tasks = {side: world.experiment.model_dump_json() for side, world in self.worlds.items()}
         self._runs = {"left": count(0, 2), "right": count(1, 2)}  # no run has the rounds, and the noise, of another
@@ -342,7 +346,7 @@ class Table:
 
     def grid(self, side: str) -> InlineGrid:
         """Clients who were never asked."""
-        return InlineGrid(app, self.worlds[side].experiment.federation.clients)
+        return InlineGrid(self._app, self.worlds[side].experiment.federation.clients)
 
     def ask(self, grid: InlineGrid, side: str, client: int, number: int, state: State) -> Answer:
         """Ask a client in round ``number``."""

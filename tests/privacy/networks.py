@@ -50,12 +50,12 @@ class Standardised(nn.Module):
 
 
 class Raising(Heads):
-    """Refuses a blank image, as code does that checks what it is given."""
+    """Refuses one image, as code does that checks what it is given; none that a model is tried with before a run."""
 
     def forward(self, x: Tensor) -> Tensor:
-        blank = torch.nonzero((x == -1).flatten(1).all(dim=1)).flatten().tolist()
-        if blank:
-            raise ValueError(f"image {blank[0]} of the batch is blank")
+        odd = torch.nonzero((x.flatten(1) == torch.tensor([1.0, -1.0])).all(dim=1)).flatten().tolist()
+        if odd:
+            raise ValueError(f"image {odd[0]} of the batch is odd")
         return super().forward(x)
 
 

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -22,9 +23,12 @@ from clients import app as client_app
 from fedpriv.accounting.gaussian import gaussian_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.gradients import Block, GradientOperator
+from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.lab import resume_run, start_run
-from fedpriv.mechanisms import GaussianMechanism
+from fedpriv.mechanisms import GaussianMechanism, Mechanism
 from fedpriv.progress import Silent
+from fedpriv.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, build_world
 from tests.privacy.bounds import Scores, Verdict, play
@@ -106,11 +110,12 @@ def colliding() -> Verdict:
 
 def replayed() -> Verdict:
     """The adversary knows the experiment, its seed included, and runs the client's own code on what it suspects."""
-    table = Table(Game(TURNED, {"mechanism": GAUSSIAN}))
+    game = Game(TURNED, {"mechanism": GAUSSIAN})
+    table, guess = Table(game, secret=Secret.drawn()), Table(game, secret=Secret.of_seed(0))
     rounds = {"left": count(1, 2), "right": count(2, 2)}
 
     def same(side: str, number: int) -> bool:
-        return torch.equal(answer(table, side, 0, number), answer(table, "left", 0, number))
+        return torch.equal(answer(table, side, 0, number), answer(guess, "left", 0, number))
 
     def draw(side: str, runs: int) -> Scores:
         return {"equals the replay": np.array([same(side, next(rounds[side])) for _ in range(runs)], np.float64)}
@@ -186,13 +191,13 @@ def recalibrated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[float, 
         around gradients of opposite signs it is exact (Balle and Wang 2018, Theorem 8).
     """
     used: list[float] = []
-    release_ = GaussianMechanism.release
+    release_ = GaussianMechanism._release
 
     def spy(self: GaussianMechanism, *args: object) -> object:
         used.append(self.sigma)
         return release_(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(GaussianMechanism, "release", spy)
+    monkeypatch.setattr(GaussianMechanism, "_release", spy)
     found = resumed(folder, {"rounds": 20}, target_epsilon=1.0)
     if found is None:
         return None
@@ -241,8 +246,64 @@ FINDINGS: dict[str, Callable[[Path], Verdict | None]] = {
     "6: no length": lambda _: beyond_the_bound(LAYER, "cancelling, longer"),
 }
 
-# finding -> module.name of what fixes it: what stands in for it. Empty: not fixed yet, the code itself is the mutant.
-FIXES: dict[str, dict[str, object]] = {finding: {} for finding in (*FINDINGS, "5: recalibrated")}
+
+def refusing(self: Mechanism, gradients: GradientOperator) -> GradientOperator:
+    """As it was: a gradient that is not finite ends the client's round."""
+    if not bool(torch.isfinite(gradients.magnitudes()).all()):
+        raise ValueError("a gradient is not finite")
+    return gradients
+
+
+@dataclass(frozen=True)
+class ThirtyTwoBits:
+    """As it was: noise that follows from 32 bits of a torch generator's seed."""
+
+    client: int
+    round: int
+
+    def stream(self, purpose: str, step: int) -> NoiseStream:
+        bits = torch_stream(7, purpose, self.client, step)
+        return NoiseStream(bytes(torch.randint(256, (32,), generator=bits).tolist()))
+
+
+def of_client_and_round(secret: Secret, client: int, round_number: int, received: bytes) -> Secret:
+    """As it was: whatever is asked in a round gets the same noise."""
+    return secret.derived("answer", client, round_number)
+
+
+def no_rounding(gradients: FactoredGradients, block: Block | None = None) -> Tensor:
+    """As it was: nothing was known of what rounding does where terms cancel."""
+    return torch.zeros(gradients.examples, dtype=gradients.dtype)
+
+
+def any_length(gradients: GradientOperator, block: Block | None) -> Tensor:
+    """As it was: a gradient had a direction unless its norm was next to nothing."""
+    limits = torch.finfo(gradients.dtype)
+    return torch.full((gradients.examples,), limits.tiny / limits.eps, dtype=torch.float64)
+
+
+CANCELLING: dict[str, object] = {
+    "fedpriv.gradients.factored.FactoredGradients.roundings": no_rounding,
+    "fedpriv.mechanisms.batch_sum._shortest": any_length,
+}
+
+# finding -> module.name of what fixes it: what stands in for it.
+FIXES: dict[str, dict[str, object]] = {
+    "1: NaN": {"fedpriv.mechanisms.base.Mechanism._admitted": refusing},
+    "1: raises": {"clients.training._unless_raised": lambda compute: compute()},
+    "1: overflow": {"fedpriv.mechanisms.base.Mechanism._admitted": refusing},
+    "2: mixing": {"fedpriv.world._refuse_leaks": lambda *_: None},
+    "3: collisions": {"clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
+    "3: replay": {"fedpriv.randomness.Secret.drawn": staticmethod(lambda: Secret.of_seed(0))},
+    "4: asked twice": {
+        "clients.app.answer_secret": of_client_and_round,
+        "clients.app.secret_for": lambda context, number, received, shared: shared,
+    },
+    "5: rewritten": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
+    "5: recalibrated": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
+    "6: block longer than 1": CANCELLING,
+    "6: gradient longer than clip_norm": CANCELLING,
+}
 
 
 @contextmanager
@@ -261,20 +322,14 @@ def forget_worlds() -> None:
     build_world.cache_clear()
 
 
-def unless_fixed(finding: str) -> object:
-    unfixed = [] if FIXES[finding] else [pytest.mark.xfail(strict=True, reason="not fixed yet")]
-    slow = [pytest.mark.slow] if finding.startswith("5") else []  # they run whole experiments
-    return pytest.param(finding, marks=[*unfixed, *slow])
-
-
-@pytest.mark.parametrize("finding", [unless_fixed(finding) for finding in FINDINGS])
+@pytest.mark.parametrize("finding", FINDINGS)
 def test_the_finding_is_fixed(finding: str, tmp_path: Path) -> None:
     verdict = FINDINGS[finding](tmp_path / "run")
     assert verdict is None or not verdict.violation, str(verdict)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("finding", FINDINGS)
+@pytest.mark.parametrize("finding", [finding for finding in FINDINGS if finding in FIXES])
 def test_the_game_finds_it_without_its_fix(finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with without_its_fix(finding, monkeypatch):
         verdict = FINDINGS[finding](tmp_path / "run")
@@ -282,10 +337,7 @@ def test_the_game_finds_it_without_its_fix(finding: str, tmp_path: Path, monkeyp
     assert verdict.violation, str(verdict)
 
 
-@pytest.mark.parametrize("finding", [unless_fixed("5: recalibrated")])
-def test_noise_is_not_calibrated_anew_in_the_middle_of_a_run(
-    finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_not_calibrated_anew_in_the_middle_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = recalibrated(tmp_path / "run", monkeypatch)
     assert found is None or found[1] <= found[0] * (1 + 1e-9)
 

@@ -77,7 +77,7 @@ WORST_CASES = {
     "cancelling, longer": WorstCase(alone(cancelling(16)), "positions"),
     # The network gives NaN, or raises, for the victim only.
     "nan": WorstCase(pair(BLANK, ONE_PIXEL, ONE_PIXEL, MANY, (0, 0)), "standardised"),
-    "raises": WorstCase(pair(BLANK, WHITE, WHITE, MANY, (0, 0)), "raising"),
+    "raises": WorstCase(pair(ONE_PIXEL, WHITE, WHITE, MANY, (0, 0)), "raising"),
     # The server sends parameters under which the victim's logits overflow.
     "overflow": WorstCase(pair(WHITE, WHITE // 128, WHITE // 128, MANY, (0, 0)), parameters=huge),
 }
