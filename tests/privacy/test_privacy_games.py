@@ -66,8 +66,6 @@ def claims_it(mechanism: str, case: str, sampling: str) -> bool:
 # In a data set of one example there is nothing to sample, and nothing to share with other clients.
 ALONE = {name for name, case in WORST_CASES.items() if len(case.neighbours.left.labels) == 1}
 
-# Worst cases that find out what is not fixed yet (``test_privacy_findings``).
-UNFIXED = ("cancelling", "cancelling, longer", "nan", "raises", "overflow")
 
 PRODUCT = [
     (mechanism, case, sampling)
@@ -98,8 +96,7 @@ def is_fast(mechanism: str, case: str, sampling: str) -> bool:
 
 
 def marked(mechanism: str, case: str, other: str, *, slow: bool) -> object:
-    unfixed = [pytest.mark.xfail(reason="not fixed yet")] if case in UNFIXED else []
-    return pytest.param(mechanism, case, other, marks=[*unfixed, *([pytest.mark.slow] if slow else [])])
+    return pytest.param(mechanism, case, other, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(
