@@ -68,7 +68,7 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
             yield
     finally:
         np.random.set_state(kept[0])  # noqa: NPY002
-        pass
+        random.setstate(kept[1])
 
 
 def generator_states() -> tuple[object, ...]:
