@@ -4,17 +4,18 @@ import copy
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gradient_models import CASES, CLASSES, build, loss
+from gradient_models import CASES, CLASSES, Attention, build, loss
 from torch import Tensor, nn
 from torch.nn import functional
 
 import fedpriv.gradients.mixing
 from fedpriv.errors import InputError
-from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
+from fedpriv.gradients import GradientOperator, per_example_gradients, refuse_mixed_examples
 from fedpriv.randomness import generator_states, seeded_generators
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -297,19 +298,26 @@ def test_layers_that_draw_random_numbers_are_accepted() -> None:
     accepted(nn.Sequential(nn.Linear(6, 7), nn.RReLU(), nn.Dropout(0.5), nn.AlphaDropout(0.1), nn.Linear(7, CLASSES)))
 
 
-def test_large_numbers_that_no_layer_of_its_own_can_follow_are_no_mixing() -> None:
-    """In a row of large numbers attention is nothing but rounding: then all gradients are computed another way."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_large_numbers_that_change_the_route_are_no_mixing(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding is all that attention makes of them: then all gradients are dense, and rounded in another way."""
 
-    class Attending(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.last = nn.MultiheadAttention(2, 2, batch_first=True), nn.Linear(6, CLASSES)
-
+    class Dropping(Attention):
         def forward(self, x: Tensor) -> Tensor:
-            x = x.unflatten(1, (3, 2))
-            return self.last(functional.dropout(self.body(x, x, x)[0].flatten(1), 0.3, self.training))
+            inner = self.body(x, x, x, need_weights=False)[0]
+            return self.head(functional.dropout(inner, dropout, self.training and dropout > 0))
 
-    accepted(Attending())
+    routes = set()
+
+    def watched(*args: Any) -> GradientOperator:
+        gradients = per_example_gradients(*args)
+        routes.add(tuple(gradients.routes))
+        return gradients
+
+    monkeypatch.setattr(fedpriv.gradients.mixing, "per_example_gradients", watched)
+    torch.manual_seed(4)
+    refuse_mixed_examples(Dropping(), loss, torch.randn(EXAMPLES, 3, 4), labels())
+    assert routes == {("body", "head.out"), ("",)}
 
 
 @pytest.mark.parametrize("layer", [nn.ReLU(), nn.LayerNorm(WIDTH), nn.GroupNorm(2, WIDTH)])
