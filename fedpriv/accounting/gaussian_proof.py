@@ -11,7 +11,15 @@ from fedpriv.accounting.amplification import amplified_rdp
 from fedpriv.accounting.gaussian import gaussian_epsilon, poisson_pld_epsilon, poisson_rdp_epsilon
 from fedpriv.accounting.pairs import GaussianPair, Pair
 from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, poisson_replaced_rdp
-from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, NO_NOMINAL, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.proofs import (
+    COMPOSED_NUMERICALLY,
+    NO_NOMINAL,
+    RENYI_TO_EPSILON,
+    SAMPLED_RDP,
+    Claim,
+    Proof,
+    smallest,
+)
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon
 
@@ -53,18 +61,13 @@ class GaussianProof(Proof):
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
     def numerical_claims(self, known: float) -> list[Claim]:  # noqa: D102
-        release = self.release
-        if not self._is_zero_out:
-            return super().numerical_claims(known)
-        if not self._is_poisson:
-            return []
-        exact = poisson_pld_epsilon(
-            self._sigma, float(release.rate), int(release.participations), float(release.delta), known
-        )
-        if exact is None:
-            return [self._sampled_renyi()]
-        theorem = f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
-        return [Claim(exact, theorem)]
+        if self._is_zero_out:
+            return self._zero_out_numerical(known) if self._is_poisson else []
+        claims = super().numerical_claims(known)
+        if claims or not self._is_poisson:
+            return claims
+        # A tight bound may ask for a grid too fine to compute on; a looser one is proven, too, and takes a coarser.
+        return super().numerical_claims(max(known, self._fixed_size_bound()))
 
     def notes(self) -> tuple[str, ...]:  # noqa: D102
         if self.release.sampling != "poisson":
@@ -121,6 +124,20 @@ class GaussianProof(Proof):
         )
         return Claim(epsilon, theorem)
 
+    def _fixed_size_bound(self) -> float:
+        """An epsilon for batches of a fixed size, and so for Poisson ones."""
+        return smallest(GaussianProof(replace(self.release, sampling="fixed")).cheap_claims()).epsilon
+
+    def _zero_out_numerical(self, known: float) -> list[Claim]:
+        release = self.release
+        exact = poisson_pld_epsilon(
+            self._sigma, float(release.rate), int(release.participations), float(release.delta), known
+        )
+        if exact is None:
+            return [self._sampled_renyi()]
+        theorem = f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
+        return [Claim(exact, theorem)]
+
     def _sampled_renyi(self) -> Claim:
         """Under replace-one, which implies zero-out."""
         step = _poisson_step_rdp if self._is_poisson else _fixed_step_rdp
@@ -168,7 +185,7 @@ def _fixed_step_rdp(sigma: float, rate: float) -> Array:
 def _poisson_step_rdp(sigma: float, rate: float) -> Array:
     """Renyi privacy of one step with a Poisson batch, replace-one.
 
-    It is never above that with a batch of a fixed size: delta of the pair at log(1 + q (exp(epsilon) - 1)) is q times
+    It is no worse than with a batch of a fixed size: delta of the pair at log(1 + q (exp(epsilon) - 1)) is q times
     that of N(1) against a mixture of N(0) and N(-1) at epsilon (Balle, Barthe and Gaboardi 2018, Theorem 2).
     """
     exact = poisson_replaced_rdp(ORDERS, sigma, rate)

@@ -231,6 +231,14 @@ def test_the_running_figure_is_renyi_accounting_of_the_exact_divergence():
     assert small.theorem["epsilon"].startswith("Poisson-sampled") and "Renyi accounting" in small.theorem["epsilon"]
 
 
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(3.0, 1e-6, 10**6), (1000.0, 1e-4, 1)])
+def test_where_the_finest_grid_is_too_fine_a_coarser_one_serves(sigma, rate, steps):
+    run = release(sigma, rate, steps, 1e-8 if steps == 1 else 1e-5)
+    parts = ((PoissonGaussianPair(sigma, rate), steps),)
+    assert composed_epsilon(parts, run.delta, running_epsilon(run)) is None
+    assert proven_epsilon(run) <= proven_epsilon(replace(run, sampling="fixed")) < 0.5 * running_epsilon(run)
+
+
 def test_hardly_any_noise_falls_back_to_the_bound_for_a_fixed_size():
     run = release(0.05, 1e-3, 1000)
     assert (
