@@ -72,7 +72,7 @@ class Plan:
         """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size.
 
         Raises:
-            ValueError: the gradients are not of the model that was planned for, or not finite.
+            ValueError: the gradients are not of the model that was planned for.
         """
         return self._release(gradients, self.sampling.batch_size, step)
 

@@ -331,3 +331,16 @@ def test_sides_whose_squares_are_lost() -> None:
             whole = own_norm(mechanism, flat(made.rows(0, 1)), weights)
             sent = own_norm(mechanism, flat(release(mechanism, made)), weights)
             assert sent == pytest.approx(min(1e-6, whole), rel=ROUNDED)
+
+
+def test_sides_whose_squares_are_lost_in_float64() -> None:
+    """They have no direction, and nothing else of the gradient is lost for them."""
+    errors = torch.full((1, 20), 1e-161, dtype=torch.float64)
+    errors[0, 0] *= 3
+    x = torch.linspace(1e40, 2e40, 30, dtype=torch.float64)[None]
+    layer = nn.Linear(30, 20, bias=False).double()
+    made = per_example_gradients(layer, lambda out, _: (out * errors).sum(dim=1), x, torch.zeros(1))
+    assert 0 < float(made.norms()) < 1e-115
+    assert torch.isfinite(made.magnitudes()).all()
+    assert directions_of(made, "weight") == [False]
+    assert lengths(release(VmfMechanism(KAPPA), made), "whole") == pytest.approx([1])
