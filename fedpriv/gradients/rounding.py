@@ -11,10 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["ACCURACY", "SMALLEST_SIDE", "of_products", "of_sums", "reaches", "roundoff", "without_extremes"]
+__all__ = ["ACCURACY", "LOST", "SMALLEST_SIDE", "of_products", "of_sums", "reaches", "roundoff", "without_extremes"]
 
 # What is combined of a gradient may be off by this share of its norm; where it may be off by more, it has no direction.
 ACCURACY = 1e-3
+
+# A gradient is lost to rounding below so many roundings of what is summed to make it.
+LOST = 16
 
 # The largest norm of a side of a product. With a larger one the other side would be scaled to numbers that their type
 # rounds to a few bits or to 0, however short the product.
@@ -44,12 +47,15 @@ def of_products(terms: int) -> float:
 
 
 def without_extremes(norms: Tensor) -> Tensor:
-    """Return norms (...) of sides of products, those that are too large or, but for 0, too small as infinite."""
+    """Return norms (...) of sides of products, with bounds in place of those that are too large or too small.
+
+    The bound of those that are too large is infinite: such gradients count as not finite. With that of those that are
+    too small, which are not 0, a product is below LOST roundings: it has no direction.
+    """
+    norms = norms.masked_fill(norms > LARGEST_SIDE[norms.dtype], torch.inf)
     if norms.dtype == torch.float32:
-        # In float64 the square of any number of float32 is a normal number.
-        return norms.masked_fill(norms > LARGEST_SIDE[norms.dtype], torch.inf)
-    extreme = (norms > LARGEST_SIDE[norms.dtype]) | ((norms > 0) & (norms < SMALLEST_SIDE))
-    return norms.masked_fill(extreme, torch.inf)
+        return norms  # in float64 the squares of all numbers of float32 are normal numbers
+    return norms.masked_fill((norms > 0) & (norms < SMALLEST_SIDE), SMALLEST_SIDE / (LOST * roundoff(norms.dtype)))
 
 
 def reaches(magnitudes: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from torch import Tensor
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, within
-from fedpriv.gradients.rounding import ACCURACY, SMALLEST_SIDE, roundoff
+from fedpriv.gradients.rounding import ACCURACY, LOST, SMALLEST_SIDE, roundoff
 from fedpriv.mechanisms.cosine import Floats, draw_cosines, draw_uniform_cosines
 from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
 from fedpriv.randomness import NoiseStream
@@ -47,9 +47,6 @@ CLEARLY_INDEPENDENT = 1e-2
 # Smallest eigenvalue of inner products in float64 that counts. They are off by 1e-15 to 1e-14, which tilts the basis by
 # that over this; what is left out is below the root of this.
 CLOSE = 1e-9
-
-# A gradient is lost to rounding below so many roundings of what is summed to make it.
-LOST = 16
 
 # The error of basis vectors that is allowed for where gradients are sums that are rounded by more than their type.
 TILT = 1e-2
@@ -241,7 +238,7 @@ def _directions(gradients: GradientOperator, groups: int, block: Block | None) -
                 return Directions(gradients, block, scales), basis
 
     grams = gradients.grams(groups, block).cpu()
-    # Rounding may leave less than 0 where all of a gradient cancels.
+    # Rounding may leave less than 0 where a gradient cancels.
     lengths = grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     scales = torch.where(lengths > shortest, 1 / lengths, 0.0)
     similarity = _similarity(grams, scales)

@@ -24,7 +24,9 @@ __all__ = ["GaussianMechanism"]
 
 @dataclass(frozen=True)
 class GaussianMechanism(Mechanism):
-    """Each gradient is clipped to a norm, the sum gets normal noise, always, also that of an empty batch.
+    """Each finite gradient is clipped to a norm, others count as zero.
+
+    The sum gets normal noise, always, also that of an empty batch.
 
     Attributes:
         sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each

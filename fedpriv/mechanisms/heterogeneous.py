@@ -29,7 +29,9 @@ __all__ = ["HeterogeneousGaussianMechanism"]
 
 @dataclass(frozen=True)
 class HeterogeneousGaussianMechanism(Mechanism):
-    """Each gradient is clipped in a weighted norm, the sum gets normal noise of another size in each coordinate.
+    """Each finite gradient is clipped in a weighted norm, others count as zero.
+
+    The sum gets normal noise of another size in each coordinate, always, also that of an empty batch.
 
     Attributes:
         sigma: noise multiplier, at least 0: the noise of the sum has standard deviation

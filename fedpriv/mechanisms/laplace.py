@@ -25,7 +25,9 @@ __all__ = ["LaplaceMechanism"]
 
 @dataclass(frozen=True)
 class LaplaceMechanism(Mechanism):
-    """Each gradient is clipped in L1, the sum gets Laplace noise, always, also that of an empty batch.
+    """Each finite gradient is clipped in L1, others count as zero.
+
+    The sum gets Laplace noise, always, also that of an empty batch.
 
     Attributes:
         scale: noise over clip_norm, at least 0: the noise of the sum has the density exp(-|x| / b) / (2 b) with

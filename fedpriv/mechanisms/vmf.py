@@ -26,9 +26,10 @@ MOST_KAPPA = 1e7
 class VmfMechanism(Mechanism):
     """Each block of each gradient is scaled (not clipped) to a public length and turned by a von Mises-Fisher draw.
 
-    A gradient of zero has no direction and gets a uniform one. The sum over the batch is drawn exactly from the
-    gradients' inner products (see the module ``batch_sum``), not from B draws of K numbers; for blocks of a given size,
-    which cut through layers, from draws of the blocks (see the module ``block_sum``).
+    A gradient of zero has no direction and gets a uniform one. So does a gradient that is not finite, and one of which
+    only rounding errors are left (see the module ``batch_sum``); that depends on the gradient alone. The sum over the
+    batch is drawn exactly from the gradients' inner products, not from B draws of K numbers; for blocks of a given
+    size, which cut through layers, from draws of the blocks (see the module ``block_sum``).
 
     Attributes:
         kappa: concentration, from 0 (a uniform direction: no signal) to 1e7.

@@ -27,6 +27,7 @@ from fedpriv.mechanisms import (
     batch_sum,
     block_sizes,
 )
+from tests.noise import stream
 
 # The noise of a draw with the largest concentration is shorter than this, and a block of float32 is rounded by less.
 KAPPA, ROUNDED = 1e7, 1e-5
@@ -39,7 +40,7 @@ def flat(vector: Vector) -> Tensor:
 
 
 def release(mechanism: Mechanism, gradients: GradientOperator) -> Vector:
-    return mechanism.release(gradients, 1, torch.Generator().manual_seed(5))
+    return mechanism.release(gradients, 1, stream(5))
 
 
 def lengths(released: Vector, blocks: str) -> list[float]:
@@ -297,7 +298,7 @@ def test_a_direction_depends_on_its_row_alone() -> None:
 def directions_of(gradients: GradientOperator, block: str) -> list[bool]:
     """Which gradients have a direction."""
     with recorded() as used:
-        batch_sum.draw_sum(gradients, 3.0, 1.0, (block,), torch.Generator(), np.random.default_rng(1))
+        batch_sum.draw_sum(gradients, 3.0, 1.0, (block,), stream(), np.random.default_rng(1))
     return [bool(scale > 0) for directions, _ in used for scale in directions.scales.flatten()]
 
 
@@ -331,3 +332,16 @@ def test_sides_whose_squares_are_lost() -> None:
             whole = own_norm(mechanism, flat(made.rows(0, 1)), weights)
             sent = own_norm(mechanism, flat(release(mechanism, made)), weights)
             assert sent == pytest.approx(min(1e-6, whole), rel=ROUNDED)
+
+
+def test_sides_whose_squares_are_lost_in_float64() -> None:
+    """They have no direction, and nothing else of the gradient is lost for them."""
+    errors = torch.full((1, 20), 1e-161, dtype=torch.float64)
+    errors[0, 0] *= 3
+    x = torch.linspace(1e40, 2e40, 30, dtype=torch.float64)[None]
+    layer = nn.Linear(30, 20, bias=False).double()
+    made = per_example_gradients(layer, lambda out, _: (out * errors).sum(dim=1), x, torch.zeros(1))
+    assert 0 < float(made.norms()) < 1e-115
+    assert torch.isfinite(made.magnitudes()).all()
+    assert directions_of(made, "weight") == [False]
+    assert lengths(release(VmfMechanism(KAPPA), made), "whole") == pytest.approx([1])

@@ -117,15 +117,6 @@ def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: in
     assert torch.allclose(flat(ghost), flat(dense), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("blocks", BLOCKS)
-def test_refuses_gradients_that_are_not_finite(value: float, blocks: str) -> None:
-    gradients = rows(5)
-    gradients["b"][3, 1] = value
-    with pytest.raises(ValueError, match=r"1 of 5 examples, the first at position 3 .* NaN or infinite"):
-        release(VmfMechanism(3.0, blocks), gradients)
-
-
 @pytest.mark.parametrize("examples", [1, 3])
 @pytest.mark.parametrize("kappa", [0.0, 0.6])
 def test_one_coordinate_is_a_random_sign(examples: int, kappa: float) -> None:
