@@ -111,7 +111,7 @@ class World:
 
     def sent(self, before: State) -> bytes:
         """Return the digest of parameters that are sent out, and of what they are computed with."""
-        engine = self.experiment.engine.model_dump(mode="json", include=_COMPUTED_WITH)
+        engine = self.experiment.engine.model_dump(mode="json", include=_COMPUTED_WITH) | {"device": str(self.device)}
         return sha256(before.digest() + json.dumps(engine, sort_keys=True).encode()).digest()
 
     def examples(self, client: int, positions: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,7 @@ def choose_device(name: str) -> torch.device:
 
 
 # The settings of the engine that numbers depend on, if only their last digits.
-_COMPUTED_WITH = {"device", "threads", "precision", "gradient_memory"}
+_COMPUTED_WITH = {"threads", "precision", "gradient_memory"}
 
 
 @lru_cache(maxsize=2)

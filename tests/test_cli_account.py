@@ -27,6 +27,7 @@ from fedpriv.accounting import (
 )
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import GaussianMechanism, LaplaceMechanism, Mechanism, VmfMechanism, block_sizes
+from tests.noise import stream
 
 Call = Callable[..., tuple[int, str, str]]
 KEYS = {"nominal_epsilon", "pure_epsilon", "epsilon", "delta", "adjacency", "sampling", "participations", "theorem"}
@@ -390,11 +391,9 @@ def test_the_plot_is_a_picture_and_the_same_again(account: Call, tmp_path: Path,
 
 def measured(mechanism: Mechanism, gradient: torch.Tensor, batch_size: int, draws: int) -> tuple[float, float]:
     """Noise over signal of the real mechanism: B gradients alike; and the standard error of it."""
-    generator = torch.Generator().manual_seed(20_261)
+    noise = stream(20_261)
     column = {"w": gradient.expand(batch_size, -1)}
-    released = torch.stack(
-        [mechanism.release(DenseGradients(column), batch_size, generator)["w"] for _ in range(draws)]
-    )
+    released = torch.stack([mechanism.release(DenseGradients(column), batch_size, noise)["w"] for _ in range(draws)])
     signal = mechanism.expected({"w": gradient})["w"]
     squares = (released - signal).square().sum(1)
     ratio = squares.mean().sqrt() / signal.norm()

@@ -26,7 +26,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import WriteError, append_line, is_empty, remove_parts, write_whole, writing, writing_to
 from fedpriv.listener.notes import Listened, write_listened
 from fedpriv.report import write_comparison
-from fedpriv.runs import Checkpoint, RoundRecord, RunFolder
+from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord
 from tests.full_disk import fill_up, leftovers
 
@@ -222,7 +222,7 @@ def test_the_checkpoint_reaches_the_disk_after_the_lines_that_it_rests_on(
     seen = events(monkeypatch)
     folder = RunFolder.create(here / "run", Experiment())
     assert seen == ["sync part", "name config.toml", "sync run"]
-    folder.append_asked(1, (0,))
+    folder.append_asked(Asked(1, (0,)))
     folder.append_round(RECORD)
     seen.clear()
     folder.save_checkpoint(CHECKPOINT)
@@ -382,7 +382,7 @@ def _process(path: Path) -> None:
 
 
 OPENERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "asked": ("asked.jsonl", lambda path: RunFolder(path).append_asked(1, (0,))),
+    "asked": ("asked.jsonl", lambda path: RunFolder(path).append_asked(Asked(1, (0,)))),
     "metrics": ("metrics.jsonl", lambda path: RunFolder(path).append_round(RECORD)),
     "a sweep's lock": (".lock", _at_work),
     "a trial's lock": ("trials/.0001.lock", _trial_at_work),

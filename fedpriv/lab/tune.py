@@ -29,7 +29,7 @@ from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
@@ -224,7 +224,11 @@ def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
         if len(known.images) == 0:
             continue  # an empty Poisson batch
         uploads = [
-            Upload(client, len(stage.partitions[client]), local_upload(stage, client, before, ROUND))
+            Upload(
+                client,
+                len(stage.partitions[client]),
+                local_upload(stage, client, before, ROUND, stage.secret.derived("rehearsal", client)),
+            )
             for client in clients
         ]
         (observation,) = observe(stage, ROUND, before, uploads)
@@ -253,7 +257,9 @@ def _public_world(world: World, clients: int) -> World:
     public = replace(
         dataset, x_train=dataset.x_test, y_train=dataset.y_test, x_test=dataset.x_test[:0], y_test=dataset.y_test[:0]
     )
-    return replace(world, dataset=public, partitions=tuple(np.sort(draw) for draw in draws), plans=tuple(plans))
+    partitions = tuple(np.sort(draw) for draw in draws)
+    secret = Secret.of_seed(own_seed)
+    return replace(world, dataset=public, partitions=partitions, plans=tuple(plans), secret=secret)
 
 
 def _trial(

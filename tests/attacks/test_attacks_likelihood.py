@@ -217,7 +217,7 @@ class Halving(Mechanism):
     name = "halving"
     deviation: float
 
-    def release(self, gradients: Any, batch_size: int, noise: NoiseStream) -> Vector:
+    def _release(self, gradients: Any, batch_size: int, noise: NoiseStream) -> Vector:
         mean = gradients.combine(torch.full((gradients.examples,), 0.5 / batch_size, dtype=gradients.dtype))
         drawn = gradients.draw(noise)
         return {name: value + self.deviation / batch_size * drawn[name] for name, value in mean.items()}

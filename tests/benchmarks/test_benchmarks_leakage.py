@@ -58,6 +58,7 @@ def test_the_figures_are_those_of_a_run(measured: Path, tmp_path: Path) -> None:
     experiment = Experiment.model_validate(
         {
             "seed": 1,
+            "noise": "reproducible",
             "data": {"name": "digits"},
             "model": {"name": "mlp", "hidden": (256,)},
             "federation": {"clients": 3, "rounds": 1},

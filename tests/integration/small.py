@@ -51,7 +51,9 @@ def left_behind(path: Path) -> dict[str, object]:
     found["asked.jsonl"] = run.asked()
     summary = json.loads((path / "summary.json").read_text())
     found["summary.json"] = {key: value for key, value in summary.items() if key not in ("seconds", "attack_seconds")}
-    found["report.html"] = re.sub(r"(<dt>Time(?: in rounds)?</dt><dd>)[^<]*", r"\1", (path / "report.html").read_text())
+    report = path / "report.html"
+    if report.exists():
+        found["report.html"] = re.sub(r"(<dt>Time(?: in rounds)?</dt><dd>)[^<]*", r"\1", report.read_text())
     return found
 
 

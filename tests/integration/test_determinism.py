@@ -12,6 +12,7 @@ import pytest
 from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
+from fedpriv.report import reported
 from fedpriv.runs import RunFolder
 from tests.integration.small import experiment, left_behind
 
@@ -111,7 +112,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         adversary=ATTACKED,
     )
     (folder / "x.toml").write_text(settings.to_toml())
-    stops = start_run(settings, folder / "whole", f"fedpriv run {folder / 'x.toml'}", Silent()).stops
+    with reported(folder / "whole"):
+        stops = start_run(settings, folder / "whole", f"fedpriv run {folder / 'x.toml'}", Silent()).stops
     assert sorted(stop.client for stop in stops) == [0, 2, 3]
     return folder / "x.toml", folder / "whole"
 
@@ -124,7 +126,8 @@ def test_a_killed_run_resumes_to_the_same_bytes(long_run: tuple[Path, Path], rou
     _wait_for_rounds(tmp_path / "cut", rounds, process)
     process.kill()
     process.communicate()
-    resume_run(tmp_path / "cut", Silent())
+    with reported(tmp_path / "cut"):
+        resume_run(tmp_path / "cut", Silent())
     assert left_behind(tmp_path / "cut") == left_behind(whole)
     assert [record.round for record in RunFolder.open(tmp_path / "cut").rounds()] == list(range(201))
 
@@ -140,5 +143,6 @@ def test_ctrl_c_ends_cleanly_and_can_be_finished(long_run: tuple[Path, Path], tm
     assert b"Traceback" not in stderr
     assert b"--resume" in stderr
     assert (tmp_path / "cut" / "report.html").exists()
-    resume_run(tmp_path / "cut", Silent())
+    with reported(tmp_path / "cut"):
+        resume_run(tmp_path / "cut", Silent())
     assert left_behind(tmp_path / "cut") == left_behind(whole)

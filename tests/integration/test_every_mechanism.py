@@ -64,7 +64,7 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
     assert ledger["mechanism"] == config.name
     assert ledger["unit"] == config.unit
     assert ledger["parameters"][parameter] == config.noise
-    assert set(ledger["parameters"]) <= set(config.read_keys)
+    assert set(ledger["parameters"]) <= {*config.read_keys, "noise"}
     assert not {"epsilon", "target_epsilon", "calibration"} & set(ledger["parameters"])
     assert ledger["worst"]["epsilon"] > 0
     if "target_epsilon" in MECHANISMS[name]:

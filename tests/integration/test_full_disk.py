@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-import fedpriv.lab.audit as lab_audit
+from fedpriv import lab
 from fedpriv.cli import main
+from fedpriv.config import Experiment
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.errors import RunFailedError, RunInterruptedError
-from fedpriv.lab import attack_heard, attack_run, resume_run, start_run
-from fedpriv.lab.audit import audit_run
+from fedpriv.lab import audit as lab_audit
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.listener.notes import Listened, write_listened
-from fedpriv.progress import Silent
-from fedpriv.report import comparison_page, page, write_report, write_sweep_report
+from fedpriv.progress import Progress, Silent
+from fedpriv.report import comparison_page, page, reported, write_report, write_sweep_report
 from fedpriv.runs import DEPLOYMENT, RunFolder
 from fedpriv.sweep import SweepFolder
 from tests.command_line import fedpriv
@@ -35,6 +35,32 @@ SETTINGS: dict[str, dict[str, object]] = {
     "adversary": {"attacks": ["iga"], "victims": 1, "rounds": [2], "iga": {"iterations": 2}},
 }
 FULL = "cannot be written: No space left on device"
+
+
+def start_run(settings: Experiment, folder: Path, command: str, progress: Progress) -> object:
+    """What these four do is what the commands do: the report is a part of it."""
+    with reported(folder):
+        return lab.start_run(settings, folder, command, progress)
+
+
+def resume_run(folder: Path, progress: Progress) -> lab.Summary:
+    with reported(folder):
+        return lab.resume_run(folder, progress)
+
+
+def attack_run(folder: Path, names: Any, victims: Any, overrides: Any, out: Path | None, *told: Any) -> object:
+    with reported(out or folder):
+        return lab.attack_run(folder, names, victims, overrides, out, *told)
+
+
+def attack_heard(folder: Path, heard: Path, names: Any, victims: Any, overrides: Any, out: Path, *told: Any) -> object:
+    with reported(out):
+        return lab.attack_heard(folder, heard, names, victims, overrides, out, *told)
+
+
+def audit_run(run: RunFolder, *told: Any) -> object:
+    with reported(run.path):
+        return lab_audit.audit_run(run, *told)
 
 
 @pytest.fixture(autouse=True)

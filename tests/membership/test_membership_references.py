@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.lab import start_run
 from fedpriv.models import build_model
 from fedpriv.progress import Silent
-from fedpriv.randomness import numpy_stream
+from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
@@ -59,6 +60,17 @@ def others(world: World, count: int) -> list[Reference]:
     return found
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Noise of a client and a step, or of a client and a round, and of nothing else."""
+
+    client: int
+    index: int
+
+    def stream(self, purpose: str, step: int | None = None) -> NoiseStream:
+        return Secret(bytes(32)).stream(purpose, self.client, self.index if step is None else step)
+
+
 def run_alone(settings: Experiment, folder: Path) -> dict[str, Tensor]:
     start_run(settings, folder, "", Silent())
     checkpoint = RunFolder.open(folder).load_checkpoint()
@@ -71,8 +83,14 @@ def run_alone(settings: Experiment, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("mechanism", "federation"), list(itertools.product(MECHANISMS, FEDERATIONS)))
-def test_a_reference_on_the_targets_data_is_the_target(mechanism: str, federation: str, tmp_path: Path) -> None:
-    """The oracle is the real run: server, clients, messages."""
+def test_a_reference_on_the_targets_data_is_the_target(
+    mechanism: str, federation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle is the real run: server, clients, messages. Of themselves the two have two noises."""
+    monkeypatch.setattr("clients.app.answer_secret", lambda _, client, number, __: _Shared(client, number))
+    monkeypatch.setattr(
+        "attacks.membership.references._noise", lambda plan, index: _Shared(plan.client, index).stream("noise")
+    )
     settings = experiment(**FEDERATIONS[federation], mechanism=MECHANISMS[mechanism])
     target = run_alone(settings, tmp_path / "run")
     world = build_world(settings)
