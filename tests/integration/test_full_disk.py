@@ -490,9 +490,6 @@ def test_a_report_or_plot_that_cannot_be_written_ends_with_exit_code_1_and_one_l
     else:
         (tmp_path / name).unlink(missing_ok=True)
         (tmp_path / name).mkdir()
-    # Of a sweep's two reports, its own.
-    if command == "sweep":
-        monkeypatch.setattr("fedpriv.lab.run.write_report", lambda path: path / "report.html")
     code, said = told(capsys, monkeypatch, *arguments.split())
     is_given = damage != "full" and command in ("compare", "plot")
     assert code == (2 if is_given else 1)

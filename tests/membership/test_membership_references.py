@@ -18,6 +18,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.lab import start_run
 from fedpriv.models import build_model
+from fedpriv.plan import Plan
 from fedpriv.progress import Silent
 from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.runs import RunFolder
@@ -88,10 +89,12 @@ def test_a_reference_on_the_targets_data_is_the_target(
 ) -> None:
     """The oracle is the real run: server, clients, messages. Of themselves the two have two noises."""
     monkeypatch.setattr("clients.app.answer_secret", lambda _, client, number, __: _Shared(client, number))
-    monkeypatch.setattr(
-        "attacks.membership.references._noise", lambda plan, index: _Shared(plan.client, index).stream("noise")
-    )
     settings = experiment(**FEDERATIONS[federation], mechanism=MECHANISMS[mechanism])
+
+    def noise(plan: Plan, index: int) -> NoiseStream:
+        return _Shared(plan.client, index if plan.seed == settings.seed else -1 - index).stream("noise")
+
+    monkeypatch.setattr("attacks.membership.references._noise", noise)
     target = run_alone(settings, tmp_path / "run")
     world = build_world(settings)
     own = Reference(settings.seed, world.partitions)
