@@ -127,14 +127,12 @@ def _with_stand_ins(
     An example on which it does not raise takes their places. So every other one has the same place, and the same
     dropout, as beside a neighbour on which nothing is raised.
     """
-    alone = [
-        _unless_raised(partial(compute, image[None], label[None])) for image, label in zip(images, labels, strict=True)
-    ]
-    sound = torch.tensor([gradient is not None for gradient in alone])
+    each = zip(images.split(1), labels.split(1), strict=True)
+    sound = torch.tensor([_unless_raised(partial(compute, *one)) is not None for one in each], device=images.device)
     _LOG.warning("client %d: the model raises on %d examples; they count as zero", plan.client, int((~sound).sum()))
     gradients = None
     if sound.any():
-        rows = torch.where(sound, torch.arange(len(sound)), sound.nonzero()[0, 0]).to(images.device)
+        rows = torch.where(sound, torch.arange(len(sound), device=images.device), sound.nonzero()[0, 0])
         gradients = _unless_raised(lambda: compute(images[rows], labels[rows]))
     if gradients is None:
         # Not even together with sound ones only: the model mixes examples.

@@ -7,7 +7,7 @@ has to travel.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 
 import numpy as np
@@ -105,9 +105,12 @@ class World:
             client: the partition's number.
             before: what the server sent it.
         """
-        release = self.plans[client].config.model_dump(mode="json")
-        settings = json.dumps([self.experiment.decisive(), release], sort_keys=True)
-        return sha256(self.sent(before) + settings.encode()).digest()
+        release = self.plans[client].config.model_dump_json()
+        return sha256(self.sent(before) + self._decisive.encode() + release.encode()).digest()
+
+    @cached_property
+    def _decisive(self) -> str:
+        return json.dumps(self.experiment.decisive(), sort_keys=True)
 
     def sent(self, before: State) -> bytes:
         """Return the digest of parameters that are sent out, and of what they are computed with."""
