@@ -133,7 +133,8 @@ def test_behind_kinks_all_layers_are_read(mechanism: str) -> None:
     read = run_attack(AttackJob("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public()))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     ours, theirs = (errors([one.images for one in results], truth) for results in (found, read))
-    assert float(ours.median()) < 0.5 * float(theirs.median())
+    # Geometric means of six victims' ratios behind four draws of Gaussian noise: 0.27, 0.30, 0.40, 0.45.
+    assert float((ours / theirs).log().mean().exp()) < 0.6
 
 
 @pytest.mark.parametrize(
