@@ -1,4 +1,4 @@
-"""The tutorial, as a reader follows it: files are saved, commands are run in their order, output is compared in words."""
+"""The tutorial, as a reader follows it: files are saved, commands run in order, output compared in words."""
 
 import re
 import shutil
