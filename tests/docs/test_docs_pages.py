@@ -1,6 +1,8 @@
-"""The rules of the documentation's pages: what they begin with, how long and how wide they are, and that links hold."""
+"""The rules of the documentation's pages (beginning, length, width, links), and the files beside it follow their schemas."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -57,3 +59,14 @@ def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [("CITATION.cff", "vendor.citation-file-format"), (".github/workflows/ci.yml", "vendor.github-workflows")],
+)
+def test_it_follows_its_schema(name: str, schema: str) -> None:
+    """The schemas are those that check-jsonschema ships."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(ROOT / name)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
