@@ -1,4 +1,4 @@
-"""The rules of the documentation's pages (beginning, length, width, links), and the files beside it follow their schemas."""
+"""The rules of the documentation's pages: beginning, length, width, links; and the schemas of the files beside it."""
 
 import re
 import subprocess
