@@ -178,7 +178,7 @@ def test_figures_come_first_and_then_what_they_rest_on(account: Call) -> None:
 
 
 def test_the_two_adjacencies_of_poisson_batches(account: Call) -> None:
-    """The command of docs/privacy.md: each figure, and in one line the other one."""
+    """The command of docs/mechanisms.md: each figure, and in one line the other one."""
     options = ["gaussian", "--sigma", 1, "--steps", 1000, "--sampling-rate", 0.01]
     replaced, zeroed = (read(account, *options, "--adjacency", name) for name in ("replace-one", "zero-out"))
     assert replaced == read(account, *options)

@@ -109,7 +109,7 @@ def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:
     ],
 )
 def test_federated_averaging_with_four_images_and_four_steps(cifar: Dataset, batch: int, rate: float) -> None:
-    """Unrolled, untrained LeNet, labels unknown. Where labels are not inferred right, less: docs/results.md."""
+    """Unrolled, untrained LeNet, labels unknown. Less where labels are not inferred: docs/known-answers.md."""
     model = network(cifar, "default")
     pairs = [trained(model, cifar, client, batch, rate) for client in range(4)]
     assert all(observation.labels is None for observation, _ in pairs)
