@@ -163,6 +163,37 @@ def test_a_batch(attack: str) -> None:
     assert found.loss == min(loss for loss in found.losses if loss is not None)
 
 
+class Attention(nn.Module):
+    """Each row of a picture is a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.body, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        logits: Tensor = self.last((rows + self.body(rows, rows, rows, need_weights=False)[0]).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("attack", ["dlg", "iga", "map"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_attention_can_be_attacked(attack: str, count: int) -> None:
+    """Torch cannot differentiate its fast kernels for attention twice."""
+    model = Attention()
+    images, labels = batch(count)
+    gradient(model, images, labels)
+    begun, found = (
+        reconstruct(model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, attack=attack,
+                    labels=labels.tolist(), batch_size=count, mean=MEAN, std=STD, iterations=steps, restarts=1)
+        for steps in (1, 15)
+    )  # fmt: skip
+    assert begun.loss is not None and found.loss is not None
+    assert found.loss < begun.loss
+
+
 def test_without_normalisation_images_are_what_the_model_sees() -> None:
     model = mlp()
     images, labels = batch()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks.observation import PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy
+from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
 from attacks.reconstruction.upload_model.model import refusal
 from fedpriv.models import coupled_layers, dropout_layers
 
@@ -99,6 +99,7 @@ def _about_examples(settings: PublicSettings) -> list[str]:
     return lines
 
 
+@twice_differentiable()
 def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> list[str]:
     """Try the gradient at random images: a network that passes nothing on to its input cannot be attacked."""
     network = Network(model, loss)
