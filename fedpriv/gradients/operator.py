@@ -21,6 +21,7 @@ __all__ = [
     "GradientOperator",
     "Vector",
     "first_line",
+    "flattened",
     "full_precision",
     "in_double",
 ]
@@ -179,7 +180,10 @@ class GradientOperator(ABC):
         """
         shapes = {name: self.shapes[name] for name in self.names(block)}
         parts = numbers.to(self.device).split([shape.numel() for shape in shapes.values()], dim=-1)
-        return {name: part.unflatten(-1, shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+        return {
+            name: part.view((*part.shape[:-1], *shape))
+            for part, (name, shape) in zip(parts, shapes.items(), strict=True)
+        }
 
     def dimension(self, block: Block | None = None) -> int:
         """Return K, the number of coordinates."""
@@ -188,6 +192,11 @@ class GradientOperator(ABC):
     def names(self, block: Block | None = None) -> Sequence[str]:
         """Return the names of the block's parameters."""
         return tuple(self.shapes) if block is None else block
+
+
+def flattened(rows: Tensor, axes: int = 1) -> Tensor:
+    """Lay the numbers behind the first axes end to end: (N, *shape) -> (N, numbers), also where the shape is empty."""
+    return rows.reshape(*rows.shape[:axes], rows.shape[axes:].numel())
 
 
 def first_line(error: Exception) -> str:
