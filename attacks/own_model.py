@@ -150,7 +150,10 @@ def reconstruct(
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
     known = None if public_images is None else _public(public_images, size)
-    campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, known))
+    try:
+        campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, known))
+    except RuntimeError as error:
+        raise InputError(f"attack {attack} does not get through the model: {_one_line(error)}") from error
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
     return campaign.found[0]

@@ -95,6 +95,10 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
         (["run", "small.toml", "--set", "federation.clients=5000"], "5000"),
         (["report", "full"], "full"),
         (["config", "check", "missing.toml"], "missing.toml: no such file"),
+        (
+            ["config", "check", "small.toml", "--deep", "--set", "training.batch_size=5000"],
+            "batch_size = 5000 is larger",
+        ),
         (["confg"], "No such command 'confg'"),
         (["run", "small.toml", "--sett", "a=b"], "No such option"),
         (["deploy", "admit", "--server", "a:b:c"], "--server a:b:c: expected HOST:PORT"),

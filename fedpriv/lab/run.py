@@ -20,6 +20,7 @@ from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
+from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
@@ -28,7 +29,7 @@ from fedpriv.world import World, build_world
 from server.app import server_app
 from server.released import check_unchanged, replay, rounds_of
 
-__all__ = ["Engine", "resume_run", "start_run"]
+__all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
 
 _MEMBERSHIP = TypeAdapter(dict[str, Any])
 
@@ -44,6 +45,21 @@ class Engine:
 
     name: str
     run: Callable[[World, RunFolder, Progress], None]
+
+
+def check_experiment(experiment: Experiment) -> tuple[str, ...]:
+    """Try all that a run needs without running it, and return one line for each thing that misleads.
+
+    Raises:
+        InputError: data, network, mechanism, device or attacks do not fit together.
+    """
+    return _checked(build_world(experiment))
+
+
+def _checked(world: World) -> tuple[str, ...]:
+    warnings = warnings_for(world)
+    rehearse(world)
+    return warnings
 
 
 def start_run(
@@ -65,7 +81,7 @@ def start_run(
     """
     secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
     world = build_world(experiment, secret)
-    warnings = warnings_for(world)
+    warnings = _checked(world)
     folder = RunFolder.create(path, experiment)
     with writing(folder.to_resume):
         if experiment.keeps_secret:

@@ -474,6 +474,19 @@ def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_a_model_that_cannot_be_differentiated_twice() -> None:
+    class Margins(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            margins = F.multi_margin_loss(logits, torch.zeros(len(x), dtype=torch.long), reduction="none")
+            return logits * (1 + margins[:, None])
+
+    model = Margins()
+    gradient(model, *batch())
+    with pytest.warns(AttackWarning, match="cannot be differentiated twice"), pytest.raises(InputError, match="iga"):
+        reconstruct(model, F.cross_entropy, forms(model)["names"], SHAPE, attack="iga", iterations=2)
+
+
 def test_attacks_know_no_flower() -> None:
     program = "import sys, attacks; print('flwr' in sys.modules, 'ray' in sys.modules, attacks.reconstruct.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
