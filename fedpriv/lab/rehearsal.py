@@ -83,5 +83,5 @@ def _attack(stage: World, name: str, heard: Sequence[Observation]) -> None:
 def _in_words(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{what}: {reason_of(error)}") from error

@@ -36,6 +36,13 @@ class _Untrainable(_Network):
         return super().forward(x)
 
 
+class _Leaver(_Network):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise SystemExit("licence expired")
+        return super().forward(x)
+
+
 class _OnceOnly(_Network):
     """Torch can differentiate the margins once."""
 
@@ -47,6 +54,10 @@ class _OnceOnly(_Network):
 
 def untrainable(shape: Shape, classes: int) -> nn.Module:
     return _Untrainable(shape, classes)
+
+
+def leaver(shape: Shape, classes: int) -> nn.Module:
+    return _Leaver(shape, classes)
 
 
 def once_only(shape: Shape, classes: int) -> nn.Module:
@@ -61,9 +72,13 @@ def own(name: str) -> dict[str, object]:
     return {"name": f"tests.lab.test_rehearsal:{name}", "hidden": []}
 
 
-def test_a_network_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:
-    settings = experiment(model=own("untrainable"))
-    with pytest.raises(InputError, match=r"cannot be trained: ValueError: no more than one image at a time$"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("untrainable", "ValueError: no more than one image at a time"), ("leaver", "SystemExit: licence expired")],
+)
+def test_a_network_that_cannot_be_trained_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    settings = experiment(model=own(name))
+    with pytest.raises(InputError, match=rf"cannot be trained: {reason}$"):
         start_run(settings, tmp_path / "run", "", Silent())
     assert not (tmp_path / "run").exists()
 
