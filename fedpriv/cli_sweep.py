@@ -162,6 +162,9 @@ def _print(records: Any, as_json: bool, **more: str) -> None:
         print_json({**more, "trials": [record.model_dump(mode="json") for record in records]})
     else:
         out.print(result_table(records))
+        for record in records:
+            for text in record.refusals:
+                print_line(f"trial {record.trial}: {text}")
 
 
 def _refuse_faults(records: Any) -> None:

@@ -139,7 +139,7 @@ def result_table(records: Sequence[TrialRecord]) -> Table:
         table.add_row(
             *head,
             Text(bound, style="bold red" if record.refuted else ""),
-            f"{min(errors):.4f}" if errors else "",
+            f"{min(errors):.4f}" if errors else "refused" if record.refusals else "",
             f"{max(areas):.3f}" if areas else "",
             seconds,
             style=_style(record),

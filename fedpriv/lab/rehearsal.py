@@ -27,8 +27,11 @@ _IMAGES = 2  # at most: enough for layers that look at a whole batch
 _CLIENT, _ROUND = 0, 1
 
 
-def rehearse(world: World) -> None:
+def rehearse(world: World) -> tuple[str, ...]:
     """Make one upload of random images and attack it for one step; no client's data has a part in it.
+
+    Returns:
+        One line for each attack that refuses such an upload, although nothing protects it.
 
     Raises:
         InputError: the network, the mechanism or an attack raises.
@@ -39,9 +42,11 @@ def rehearse(world: World) -> None:
         with _in_words(f"model.name = {experiment.model.name!r} cannot be trained"):
             local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
             heard = _heard(_unprotected(stage))
+        refusals: dict[str, str] = {}
         for name in experiment.adversary.passive_attacks:
             with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):
-                _attack(stage, name, heard)
+                refusals |= _refusal(stage, name, heard)
+    return tuple(f"attack {name} refuses an upload of random images: {reason}" for name, reason in refusals.items())
 
 
 def _stage(world: World) -> World:
@@ -69,14 +74,15 @@ def _heard(stage: World) -> tuple[Observation, ...]:
     return observe(stage, _ROUND, stage.initial, [Upload(_CLIENT, len(stage.partitions[_CLIENT]), upload)])
 
 
-def _attack(stage: World, name: str, heard: Sequence[Observation]) -> None:
-    """Make one step of an attack; what it refuses for a reason of its own is a result, and no error."""
+def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> dict[str, str]:
+    """Make one step of an attack, and return its name and why it refuses; nothing where it does not."""
     adversary = stage.experiment.adversary
     if threat_model(adversary).refusal(name, ATTACKS[name].needs) is not None:
-        return
+        return {}  # of which the warnings about the settings tell
     config = getattr(adversary, name)
     short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
-    attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
+    campaign = attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
+    return {name: reason for reason in campaign.failures.values()}
 
 
 @contextmanager

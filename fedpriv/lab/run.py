@@ -57,9 +57,7 @@ def check_experiment(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _checked(world: World) -> tuple[str, ...]:
-    warnings = warnings_for(world)
-    rehearse(world)
-    return warnings
+    return (*warnings_for(world), *rehearse(world))
 
 
 def start_run(
@@ -197,8 +195,9 @@ def _close(
         ),
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
-        verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked),
+        verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked, leakage.refusals),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
+        refusals=leakage.refusals,
         versions=versions(),
         data=_data(world),
         model=_model(world),

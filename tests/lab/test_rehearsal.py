@@ -95,6 +95,12 @@ def test_the_same_network_is_trained_without_such_attacks() -> None:
     check_experiment(experiment(model=own("once_only"), adversary={"attacks": []}))
 
 
+def test_an_attack_that_refuses_such_a_network_is_a_warning(tmp_path: Path) -> None:
+    settings = experiment(model={"name": "lenet", "hidden": []}, adversary={"attacks": ["closed_form", "iga"]})
+    (warning,) = check_experiment(settings)
+    assert warning.startswith("attack closed_form refuses an upload of random images: closed_form needs a network")
+
+
 @pytest.mark.parametrize("name", ["none", *MECHANISMS])
 def test_what_works_passes(name: str) -> None:
     settings = experiment(

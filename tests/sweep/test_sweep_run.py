@@ -337,6 +337,25 @@ def test_the_list_is_the_check(tmp_path: Path, fedpriv: Fedpriv) -> None:
     assert not (tmp_path / "sweeps").exists()
 
 
+def test_a_refused_attack_is_named_beside_what_it_leaves_empty(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    base = SMALL | {
+        "model": {"name": "lenet"},
+        "adversary": {"attacks": ["closed_form"], "victims": 1},
+        "federation": {"clients": 2, "rounds": 1},
+    }
+    write(tmp_path, base=base, seeds=[1], list={"noise": NOISES[:1]})
+    reason = "closed_form needs a network whose first layer multiplies the image itself"
+    code, _, shown = fedpriv("sweep", "sweep.toml", "--list")
+    assert code == 0 and f"warning: attack closed_form refuses an upload of random images: {reason}" in shown
+    code, printed, _ = fedpriv("sweep", "sweep.toml", "--out", "out")
+    assert code == 0 and f"trial 1: attack closed_form refused: {reason}" in printed
+    (row,) = [line for line in printed.splitlines() if line.lstrip().startswith("1 ")]
+    assert " refused " in row
+    assert f'<td colspan="9">attack closed_form refused: {reason}' in (tmp_path / "out" / "report.html").read_text()
+    (figure,) = figures(tmp_path / "out")
+    assert figure["refusals"].startswith("attack closed_form refused")
+
+
 def test_the_command_in_the_folder_goes_on_with_it(tmp_path: Path, fedpriv: Fedpriv) -> None:
     one = {"noise": [{"mechanism": {"name": "none"}}]}
     write(tmp_path, seeds=[1], list=one, scales={"tiny": {"set": {"federation": {"rounds": 1}}}})
