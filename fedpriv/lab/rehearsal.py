@@ -42,11 +42,11 @@ def rehearse(world: World) -> tuple[str, ...]:
         with _in_words(f"model.name = {experiment.model.name!r} cannot be trained"):
             local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
             heard = _heard(_unprotected(stage))
-        refusals: dict[str, str] = {}
+        refusals = {}
         for name in experiment.adversary.passive_attacks:
             with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):
-                refusals |= _refusal(stage, name, heard)
-    return tuple(f"attack {name} refuses an upload of random images: {reason}" for name, reason in refusals.items())
+                refusals[name] = _refusal(stage, name, heard)
+    return tuple(f"attack {name} refuses an upload of random images: {why}" for name, why in refusals.items() if why)
 
 
 def _stage(world: World) -> World:
@@ -74,15 +74,15 @@ def _heard(stage: World) -> tuple[Observation, ...]:
     return observe(stage, _ROUND, stage.initial, [Upload(_CLIENT, len(stage.partitions[_CLIENT]), upload)])
 
 
-def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> dict[str, str]:
-    """Make one step of an attack, and return its name and why it refuses; nothing where it does not."""
+def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
+    """Make one step of an attack, and return why it refuses; empty where it does not."""
     adversary = stage.experiment.adversary
     if threat_model(adversary).refusal(name, ATTACKS[name].needs) is not None:
-        return {}  # of which the warnings about the settings tell
+        return ""  # of which the warnings about the settings tell
     config = getattr(adversary, name)
     short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
     campaign = attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
-    return {name: reason for reason in campaign.failures.values()}
+    return next(iter(campaign.failures.values()), "")
 
 
 @contextmanager
