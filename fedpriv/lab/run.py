@@ -31,7 +31,7 @@ from server.released import check_unchanged, replay, rounds_of
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
 
-_MEMBERSHIP = TypeAdapter(dict[str, Any])
+_OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,16 @@ def resume_run(path: Path, progress: Progress) -> Summary:
     experiment = folder.experiment()
     world = build_world(experiment, folder.secret(experiment))
     check_unchanged(world, folder)
-    progress.stage(f"resuming {path}")
+    progress.stage(_resuming(folder))
     return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
+
+
+def _resuming(folder: RunFolder) -> str:
+    path = folder.path / "summary.json"
+    summary = parse_json(path.read_bytes(), _OBJECT, str(path)) if path.is_file() else {}
+    if summary.get("status") == "completed":
+        return f"{folder.path} is finished: no round is missing; its attacks and its report are made again"
+    return f"resuming {folder.path}"
 
 
 def _simulation(experiment: Experiment) -> Engine:
@@ -215,7 +223,7 @@ def _audited(folder: RunFolder, status: str) -> dict[str, Any]:
     path = folder.path / "membership.json"
     if status != "completed" or not path.is_file():
         return {}
-    return {"membership": parse_json(path.read_bytes(), _MEMBERSHIP, str(path))}
+    return {"membership": parse_json(path.read_bytes(), _OBJECT, str(path))}
 
 
 def _data(world: World) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
     console.print(display.table())
     console.print(result_table(synthetic(4)))
     text = console.export_text()
-    assert "name=vmf, kappa=5.0" in text and "round 0 of 2" in text
+    assert "mechanism.name=vmf" in text and "round 0 of 2" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
