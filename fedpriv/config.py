@@ -327,7 +327,7 @@ class MechanismConfig(_Section):
 
     @property
     def read_keys(self) -> tuple[str, ...]:
-        """The keys that have an effect with these settings, beside name and unit."""
+        """The keys that have an effect with these settings, apart from name and unit."""
         own: dict[str, tuple[str, ...]] = {
             "none": (),
             "gaussian": ("clip_norm", "clipping"),

@@ -335,7 +335,7 @@ def test_a_list_may_hold_bare_words(tmp_path: Path, text: str) -> None:
 
 
 def test_a_list_of_bare_words_is_checked_like_any_other(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="adversary.attacks"):
+    with pytest.raises(InputError, match=r"adversary\.attacks"):
         load_experiment(write(tmp_path, ""), ["adversary.attacks=[dgl]"])
 
 

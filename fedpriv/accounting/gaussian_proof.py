@@ -86,7 +86,7 @@ class GaussianProof(Proof):
         else:
             other, words = replace(self.release, adjacency="zero-out"), "zero-out (one example becomes one that adds 0)"
         epsilon = _epsilon(replace(other, mechanism="gaussian")) if other.participations else 0.0
-        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not to be set beside this one."
+        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not comparable with this one."
 
     @property
     def _is_zero_out(self) -> bool:

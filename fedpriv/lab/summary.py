@@ -245,7 +245,7 @@ def verdict(
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
-        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data rightly.")
+        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data correctly.")
     if worst is not None:
         sentences += _proof(experiment, worst)
     if stops:
@@ -312,7 +312,7 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     if bare[0] == 0:
         return [sentence, "The attacks fail even without protection, so this run says nothing about the mechanism."]
     named, victims = _labels_named(scores)
-    labels = f" The labels of {named} of {victims} are still guessed rightly." if named else ""
+    labels = f" The labels of {named} of {victims} are still guessed correctly." if named else ""
     return [sentence + labels, "That holds for these attacks on these uploads; a stronger attack may do better."]
 
 

@@ -195,7 +195,7 @@ def _draw_series(
     sign = 1 if tradeoff.less_is_better else -1
     front = pareto_front([(sign * cost, gain) for cost, gain in zip(costs, gains, strict=True)])
     if len(front) > 1:
-        # In the order of rising cost: what is had at this cost lasts up to the next point.
+        # In the order of rising cost: the accuracy at this cost holds up to the next point.
         axes.step(
             [costs[index] for index in front], [gains[index] for index in front], where="post", color=colour,
             linewidth=1.2, alpha=0.75,

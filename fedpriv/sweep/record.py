@@ -72,7 +72,7 @@ class TrialRecord(_Record):
     parameters: int | None = Field(None, description="numbers that are trained")
     rounds: int | None = Field(None, description="rounds finished")
 
-    accuracy: float | None = Field(None, description="share of the test data classified rightly after the last round")
+    accuracy: float | None = Field(None, description="share of the test data classified correctly after the last round")
     accuracy_low: float | None = Field(None, description="low end of its 95 % interval over test examples (Wilson)")
     accuracy_high: float | None = Field(None, description="high end of the same")
     loss: float | None = Field(None, description="mean cross entropy on the test data")

@@ -86,7 +86,7 @@ def test_restarts_that_the_attack_did_not_choose_do_not_count() -> None:
 def test_labels_that_leak_are_told() -> None:
     scores = [line(i, "iga", "unprotected", True) for i in (0, 1)]
     scores += [line(0, "iga", "protected", False, label_correct=True), line(1, "iga", "protected", False)]
-    assert "The labels of 1 of 2 are still guessed rightly." in text(settings(), scores)
+    assert "The labels of 1 of 2 are still guessed correctly." in text(settings(), scores)
 
 
 @pytest.mark.parametrize(

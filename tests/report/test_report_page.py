@@ -25,7 +25,7 @@ from fedpriv.report.citations import PAPERS
 from fedpriv.runs import RunFolder
 
 MakeRun = Callable[..., Path]
-VOID = {"meta", "img", "source", "br", "link", "input", "hr"}
+VOID = {"wbr", "meta", "img", "source", "br", "link", "input", "hr"}
 
 
 @dataclass

@@ -93,9 +93,9 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
     monkeypatch.undo()
     again, notes = run(asked, tmp_path / "out")
     assert notes.begun == [] and again == records
-    mended, notes = run(asked, tmp_path / "out", retry=True)
+    repeated, notes = run(asked, tmp_path / "out", retry=True)
     assert notes.begun == [2]
-    assert [record.status for record in mended] == ["completed"] * 3
+    assert [record.status for record in repeated] == ["completed"] * 3
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
