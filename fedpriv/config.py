@@ -327,7 +327,7 @@ class MechanismConfig(_Section):
 
     @property
     def read_keys(self) -> tuple[str, ...]:
-        """The keys that have an effect with these settings, beside name and unit."""
+        """The keys that have an effect with these settings, apart from name and unit."""
         own: dict[str, tuple[str, ...]] = {
             "none": (),
             "gaussian": ("clip_norm", "clipping"),
@@ -734,7 +734,7 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
         path: the TOML file.
-        overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string.
+        overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string, also in a list.
 
     Raises:
         InputError: the file cannot be read or parsed, or a key or value is not allowed.
@@ -777,7 +777,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         InputError: the file cannot be read or parsed.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Some editors put a byte-order mark in front.
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except tomllib.TOMLDecodeError as error:
@@ -838,12 +839,19 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
     try:
         tree = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return keys, value.strip()
+        return keys, _bare(value.strip())
     except (ValueError, RecursionError):
         raise InputError(f"--set {key}: the value is too long or too deep") from None
     if len(tree) > 1:
         raise InputError(f"--set {key}: one value is wanted; set {list(tree)[1]} on its own")
     return keys, tree["value"]
+
+
+def _bare(value: str) -> str | list[Any]:
+    """A value that is no TOML: a word, or a list of words such as ``[dlg, iga]``, as reports print it."""
+    if not (value.startswith("[") and value.endswith("]")):
+        return value
+    return [_parse_override(f"item={word}")[1] for word in value[1:-1].split(",")]
 
 
 def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Section:

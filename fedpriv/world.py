@@ -99,7 +99,7 @@ class World:
     secret: Secret
 
     def received(self, client: int, before: State) -> bytes:
-        """Return the digest of all that a client's answer depends on, beside the round and its data.
+        """Return the digest of all that a client's answer depends on, apart from the round and its data.
 
         Args:
             client: the partition's number.

@@ -327,6 +327,24 @@ def test_override_values_are_toml_or_bare_words(tmp_path: Path, text: str, value
     assert load_experiment(write(tmp_path, ""), [f"data.path={text}"]).data.path == value
 
 
+@pytest.mark.parametrize("text", ["[dlg]", "[ dlg , 'map' ]", '[dlg, "map"]', "[]"])
+def test_a_list_may_hold_bare_words(tmp_path: Path, text: str) -> None:
+    """As reports print lists."""
+    attacks = load_experiment(write(tmp_path, ""), [f"adversary.attacks={text}"]).adversary.attacks
+    assert list(attacks) == [name for name in ("dlg", "map") if name in text]
+
+
+def test_a_list_of_bare_words_is_checked_like_any_other(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"adversary\.attacks"):
+        load_experiment(write(tmp_path, ""), ["adversary.attacks=[dgl]"])
+
+
+def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbfseed = 5\n")
+    assert load_experiment(path).seed == 5
+
+
 def test_every_key_has_a_description() -> None:
     assert [key for key, _, _, meaning in describe(Experiment()) if not meaning] == []
 

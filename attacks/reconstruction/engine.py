@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy
+from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.matching.memory import chunks
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
@@ -55,6 +55,7 @@ class AttackJob:
     public_images: Tensor | None = None
 
 
+@twice_differentiable()
 def run_attack(job: AttackJob) -> list[Reconstruction]:
     """Attack uploads, all of them and all restarts as one batch.
 

@@ -56,7 +56,8 @@ class GaussianProof(Proof):
         if self._is_poisson:
             return (
                 f"Poisson-sampled {self.mechanism}: (1 - q) N(0) + q N(1) and (1 - q) N(0) + q N(-1) in units of "
-                f"{self.norm}, which dominate (docs/account.md)"
+                f"{self.norm}, which dominate (opposite gradients have the largest delta at every epsilon, by the "
+                "trade-off of normal laws: Dong, Roth and Su 2022, Section 2.2)"
             )
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
@@ -85,7 +86,7 @@ class GaussianProof(Proof):
         else:
             other, words = replace(self.release, adjacency="zero-out"), "zero-out (one example becomes one that adds 0)"
         epsilon = _epsilon(replace(other, mechanism="gaussian")) if other.participations else 0.0
-        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not to be set beside this one."
+        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not comparable with this one."
 
     @property
     def _is_zero_out(self) -> bool:

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
-NO_NOMINAL = "this mechanism's papers print no figure beside the proven one"
+NO_NOMINAL = "this mechanism's papers print no figure other than the proven one"
 RENYI_TO_EPSILON = ", converted by Canonne, Kamath and Steinke 2020, Prop. 12"
 SAMPLED_RDP = (
     ", fixed-size sampling without replacement (the smaller of Wang, Balle and Kasiviswanathan 2019, Thm 9, and the "

@@ -22,7 +22,10 @@ __all__ = ["DirectionalProof", "LaplaceProof"]
 
 Array = NDArray[np.float64]
 
-_SAMPLED_PURE = "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle et al. 2018, Thm 9)"
+_SAMPLED_PURE = (
+    "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle, Barthe and "
+    "Gaboardi 2018, Thm 9)"
+)
 
 
 class PureProof(Proof):
@@ -143,7 +146,10 @@ class DirectionalProof(PureProof):
 
     @property
     def pair_theorem(self) -> str:  # noqa: D102
-        return "VMF laws around opposite directions, which dominate (docs/account.md)"
+        return (
+            "VMF laws around opposite directions, which dominate (delta at every epsilon grows with the angle between "
+            "the centres)"
+        )
 
     @cached_property
     def _sizes(self) -> tuple[tuple[int, int], ...]:
@@ -210,7 +216,10 @@ class LaplaceProof(PureProof):
 
     @property
     def pair_theorem(self) -> str:  # noqa: D102
-        return "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (docs/account.md)"
+        return (
+            "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread over "
+            "several coordinates, the same shift has no larger delta at any epsilon)"
+        )
 
     @property
     def _scale(self) -> float:

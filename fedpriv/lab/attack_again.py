@@ -300,13 +300,16 @@ def _updated(
     status = str(earlier.summary.get("status", "failed"))
     threshold, scores = experiment.adversary.success_ssim, leakage.scores
     results = attack_results(scores, threshold, leakage.lpips_reason, experiment.seed)
-    sentences = verdict(experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked)
+    sentences = verdict(
+        experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked, leakage.refusals
+    )
     return {
         **earlier.summary,
         "attacks": [asdict(result) for result in results],
         "attack_seconds": {**earlier.summary.get("attack_seconds", {}), **leakage.seconds},
         "verdict": [*_on_the_wire(folder), *sentences],
         "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
+        "refusals": list(dict.fromkeys([*earlier.summary.get("refusals", ()), *leakage.refusals])),
         "threat_model": asdict(threat_model(experiment.adversary)),
         "command": folder.command(),
     }

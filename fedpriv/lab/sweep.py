@@ -9,6 +9,7 @@ from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.errors import InputError, RunInterruptedError, reason_of
 from fedpriv.files import writing
 from fedpriv.lab.preflight import warnings_for
+from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.trial import TrialTask, label, run_trial
 from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings, refuse_trials
@@ -166,4 +167,4 @@ def _check(experiment: Experiment, *, audited: bool) -> tuple[str, ...]:
     world = build_world(experiment)
     if audited:
         StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
-    return warnings_for(world)
+    return (*warnings_for(world), *rehearse(world))

@@ -17,8 +17,8 @@ With S the inner products of the directions, F such that Q = (mu_1 .. mu_B) F ha
 Q^T h from the inner products of h with the gradients, all of it is one combination of gradients plus a multiple of h. A
 zero gradient has no direction: its draw is uniform, t_i = 0, a_i = 1, and its p_i is not made orthogonal to anything.
 
-Where inner products are dear a batch is cut into groups: sums of different examples are independent, so their sum is
-the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
+Where inner products are expensive a batch is cut into groups: sums of different examples are independent, so their sum
+is the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
 """
 
 import math

@@ -69,7 +69,7 @@ class Setting:
         mse: of the chosen reconstruction attack on the uploads as they were sent.
         auc: of the chosen membership attack.
         epsilon: proven, the largest of the trials.
-        bound: measured from below, the largest of the trials.
+        bound: the empirical lower bound on epsilon, the largest of the trials.
     """
 
     records: tuple[TrialRecord, ...]

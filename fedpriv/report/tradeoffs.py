@@ -4,6 +4,7 @@ Each mechanism has a colour of Okabe and Ito (2008) and a marker of its own, the
 the same colour; so no two are told apart by colour alone.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ _COLOURS = {
     "vmf": ("#D55E00", "#F5924A"),
 }
 _MARKERS = {"none": "X", "gaussian": "o", "laplace": "s", "hgm": "D", "vmf": "^"}
+# An axis whose figures differ by less than this factor is widened to it on either side.
+_NARROW = 2.0
 _BLOCK_MARKERS = ("^", "v", "<", ">", "p", "h", "*", "d")
 
 
@@ -170,6 +173,10 @@ def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:
     if tradeoff.logarithmic:
         axes.set_xscale("log")
         wide = max(costs) > 1e3 * min(costs)
+        if max(costs) < _NARROW * min(costs):
+            # Else ticks would differ in digits that are not shown.
+            middle = math.sqrt(min(costs) * max(costs))
+            axes.set_xlim(middle / _NARROW, middle * _NARROW)
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
         # Long numbers in a row would run into each other.
         largest = 1e4 if wide else 1e7
@@ -188,7 +195,7 @@ def _draw_series(
     sign = 1 if tradeoff.less_is_better else -1
     front = pareto_front([(sign * cost, gain) for cost, gain in zip(costs, gains, strict=True)])
     if len(front) > 1:
-        # In the order of rising cost: what is had at this cost lasts up to the next point.
+        # In the order of rising cost: the accuracy at this cost holds up to the next point.
         axes.step(
             [costs[index] for index in front], [gains[index] for index in front], where="post", color=colour,
             linewidth=1.2, alpha=0.75,

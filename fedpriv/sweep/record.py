@@ -72,7 +72,7 @@ class TrialRecord(_Record):
     parameters: int | None = Field(None, description="numbers that are trained")
     rounds: int | None = Field(None, description="rounds finished")
 
-    accuracy: float | None = Field(None, description="share of the test data classified rightly after the last round")
+    accuracy: float | None = Field(None, description="share of the test data classified correctly after the last round")
     accuracy_low: float | None = Field(None, description="low end of its 95 % interval over test examples (Wilson)")
     accuracy_high: float | None = Field(None, description="high end of the same")
     loss: float | None = Field(None, description="mean cross entropy on the test data")
@@ -87,6 +87,7 @@ class TrialRecord(_Record):
 
     reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
     memberships: tuple[MembershipFigures, ...] = Field((), description="one for each attack of the audit")
+    refusals: tuple[str, ...] = Field((), description="what was not attacked, and why")
     epsilon_bound: float | None = Field(None, description="measured: epsilon is at least this, by canaries")
     bound_confidence: float | None = Field(None, description="with this confidence")
     refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")
@@ -162,6 +163,7 @@ class _Summary(_Record):
     data: Mapping[str, Any] = Field(default_factory=dict)
     model: Mapping[str, Any] = Field(default_factory=dict)
     membership: _Membership | None = None
+    refusals: tuple[str, ...] = ()
 
 
 class _Ledger(_Record):
@@ -218,6 +220,7 @@ def read_record(
         **proven.model_dump(),
         reconstructions=tuple(_reconstruction(one) for one in summary.attacks),
         memberships=tuple(_member(one) for one in found.attacks) if found else (),
+        refusals=summary.refusals,
         epsilon_bound=found.epsilon_bound.epsilon if found else None,
         bound_confidence=found.epsilon_bound.confidence if found else None,
         refuted=_refuted(found),

@@ -119,6 +119,37 @@ def test_precision_from_the_clients_to_the_checkpoint(
     assert all(torch.equal(after.tensors[key], value) for key, value in before.tensors.items())
 
 
+@pytest.mark.parametrize(
+    ("name", "federation"),
+    [
+        *((name, {}) for name in ("none", *MECHANISMS)),
+        *(
+            (name, federation)
+            for name in ("gaussian, target", "hgm, public", "vmf, update")
+            for federation in ({"algorithm": "fedavg"}, {"secure_aggregation": True})
+        ),
+    ],
+    ids=str,
+)
+def test_parameters_without_dimensions(name: str, federation: dict[str, object], tmp_path: Path) -> None:
+    """Temperatures and the like: every release, also summed under masks, and the attack that models its noise."""
+    settings = experiment(
+        model={"name": "tests.integration.small:scaled", "hidden": []},
+        mechanism=MECHANISMS.get(name, {"name": "none"}),
+        federation={"rounds": 1, **federation},
+        training={"batch_size": 1},
+        adversary={"attacks": ["map"], "victims": 1, "counterfactual": False, "map": {"iterations": 1}},
+        data={"train_examples": 8},
+    )
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    assert summary.status == "completed"
+    assert "map" in {attack.attack for attack in summary.attacks}
+    after = RunFolder.open(tmp_path / "run").load_checkpoint()
+    assert after is not None
+    assert after.tensors["parameters/temperature"].shape == ()
+    assert float(after.tensors["parameters/temperature"]) != 1
+
+
 def test_public_examples_must_be_there() -> None:
     with pytest.raises(ValueError, match=r"public_examples = 5000: digits has \d+ test images"):
         build_world(settings({"name": "hgm", "sigma": 1.0, "redistribution": "public", "public_examples": 5000}))

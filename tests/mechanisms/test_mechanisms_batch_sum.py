@@ -158,7 +158,7 @@ def test_agrees_with_scipy(dimension: int, kappa: float) -> None:
 def test_agrees_with_adding_up_many_times(
     case: str, examples: int, dimension: int, kappa: float, dtype: torch.dtype
 ) -> None:
-    """1,700 draws against 27,200 tell as much as 2,000 against 8,000, and the former are the dear ones."""
+    """1,700 draws against 27,200 tell as much as 2,000 against 8,000, and the former are the expensive ones."""
     rows, count = gradients(case, examples, dimension), 1700
     expected = draw_sums(rows, kappa, 16 * count, np.random.default_rng(45))
     assert smallest_pvalue(rows, ours(rows, kappa, count, dtype, 46), expected) > ALARM

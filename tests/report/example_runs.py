@@ -317,7 +317,7 @@ def _verdict(recipe: Recipe, last: dict[str, Any], worst: dict[str, Any], scores
         if tried:
             sentences.append(f"From {upload} uploads the eavesdropper recovers {len(hits)} of {len(tried)} images.")
     sentences.append(
-        f"After {last['round']} rounds the model classifies {last['accuracy']:.1%} of the test data rightly."
+        f"After {last['round']} rounds the model classifies {last['accuracy']:.1%} of the test data correctly."
     )
     if worst["epsilon"] is not None:
         sentences.append(f"Proven for the whole run: epsilon {worst['epsilon']:.4g} at delta {worst['delta']:g}.")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.reconstruction.matching.matcher import Comparison
 from attacks.reconstruction.priors import GaussianPrior
-from fedpriv.gradients import Vector
+from fedpriv.gradients import Vector, flattened
 
 __all__ = ["Whitening", "misfit"]
 
@@ -30,7 +30,7 @@ def misfit(comparison: Comparison) -> Tensor:
 
 
 def _flat(vectors: Vector) -> Tensor:
-    return torch.cat([value.flatten(1) for value in vectors.values()], dim=1)
+    return torch.cat([flattened(value) for value in vectors.values()], dim=1)
 
 
 @dataclass(frozen=True)

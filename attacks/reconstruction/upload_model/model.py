@@ -3,7 +3,7 @@
 Every attack compares in gradient space. A FedSGD upload is a mean gradient already. A FedAvg upload is parameters after
 minus before, and with ``s`` steps of plain SGD at learning rate ``lr`` it is ``-lr`` times the sum of the steps'
 gradients; so ``-upload / (lr * s)`` is compared. After one step of SGD that is the mean gradient at the parameters
-before the round; for several steps, and for Adam, what dummies would send is had by training on them (see
+before the round; for several steps, and for Adam, what dummies would send is computed by training on them (see
 :mod:`~attacks.reconstruction.upload_model.unroll`).
 """
 
