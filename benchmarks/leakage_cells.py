@@ -24,10 +24,11 @@ from attacks.observation import Observation
 from attacks.reconstruction import AttackJob
 from attacks.referee import Score, Truth, score, score_guesses
 from clients.training import local_upload
-from fedpriv.config import ClosedFormConfig, DlgConfig, Experiment, IdlgConfig, IgaConfig, MapConfig, MechanismConfig
+from fedpriv.config import ClosedFormConfig, DlgConfig, Experiment, IdlgConfig, IgaConfig, MapConfig
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import AttackResult, attack_results, versions
 from fedpriv.lab.victims import Target, truth
+from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
@@ -233,7 +234,7 @@ def mechanism_of(name: str) -> dict[str, Any]:
         )
     key, settings = kinds[kind]
     try:
-        return MechanismConfig.model_validate({**settings, key: float(strength)}).model_dump()
+        return mechanism_settings({**settings, key: float(strength)}).model_dump()
     except ValidationError as error:
         raise InputError(f"mechanism {name!r}: {key} = {strength}: {error.errors()[0]['msg']}") from None
     except ValueError:

@@ -26,7 +26,11 @@ from fedpriv.accounting import (
     release_with,
 )
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import GaussianMechanism, LaplaceMechanism, Mechanism, VmfMechanism, block_sizes
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 Call = Callable[..., tuple[int, str, str]]

@@ -270,7 +270,7 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     if world.experiment.hears_masked:
         # What would be heard without the mechanism is masked as well, and says as little.
         return {PROTECTED: observation}
-    if world.experiment.mechanism.name == "none":
+    if not world.experiment.mechanism.protects:
         return {UNPROTECTED: observation}
     kinds = {PROTECTED: observation}
     if world.experiment.adversary.counterfactual:

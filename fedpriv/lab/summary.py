@@ -399,7 +399,7 @@ def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
 
 
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
-    if experiment.mechanism.name == "none":
+    if not experiment.mechanism.protects:
         return ["No mechanism, so no privacy is proven."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"

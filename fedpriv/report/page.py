@@ -13,9 +13,10 @@ from jinja2 import Template
 from markupsafe import Markup
 
 from attacks.reconstruction import ATTACKS
-from fedpriv.config import NOISE_PARAMETER, Experiment, describe
+from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
+from fedpriv.registry import MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
@@ -107,7 +108,7 @@ def render_page(view: View) -> str:
         title=view.experiment.report.title or view.experiment.name,
         status=view.summary.status if view.summary else "unfinished",
         tiles=tiles(view),
-        mechanism=mechanism_name(view.experiment.mechanism.name),
+        mechanism=view.experiment.mechanism.title,
         plots=_training_plots(view),
         membership=view.membership,
         roc=roc_plot(view.membership.attacks) if view.membership else None,
@@ -201,7 +202,7 @@ class _LedgerTable:
 
 
 def _ledger_table(ledger: Ledger) -> _LedgerTable:
-    noise = NOISE_PARAMETER.get(ledger.mechanism) or ""
+    noise = (MECHANISMS[ledger.mechanism].parameter if ledger.mechanism in MECHANISMS else None) or ""
     differs = len({line.noise for line in ledger.clients}) > 1
     lines = ledger.clients or ((ledger.worst,) if ledger.worst else ())
     statements = tuple(dict.fromkeys(text for line in lines for text in line.theorem.values()))

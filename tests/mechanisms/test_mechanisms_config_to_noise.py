@@ -17,7 +17,7 @@ from vmf_oracle import angle_law
 
 from fedpriv.config import load_experiment
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import Redistribution, layer_shares
+from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares
 from fedpriv.plan import Plan, plan_client
 from tests.noise import stream
 

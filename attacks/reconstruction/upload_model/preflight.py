@@ -9,7 +9,7 @@ from torch import nn
 from attacks.observation import PublicSettings
 from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy
 from attacks.reconstruction.upload_model.model import refusal
-from fedpriv.models import coupled_layers, dropout_layers
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 
 __all__ = ["preflight", "whole_numbers"]
 
