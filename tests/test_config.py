@@ -14,12 +14,16 @@ from fedpriv.config import (
     describe,
     load_experiment,
     load_run,
+    validated,
 )
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
 from fedpriv.registry import MECHANISMS
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
+GAUSSIAN = '[mechanism]\nname = "gaussian"\nsigma = 2\n'
+HGM = GAUSSIAN.replace("gaussian", "hgm")
+LAPLACE = '[mechanism]\nname = "laplace"\nscale = 2\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -39,7 +43,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
     ("text", "overrides", "expected"),
     [
         ("[trainin]\na = 1", [], "unknown key trainin; did you mean training?"),
-        ("", ["mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa?"),
+        ("", ["mechanism.name=vmf", "mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa?"),
         ("", ["adversary.iga.tvv=3"], "unknown key adversary.iga.tvv; did you mean tv?"),
         ("", ["zzz=3"], "unknown key zzz; known: name, seed, noise, data"),
         ("", ["data.name=mnits"], "data.name = 'mnits' is not allowed: allowed: digits, mnist, "),
@@ -59,7 +63,10 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["mechanism.delta=1"], "mechanism.delta = 1 is not allowed"),
         ("", ["mechanism.delta=0"], "mechanism.delta = 0 is not allowed"),
         ("", ["mechanism.name=vmf"], "vmf needs exactly one of epsilon, kappa or target_epsilon; none is set"),
-        ("", ["mechanism.name=vmf", "mechanism.sigma=1"], "or target_epsilon; sigma set, which vmf does not read"),
+        (VMF, ["mechanism.sigma=1"], "unknown key mechanism.sigma: gaussian and hgm read it, vmf reads unit, delta"),
+        ("", ["mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa? vmf reads it, none reads unit"),
+        (VMF, ["mechanism.name=laplace"], "mechanism.epsilon = 50 is vmf's (the paper's, 2 kappa); say how much noise"),
+        (VMF, ["seed=-1", "mechanism.kapa=3"], "(1) seed = -1 is not allowed"),
         (
             "",
             ["mechanism.name=gaussian"],
@@ -81,19 +88,23 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         (VMF, ["mechanism.blocks=size:"], "mechanism.blocks = 'size:' is not allowed"),
         (VMF, ["mechanism.blocks=256"], "mechanism.blocks = 256 is not allowed"),
         ("", ["mechanism.name=laplas"], "did you mean laplace?"),
-        ("", ["mechanism.sigma=0"], "mechanism.sigma = 0 is not allowed"),
-        ("", ["mechanism.sigma=1e13"], "mechanism.sigma = 10000000000000.0 is not allowed"),
-        ("", ["mechanism.scale=0"], "mechanism.scale = 0 is not allowed"),
-        ("", ["mechanism.scale=nan"], "mechanism.scale = nan is not allowed"),
-        ("", ["mechanism.kappa=-1"], "mechanism.kappa = -1 is not allowed"),
-        ("", ["mechanism.target_epsilon=0"], "mechanism.target_epsilon = 0 is not allowed"),
-        ("", ["mechanism.target_epsilon=nan"], "mechanism.target_epsilon = nan is not allowed"),
-        ("", ["mechanism.clip_norm=0"], "mechanism.clip_norm = 0 is not allowed"),
-        ("", ["mechanism.clipping=layers"], "mechanism.clipping = 'layers' is not allowed: allowed: flat, layer"),
-        ("", ["mechanism.redistribution=even"], "mechanism.redistribution = 'even' is not allowed: allowed: uniform"),
-        ("", ["mechanism.inflation=0"], "mechanism.inflation = 0 is not allowed"),
-        ("", ["mechanism.public_examples=0"], "mechanism.public_examples = 0 is not allowed"),
-        ("", ["mechanism.calibration=exact"], "mechanism.calibration = 'exact' is not allowed: allowed: analytic"),
+        (GAUSSIAN, ["mechanism.sigma=0"], "mechanism.sigma = 0 is not allowed"),
+        (GAUSSIAN, ["mechanism.sigma=1e13"], "mechanism.sigma = 10000000000000.0 is not allowed"),
+        (LAPLACE, ["mechanism.scale=0"], "mechanism.scale = 0 is not allowed"),
+        (LAPLACE, ["mechanism.scale=nan"], "mechanism.scale = nan is not allowed"),
+        (VMF, ["mechanism.kappa=-1"], "mechanism.kappa = -1 is not allowed"),
+        (VMF, ["mechanism.target_epsilon=0"], "mechanism.target_epsilon = 0 is not allowed"),
+        (VMF, ["mechanism.target_epsilon=nan"], "mechanism.target_epsilon = nan is not allowed"),
+        (GAUSSIAN, ["mechanism.clip_norm=0"], "mechanism.clip_norm = 0 is not allowed"),
+        (GAUSSIAN, ["mechanism.clipping=layers"], "mechanism.clipping = 'layers' is not allowed: allowed: flat, layer"),
+        (HGM, ["mechanism.redistribution=even"], "mechanism.redistribution = 'even' is not allowed: allowed: uniform"),
+        (HGM, ["mechanism.inflation=0"], "mechanism.inflation = 0 is not allowed"),
+        (HGM, ["mechanism.public_examples=0"], "mechanism.public_examples = 0 is not allowed"),
+        (
+            GAUSSIAN,
+            ["mechanism.calibration=exact"],
+            "mechanism.calibration = 'exact' is not allowed: allowed: analytic",
+        ),
         ("", ["engine.precision=float16"], "engine.precision = 'float16' is not allowed: allowed: float32, bfloat16"),
         ("", ["engine.gradient_memory=0"], "engine.gradient_memory = 0 is not allowed"),
         ("", ["seed=true"], "seed = True is not allowed: a number is wanted"),
@@ -105,14 +116,14 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["federation.clients_per_round=9"], "clients_per_round = 9 is more than clients = 8"),
         ("", ["adversary.rounds=[1, 21]"], "adversary.rounds names round 21, but federation.rounds = 20"),
         (
-            "",
+            GAUSSIAN,
             ["mechanism.adjacency=add-one"],
             "mechanism.adjacency = 'add-one' is not allowed: allowed: replace-one, z",
         ),
         (
             VMF,
             ["mechanism.adjacency=zero-out", "training.sampling=poisson"],
-            "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with mechan",
+            "unknown key mechanism.adjacency: gaussian and hgm read it, vmf reads",
         ),
         (
             "",
@@ -240,9 +251,16 @@ def test_true_is_not_a_number(tmp_path: Path, key: str) -> None:
             load_experiment(write(tmp_path, ""), [f"{key}={value}"])
 
 
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, kind in MECHANISMS.items() for key in numbers(kind)])
+def test_true_is_not_a_number_of_a_mechanism(name: str, key: str) -> None:
+    for value in (True, [True]):
+        with pytest.raises(InputError, match=rf"mechanism\.{key} = \[?True"):
+            validated(Experiment, {"mechanism": {"name": name, key: value}}, "x")
+
+
 def test_the_list_of_numbers_is_not_empty() -> None:
     found = set(numbers(Experiment))
-    assert {"seed", "adversary.rounds", "model.hidden", "mechanism.kappa", "adversary.iga.tv"} <= found
+    assert {"seed", "adversary.rounds", "model.hidden", "adversary.iga.tv"} <= found
     assert "engine.precision" not in found
 
 
@@ -323,7 +341,10 @@ def test_override_values_are_toml_or_bare_words(tmp_path: Path, text: str, value
 
 
 def test_every_key_has_a_description() -> None:
-    assert [key for key, _, _, meaning in describe(Experiment()) if not meaning] == []
+    for name, kind in MECHANISMS.items():
+        noise = {kind.parameter: 1.0} if kind.parameter else {}
+        experiment = Experiment.model_validate({"mechanism": {"name": name, **noise}})
+        assert [key for key, _, _, meaning in describe(experiment) if not meaning] == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is wrong with an experiment, for people: the key, what was given, and what is allowed."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
@@ -103,9 +104,14 @@ def _other(key: str, section: type[BaseModel]) -> str:
     if not issubclass(section, MechanismSettings):
         return ""
     name = section.model_fields["name"].default
-    owners = [other for other, kind in MECHANISMS.items() if key in kind.model_fields]
-    if not owners:
+    own = list(section.model_fields)
+    every = {each: None for kind in MECHANISMS.values() for each in kind.model_fields}
+    meant = key if key in every else next(iter(difflib.get_close_matches(key, every, n=1)), "")
+    owners = [other for other, kind in MECHANISMS.items() if meant in kind.model_fields]
+    if not owners or meant in own:
         return ""
-    known = ", ".join(each for each in section.model_fields if each != "name")
+    known = ", ".join(each for each in own if each != "name")
     who = f"{enumerated(owners, 'and')} read it" if len(owners) > 1 else f"{owners[0]} reads it"
+    if meant != key:
+        return f"; did you mean {meant}? {who}, {name} reads {known}"
     return f": {who}, {name} reads {known}; leave it out"

@@ -90,7 +90,7 @@ class GaussianSettings(GaussianFamily):
     colours: ClassVar[tuple[str, str]] = ("#0072B3", "#56B4EA")
     marker: ClassVar[str] = "o"
 
-    name: Literal["gaussian"] = "gaussian"
+    name: Literal["gaussian"] = Field("gaussian", description="privacy mechanism")
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's Euclidean norm")
     clipping: Literal["flat", "layer"] = Field(
         "flat", description="the whole gradient, or each of m tensors to clip_norm / sqrt(m)"

@@ -42,7 +42,7 @@ class HeterogeneousGaussianSettings(GaussianFamily):
     colours: ClassVar[tuple[str, str]] = ("#CC79A7", "#E6A3C7")
     marker: ClassVar[str] = "D"
 
-    name: Literal["hgm"] = "hgm"
+    name: Literal["hgm"] = Field("hgm", description="privacy mechanism")
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient x in the norm |x / sqrt(K r)|")
     redistribution: Literal["uniform", "layer", "public"] = Field(
         "uniform", description="r, the shares of the noise power: even, even over tensors, or from public images"

@@ -37,7 +37,7 @@ class LaplaceSettings(NoisySettings):
     parameter: ClassVar[str] = "scale"
     nominal: ClassVar[str] = "of one participation, 1 / scale"
 
-    name: Literal["laplace"] = "laplace"
+    name: Literal["laplace"] = Field("laplace", description="privacy mechanism")
     epsilon: Epsilon | None = Field(None, description="nominal, of one participation: 1 / scale")
     scale: Multiplier | None = Field(None, description="scale of the noise on the sum, over clip_norm")
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's L1 norm")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
+
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.settings import MechanismSettings
 from fedpriv.registry import MECHANISMS
@@ -30,7 +32,7 @@ class NoneSettings(MechanismSettings):
     colours: ClassVar[tuple[str, str]] = ("#1d2127", "#e8e6e2")
     marker: ClassVar[str] = "X"
 
-    name: Literal["none"] = "none"
+    name: Literal["none"] = Field("none", description="privacy mechanism")
 
     @property
     def effective(self) -> tuple[str, ...]:  # noqa: D102

@@ -43,7 +43,7 @@ class VmfSettings(NoisySettings):
     parameter: ClassVar[str] = "kappa"
     nominal: ClassVar[str] = "the paper's, 2 kappa"
 
-    name: Literal["vmf"] = "vmf"
+    name: Literal["vmf"] = Field("vmf", description="privacy mechanism")
     epsilon: Epsilon | None = Field(None, description="nominal, the paper's: 2 kappa")
     kappa: Annotated[NonNegative, Field(le=MOST_KAPPA)] | None = Field(
         None, description="concentration of each draw; small: more noise"

@@ -55,7 +55,7 @@ class MechanismSettings(Section):
     marker: ClassVar[str] = "P"
     parameter: ClassVar[str | None] = None
 
-    name: str
+    name: str = Field(description="privacy mechanism")
     unit: UnitName = Field(
         "example", description="example: noise per example's gradient; update: once on the client's whole update"
     )
