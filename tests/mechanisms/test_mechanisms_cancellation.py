@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector, per_example_gradients
 from fedpriv.gradients.rounding import ACCURACY
-from fedpriv.mechanisms import batch_sum
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
 from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.machinery import batch_sum
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_sizes
 from fedpriv.mechanisms.machinery.redistribution import Redistribution

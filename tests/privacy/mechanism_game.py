@@ -23,6 +23,7 @@ from fedpriv.config import Experiment
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
 from fedpriv.plan import Plan, plan_client
+from fedpriv.randomness import Secret
 from fedpriv.registry import MECHANISMS
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, claims
@@ -132,8 +133,12 @@ def released(game: MechanismGame, plan: Plan, sign: float) -> Iterator[Tensor]:
     """
     gradients = game.gradients(sign)
     update = gradients.combine(torch.ones(1)) if game.unit == "update" else {}
+    secret = Secret.of_seed(plan.seed)
     for step in count(1):
-        vector = plan.release_update(update, step) if game.unit == "update" else plan.release_gradient(gradients, step)
+        noise = secret.stream("game", step)
+        vector = (
+            plan.release_update(update, noise) if game.unit == "update" else plan.release_gradient(gradients, noise)
+        )
         yield game.flat(vector)
 
 
