@@ -21,12 +21,13 @@ from torch.func import vmap
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction import ATTACKS, AttackJob, Progress, Reconstruction, preflight
+from attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
 from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackWarning", "reconstruct"]
 
@@ -162,7 +163,7 @@ def reconstruct(
 def _config(attack: str, settings: Mapping[str, Any]) -> Any:
     if attack not in ATTACKS:
         raise InputError(f"attack {attack!r} is not known; known: {', '.join(ATTACKS)}")
-    kind = ATTACKS[attack].config
+    kind = ATTACKS[attack]
     for key in settings:
         if key not in kind.model_fields:
             raise InputError(f"{attack} has no setting {key!r}{_suggestion(key, kind.model_fields)}")

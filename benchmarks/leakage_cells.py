@@ -20,11 +20,16 @@ from torch import Tensor
 
 from attacks.baselines import guesses
 from attacks.campaign import attack_each
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.idlg import IdlgSettings
+from attacks.methods.iga import IgaSettings
+from attacks.methods.map import MapSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob
 from attacks.referee import Score, Truth, score, score_guesses
 from clients.training import local_upload
-from fedpriv.config import ClosedFormConfig, DlgConfig, Experiment, IdlgConfig, IgaConfig, MapConfig
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import AttackResult, attack_results, versions
 from fedpriv.lab.victims import Target, truth
@@ -100,22 +105,22 @@ SCALES = {
         8,
         MECHANISMS,
         {
-            "closed_form": ClosedFormConfig(),
-            "dlg": DlgConfig(iterations=150, restarts=2),
-            "idlg": IdlgConfig(iterations=150, restarts=1),
-            "iga": IgaConfig(iterations=800),
-            "map": MapConfig(),
+            "closed_form": ClosedFormSettings(),
+            "dlg": DlgSettings(iterations=150, restarts=2),
+            "idlg": IdlgSettings(iterations=150, restarts=1),
+            "iga": IgaSettings(iterations=800),
+            "map": MapSettings(),
         },
     ),
     "full": Scale(
         32,
         (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"),
         {
-            "closed_form": ClosedFormConfig(),
-            "dlg": DlgConfig(),
-            "idlg": IdlgConfig(),
-            "iga": IgaConfig(),
-            "map": MapConfig(),
+            "closed_form": ClosedFormSettings(),
+            "dlg": DlgSettings(),
+            "idlg": IdlgSettings(),
+            "iga": IgaSettings(),
+            "map": MapSettings(),
         },
     ),
 }

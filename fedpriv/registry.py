@@ -13,17 +13,11 @@ import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedpriv.errors import InputError
 
-__all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Named", "Registry", "suggestion"]
-
-
-class Named(Protocol):
-    """The settings of a thing: a pydantic model whose field ``name`` has the thing's name as its default."""
-
-    model_fields: Mapping[str, Any]
+__all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Registry", "suggestion"]
 
 
 Kind = TypeVar("Kind", bound=type[Any])
@@ -85,7 +79,7 @@ class Registry(Mapping[str, type[Any]]):
 
 
 def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
-    name = kind.model_fields["name"].default
+    name = kind.model_fields["name"].default if "name" in kind.model_fields else kind.name
     if things.setdefault(name, kind) is not kind:
         raise ValueError(f"the name {name!r} is taken by {things[name].__module__}")
 
@@ -99,7 +93,7 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> s
 
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms")
-ATTACKS = Registry("attack", "attacks.reconstruction.attacks", "fedpriv.attacks")
+ATTACKS = Registry("attack", "attacks.methods", "fedpriv.attacks")
 DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets")
 MODELS = Registry("model", "fedpriv.models", "fedpriv.models")
 RULES = Registry("rule of aggregation", "server.rules", "fedpriv.aggregation")

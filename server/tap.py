@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from attacks.access import Access
 from attacks.observation import Observation, PublicSettings, write_observation
-from attacks.threat import Access, ThreatModel, threat_model
+from attacks.threat import ThreatModel, threat_model
 from fedpriv.config import Experiment
 from fedpriv.data import Dataset
 from fedpriv.mechanisms import mechanism_settings

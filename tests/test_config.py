@@ -9,13 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedpriv.accounting.release import KAPPA, SIGMA
-from fedpriv.config import (
-    Experiment,
-    describe,
-    load_experiment,
-    load_run,
-    validated,
-)
+from fedpriv.config import Experiment, describe, load_experiment, load_run, validated
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
 from fedpriv.registry import MECHANISMS

@@ -1,26 +1,19 @@
 """The sections of an experiment: every key with its default, its range and what it means."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
 
-from fedpriv.registry import suggestion
+from fedpriv.registry import ATTACKS, suggestion
 from fedpriv.settings import Count, Epsilon, Integer, Momentum, NonNegative, Positive, Real, Section
 
 __all__ = [
     "ACTIVE_LISTENERS",
     "SUM_LISTENERS",
     "AdversaryConfig",
-    "ClosedFormConfig",
-    "CustomConfig",
     "DataConfig",
-    "DlgConfig",
     "EngineConfig",
     "FederationConfig",
-    "IdlgConfig",
-    "IgaConfig",
-    "ImprintConfig",
-    "MapConfig",
     "ModelConfig",
     "ReportConfig",
     "TrainingConfig",
@@ -28,11 +21,17 @@ __all__ = [
 
 MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
 
-# Attacks for which the clients are sent parameters of the adversary's own making, and the listeners who can do that.
-ACTIVE_ATTACKS = ("imprint",)
+# Listeners who can send the clients parameters of the adversary's own making.
 ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
 # Listeners whom no single upload reaches, only the sum of a round's.
 SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation")
+
+
+def _attack(name: str) -> str:
+    """Refuse what is no attack."""
+    if name not in ATTACKS:
+        raise ValueError(f"allowed: {', '.join(ATTACKS)}{suggestion(name, tuple(ATTACKS), else_known=False)}")
+    return name
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -174,84 +173,7 @@ class TrainingConfig(Section):
     )
 
 
-class DlgConfig(Section):
-    """Deep Leakage from Gradients (Zhu et al. 2019)."""
-
-    iterations: Count = Field(300, description="L-BFGS iterations")
-    restarts: Count = Field(8, description="random starts; the one with the lowest loss of its own is kept")
-
-
-class IdlgConfig(DlgConfig):
-    """Improved Deep Leakage from Gradients (Zhao et al. 2020): labels first."""
-
-
-class ClosedFormConfig(Section):
-    """The first Linear layer's gradient read without optimisation: no settings."""
-
-    iterations: ClassVar[int] = 1
-    restarts: ClassVar[int] = 1
-
-
-class MapConfig(Section):
-    """The most probable images given upload, noise and prior."""
-
-    iterations: Count = Field(400, description="steps of Adam")
-    restarts: Count = Field(1, description="random starts; the most probable result is kept")
-    learning_rate: Positive = Field(0.05, description="of Adam, in standard deviations of the prior")
-
-
-class IgaConfig(Section):
-    """Inverting Gradients (Geiping et al. 2020)."""
-
-    iterations: Count = Field(2400, description="signed Adam steps")
-    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
-    learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
-    tv: NonNegative = Field(1e-4, description="weight of the total variation")
-
-
-class CustomConfig(Section):
-    """Gradient matching of parts of your own choice."""
-
-    objective: Literal["squared-distance", "cosine", "likelihood"] = Field(
-        "cosine", description="how gradients are compared; likelihood: of the mechanism's noise"
-    )
-    optimiser: Literal["lbfgs", "adam", "signed-adam"] = Field(
-        "signed-adam", description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only"
-    )
-    schedule: Literal["constant", "steps", "cosine"] = Field(
-        "cosine", description="of Adam's learning rate; steps: times 0.1 at 3/8, 5/8 and 7/8"
-    )
-    variables: Literal["pixels", "decorrelated"] = Field(
-        "pixels", description="decorrelated: coordinates in which pixels of photographs are independent"
-    )
-    start: Literal["normal", "uniform", "public-mean", "closed-form"] = Field(
-        "normal", description="normal: of the variables; uniform: over the valid pixels; the others: around an image"
-    )
-    box: bool = Field(True, description="keep images within the valid range of pixels")
-    read_labels: bool = Field(True, description="read labels off the last layer; where not, optimise them")
-    iterations: Count = Field(1000, description="steps")
-    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
-    learning_rate: Positive = Field(0.1, description="of Adam, at the start")
-    tv: NonNegative = Field(1e-4, description="weight of the total variation")
-    public_mean: NonNegative = Field(0.0, description="weight of the squared distance from the mean public image")
-    gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
-
-
-class ImprintConfig(Section):
-    """Robbing the Fed (Fowl et al. 2022): parameters that the server has made; only for an active adversary."""
-
-    iterations: ClassVar[int] = 1
-    restarts: ClassVar[int] = 1
-
-    bins: Annotated[Integer, Field(ge=2, le=10_000_000)] | None = Field(
-        None, description="rows of the first layer used as bins for the images' brightness; unset: all"
-    )
-    public_examples: Annotated[Integer, Field(ge=2, le=10_000_000)] = Field(
-        10_000, description="public images (test images), at most, whose brightness sets the cut points between bins"
-    )
-
-
-class AdversaryConfig(Section):
+class _AdversaryConfig(Section):
     """Who listens and what they try."""
 
     threat_model: Literal[
@@ -270,9 +192,9 @@ class AdversaryConfig(Section):
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
-    attacks: Annotated[
-        tuple[Literal["dlg", "idlg", "iga", "closed_form", "imprint", "map", "custom"], ...], AfterValidator(_distinct)
-    ] = Field(("dlg", "iga"), description="reconstruction attacks; [] for none")
+    attacks: Annotated[tuple[Annotated[str, AfterValidator(_attack)], ...], AfterValidator(_distinct)] = Field(
+        ("dlg", "iga"), description="reconstruction attacks; [] for none"
+    )
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
         (1,), description="rounds whose uploads are attacked, counted from 1"
     )
@@ -285,17 +207,10 @@ class AdversaryConfig(Section):
     success_ssim: Annotated[Real, Field(gt=0, le=1)] = Field(
         0.6, description="an image counts as recovered from this SSIM on, if it also beats the guess"
     )
-    dlg: DlgConfig = Field(default_factory=lambda: DlgConfig())
-    idlg: IdlgConfig = Field(default_factory=lambda: IdlgConfig())
-    iga: IgaConfig = Field(default_factory=lambda: IgaConfig())
-    closed_form: ClosedFormConfig = Field(default_factory=lambda: ClosedFormConfig())
-    imprint: ImprintConfig = Field(default_factory=lambda: ImprintConfig())
-    custom: CustomConfig = Field(default_factory=lambda: CustomConfig())
-    map: MapConfig = Field(default_factory=lambda: MapConfig())
 
     @model_validator(mode="after")
     def _may_be_active(self) -> Self:
-        active = [name for name in self.attacks if name in ACTIVE_ATTACKS]
+        active = [name for name in self.attacks if ATTACKS[name].active()]
         if not active:
             return self
         if self.threat_model not in ACTIVE_LISTENERS:
@@ -316,12 +231,28 @@ class AdversaryConfig(Section):
     @property
     def crafts(self) -> bool:
         """Whether the server sends parameters of its own making in the attacked rounds."""
-        return any(name in ACTIVE_ATTACKS for name in self.attacks)
+        return any(ATTACKS[name].active() for name in self.attacks)
 
     @property
     def passive_attacks(self) -> tuple[str, ...]:
         """The attacks on uploads of clients that were sent the model itself."""
-        return tuple(name for name in self.attacks if name not in ACTIVE_ATTACKS)
+        return tuple(name for name in self.attacks if not ATTACKS[name].active())
+
+    def settings(self, attack: str) -> Any:
+        """Return the settings of an attack."""
+        return getattr(self, attack)
+
+
+# A section for each attack that there is.
+AdversaryConfig: TypeAlias = _AdversaryConfig
+if not TYPE_CHECKING:
+    AdversaryConfig = create_model(
+        "AdversaryConfig",
+        __base__=_AdversaryConfig,
+        __module__=__name__,
+        __doc__=_AdversaryConfig.__doc__,
+        **{name: (kind, Field(default_factory=kind)) for name, kind in ATTACKS.items()},
+    )
 
 
 class EngineConfig(Section):

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attacks.reconstruction import ATTACKS, AttackRefused
+from attacks.access import Access
+from attacks.reconstruction import AttackRefused
 from attacks.reconstruction import preflight as attack_preflight
-from attacks.threat import Access, threat_model
+from attacks.threat import threat_model
 from fedpriv.budget import last_round
 from fedpriv.config import Experiment
 from fedpriv.mechanisms import MechanismSettings
+from fedpriv.registry import ATTACKS
 from fedpriv.world import World
 from server.crafting import check_crafting
 from server.tap import public_settings
@@ -44,7 +46,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     threat = threat_model(experiment.adversary)
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
-    possible = [name for name in names if name not in refused and not ATTACKS[name].active]
+    possible = [name for name in names if name not in refused and not ATTACKS[name].active()]
     settings = public_settings(world.experiment, world.dataset, world.plans[0])
     if Access.UPLOADS not in threat.grants:
         settings = replace(settings, clients=_asked(experiment))

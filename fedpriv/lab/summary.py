@@ -13,8 +13,8 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from attacks.reconstruction.table import is_active
 from attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
+from attacks.settings import is_active
 from attacks.threat import ThreatModel, threat_model
 from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.access import Access
 from attacks.observation import (
     Observation,
     list_observations,
@@ -19,7 +20,7 @@ from attacks.observation import (
     read_observation,
 )
 from attacks.referee import Truth
-from attacks.threat import Access, threat_model
+from attacks.threat import threat_model
 from clients.training import local_upload
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings

@@ -12,11 +12,10 @@ from typing import Any
 from jinja2 import Template
 from markupsafe import Markup
 
-from attacks.reconstruction import ATTACKS
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
-from fedpriv.registry import MECHANISMS
+from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
@@ -31,13 +30,8 @@ __all__ = ["render_page", "reported", "write_report"]
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
 
-# What is named here otherwise than in the table of attacks, or is not in it.
+# What is no attack, and stands beside them.
 NAMES = {
-    "dlg": "DLG",
-    "idlg": "iDLG",
-    "closed_form": "Closed form",
-    "map": "Noise-adaptive MAP",
-    "custom": "Custom",
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
@@ -141,7 +135,7 @@ def _template() -> Template:
 def _attack_name(label: str) -> str:
     """What scores call an attack, for a reader: its name, and the settings in which it differs from the run's."""
     name, _, settings = label.partition(",")
-    title = NAMES.get(name) or (ATTACKS[name].title if name in ATTACKS else name)
+    title = NAMES.get(name) or (ATTACKS[name].label or ATTACKS[name].title if name in ATTACKS else name)
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
 
 

@@ -8,10 +8,10 @@ import torch
 from attack_victims import digits, errors, example_gradients, mlp, normalise, parameters_of, settings
 from safetensors.torch import load_file, save_file
 
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation, read_observation, write_observation
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
-from fedpriv.config import IgaConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
@@ -156,7 +156,7 @@ def test_knowing_the_shares_helps_the_adversary() -> None:
     shares = of_the_network({"output.weight": 0.998, "output.bias": 0.001})
     heard, truth = through_hgm(shares, 0.05, victims=4)
     even = Redistribution({name: torch.full_like(value, 1 / shares.dimension) for name, value in shares.shares.items()})
-    attack = IgaConfig(iterations=600, tv=1e-5)
+    attack = IgaSettings(iterations=600, tv=1e-5)
     found = [
         errors([one.images for one in run_attack(AttackJob("iga", told, mlp(hidden=(32,)), attack, 3))], truth)
         for told in (heard, [replace(one, redistribution=even) for one in heard])
