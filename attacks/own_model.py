@@ -21,12 +21,13 @@ from torch.func import vmap
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction import ATTACKS, AttackJob, Progress, Reconstruction, preflight
+from attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
 from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from attacks.reconstruction.upload_model.preflight import whole_numbers
-from fedpriv.config import MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackWarning", "reconstruct"]
 
@@ -55,7 +56,7 @@ def reconstruct(
     batch_size: int = 1,
     examples: int | None = None,
     parameters: Arrays | None = None,
-    mechanism: MechanismConfig | Mapping[str, Any] | None = None,
+    mechanism: MechanismSettings | Mapping[str, Any] | None = None,
     learning_rate: float | None = None,
     local_steps: int = 1,
     optimizer: Literal["sgd", "adam"] = "sgd",
@@ -175,7 +176,7 @@ def reconstruct(
 def _config(attack: str, settings: Mapping[str, Any]) -> Any:
     if attack not in ATTACKS:
         raise InputError(f"attack {attack!r} is not known; known: {', '.join(ATTACKS)}")
-    kind = ATTACKS[attack].config
+    kind = ATTACKS[attack]
     for key in settings:
         if key not in kind.model_fields:
             raise InputError(f"{attack} has no setting {key!r}{_suggestion(key, kind.model_fields)}")
@@ -309,17 +310,17 @@ def _examples(examples: int | None, batch_size: int, local_steps: int) -> int:
     return examples
 
 
-def _mechanism(given: MechanismConfig | Mapping[str, Any] | None) -> MechanismConfig:
+def _mechanism(given: MechanismSettings | Mapping[str, Any] | None) -> MechanismSettings:
     if given is None:
-        return MechanismConfig()
+        return mechanism_settings({})
     try:
-        config = given if isinstance(given, MechanismConfig) else MechanismConfig.model_validate(dict(given))
+        config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(["mechanism", *map(str, detail["loc"])])
         raise InputError(f"{where}: {detail['msg'].removeprefix('Value error, ')}") from None
-    if config.name != "none" and config.noise is None:
-        raise InputError(f"mechanism {config.name}: give the noise itself (sigma, scale or kappa) and not a target")
+    if config.protects and config.noise is None:
+        raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
     return config
 
 

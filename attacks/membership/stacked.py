@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Dyads, Factor, Memory, Rows
-from fedpriv.models import coupled_layers, dropout_layers
 from fedpriv.world import tracked_buffers, trained_parameters
 
 __all__ = ["StackedNetwork", "stack_models"]

@@ -9,13 +9,14 @@ import torch
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, AttackJob
+from attacks.reconstruction import AttackJob
 from attacks.threat import threat_model
 from clients.training import local_upload
-from fedpriv.config import MechanismConfig
 from fedpriv.data import Sampling
 from fedpriv.errors import InputError, reason_of
+from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import Secret, torch_stream
+from fedpriv.registry import ATTACKS
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 from server.exchange import Upload
@@ -64,7 +65,7 @@ def _stage(world: World) -> World:
 def _unprotected(stage: World) -> World:
     """The same without the mechanism: what noise hides is sought for long, and the network is what is tried."""
     (plan,) = stage.plans
-    bare = stage.experiment.model_copy(update={"mechanism": MechanismConfig()})
+    bare = stage.experiment.model_copy(update={"mechanism": mechanism_settings({})})
     return replace(stage, experiment=bare, plans=(replace(plan, config=bare.mechanism),))
 
 

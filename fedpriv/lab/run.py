@@ -268,8 +268,8 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, entries)
     # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
     config = world.plans[ledger.worst.client].config
-    parameters = config.model_dump(mode="json", include=set(config.read_keys), exclude_none=True)
-    noise = {} if mechanism.name == "none" else {"noise": world.experiment.noise}
+    parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
+    noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     return replace(ledger, parameters={**parameters, **noise})
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from attacks.reconstruction.table import is_active
 from attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
+from attacks.settings import is_active
 from attacks.threat import ThreatModel, threat_model
 from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
@@ -411,7 +411,7 @@ def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
 
 
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
-    if experiment.mechanism.name == "none":
+    if not experiment.mechanism.protects:
         return ["No mechanism, so no privacy is proven."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"

@@ -157,7 +157,7 @@ def _kind(experiment: Experiment) -> Experiment:
     The first needs no calibration then, which may take seconds a trial.
     """
     mechanism = experiment.mechanism
-    some = mechanism if mechanism.name == "none" else mechanism.with_noise(1.0)
+    some = mechanism.with_some_noise()
     # Whether clients stop early depends on the noise.
     federation = experiment.federation.model_copy(update={"target_epsilon": None})
     return experiment.model_copy(update={"seed": 0, "mechanism": some, "federation": federation})

@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from attacks.reconstruction.table import is_active
+from attacks.settings import is_active
 from fedpriv.config import describe
 from fedpriv.errors import InputError
 from fedpriv.runs import RunFolder

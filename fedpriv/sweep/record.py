@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.blocks import block_runs
+from fedpriv.registry import MECHANISMS
 from fedpriv.runs import RunFolder, parse_json
 
 __all__ = ["COMPLETED", "FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "failed_record", "read_record"]
@@ -65,7 +65,7 @@ class TrialRecord(_Record):
 
     data: str = Field("", description="data set")
     model: str = Field("", description="network")
-    mechanism: str = Field("", description="none, gaussian, laplace, vmf, hgm")
+    mechanism: str = Field("", description="as in the settings")
     blocks: str | None = Field(None, description="vmf: whole, layer, or size:D")
     draws: int | None = Field(None, description="vmf: m, the draws that make up one example's noisy gradient")
     noise: float | None = Field(None, description="kappa, sigma or scale of the worst client, calibrated or as given")
@@ -208,7 +208,7 @@ def read_record(
         data=experiment.data.name,
         model=experiment.model.name,
         mechanism=experiment.mechanism.name,
-        blocks=experiment.mechanism.blocks if experiment.mechanism.name == "vmf" else None,
+        blocks=experiment.mechanism.variant,
         draws=_draws(experiment, summary),
         noise=_noise(ledger),
         parameters=summary.model.get("parameters"),
@@ -242,7 +242,7 @@ def failed_record(
         data=experiment.data.name,
         model=experiment.model.name,
         mechanism=experiment.mechanism.name,
-        blocks=experiment.mechanism.blocks if experiment.mechanism.name == "vmf" else None,
+        blocks=experiment.mechanism.variant,
     )
 
 
@@ -259,13 +259,12 @@ def _bytes(path: Path) -> bytes:
 
 def _draws(experiment: Experiment, summary: _Summary) -> int | None:
     tensors: Sequence[int] | None = summary.model.get("tensors")
-    if experiment.mechanism.name != "vmf" or tensors is None:
-        return None
-    return sum(count for count, _ in block_runs(experiment.mechanism.blocks, tensors))
+    return None if tensors is None else experiment.mechanism.draws(tensors)
 
 
 def _noise(ledger: _Ledger) -> float | None:
-    given = [ledger.parameters[key] for key in ("kappa", "sigma", "scale") if key in ledger.parameters]
+    every = [kind.parameter for kind in MECHANISMS.values() if kind.parameter]
+    given = [ledger.parameters[key] for key in every if key in ledger.parameters]
     return float(given[0]) if given else None
 
 

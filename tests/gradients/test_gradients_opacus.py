@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import Vector, per_example_gradients
-from fedpriv.mechanisms import GaussianMechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.models import build_model
 from fedpriv.randomness import torch_stream
 from tests.noise import stream

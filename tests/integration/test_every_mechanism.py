@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from attacks.observation import list_observations, read_observation
-from fedpriv.config import NOISE_PARAMETER, Experiment
+from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
@@ -60,11 +60,11 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
     }
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     config = built.plans[ledger["worst"]["client"]].config
-    parameter = NOISE_PARAMETER[config.name]
+    parameter = config.parameter
     assert ledger["mechanism"] == config.name
     assert ledger["unit"] == config.unit
     assert ledger["parameters"][parameter] == config.noise
-    assert set(ledger["parameters"]) <= {*config.read_keys, "noise"}
+    assert set(ledger["parameters"]) <= {*config.effective, "noise"}
     assert not {"epsilon", "target_epsilon", "calibration"} & set(ledger["parameters"])
     assert ledger["worst"]["epsilon"] > 0
     if "target_epsilon" in MECHANISMS[name]:

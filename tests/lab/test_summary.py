@@ -12,8 +12,8 @@ from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.runs import RoundRecord
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
-VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, None, None, 1.0, 1e-5))
-NONE = guarantee(Release("none", "example", "shuffled", 0.1, 3, (100,), None, None, None, 1.0, 1e-5))
+VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
+NONE = guarantee(Release("none", "example", "shuffled", 0.1, 3, (100,), None, 1e-5))
 
 
 def line(

@@ -10,15 +10,13 @@ from torch.nn import functional
 
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.mechanisms import (
-    GaussianMechanism,
-    HeterogeneousGaussianMechanism,
-    LaplaceMechanism,
-    Mechanism,
-    NoMechanism,
-    Redistribution,
-    VmfMechanism,
-)
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
+from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.mechanisms.none import NoMechanism
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm under autocast

@@ -157,10 +157,7 @@ def _ledger(recipe: Recipe) -> Ledger:
             rate=1 / (140 + 5 * (client % 9)),
             participations=recipe.finished,
             dimensions=(15_826,),
-            kappa=recipe.noise if mechanism == "vmf" else None,
-            sigma=recipe.noise if mechanism == "gaussian" else None,
-            scale=None,
-            clip_norm=1.0,
+            noise=None if mechanism == "none" else recipe.noise,
             delta=1e-5,
         )
         for client in range(recipe.clients)

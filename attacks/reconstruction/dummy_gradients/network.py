@@ -14,7 +14,7 @@ from attacks.reconstruction.dummy_gradients.convolution import by_patches
 from attacks.reconstruction.dummy_gradients.layers import RULES, Entry, taped_forward
 from attacks.reconstruction.errors import AttackRefused
 from fedpriv.gradients import Vector
-from fedpriv.models import coupled_layers
+from fedpriv.gradients.coupled import coupled_layers
 
 __all__ = ["Loss", "Network", "soft_cross_entropy", "twice_differentiable"]
 

@@ -1,7 +1,8 @@
 """How probable images are after an upload was heard: the noise of its mechanism, and what images look like.
 
 Minus the logarithm of ``p(upload | images, labels) p(images)``, on one scale: the noise is public, so that no weight
-between the two is left to be chosen. The upload's density is the mechanism's own (:mod:`fedpriv.mechanisms.law`).
+between the two is left to be chosen. The upload's density is the mechanism's own (see the module
+``fedpriv.mechanisms.machinery.law``).
 """
 
 import math

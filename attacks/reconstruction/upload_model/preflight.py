@@ -9,14 +9,13 @@ from torch import nn
 from attacks.observation import PublicSettings
 from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
 from attacks.reconstruction.upload_model.model import refusal
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.operator import first_line
-from fedpriv.models import coupled_layers, dropout_layers
+from fedpriv.registry import ATTACKS
 
 __all__ = ["preflight", "whole_numbers"]
 
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
-
-NEED_SMOOTH = ("dlg", "idlg")  # attacks by L-BFGS
 
 
 def preflight(
@@ -71,7 +70,7 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
             f"layer {coupled[0]} (BatchNorm) is in evaluation mode and uses its running statistics, the attacks those "
             "of their dummy batch: they model another gradient, and their failure is no evidence of privacy"
         )
-    smooth = [name for name in attacks if name in NEED_SMOOTH]
+    smooth = [name for name in attacks if name in ATTACKS and ATTACKS[name].smooth]
     if kinked and smooth:
         kind = type(model.get_submodule(kinked[0])).__name__
         made = "is made" if len(smooth) == 1 else "are made"

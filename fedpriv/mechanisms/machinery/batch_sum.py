@@ -34,8 +34,8 @@ from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, within
 from fedpriv.gradients.rounding import ACCURACY, LOST, SMALLEST_SIDE, roundoff
-from fedpriv.mechanisms.cosine import Floats, draw_cosines, draw_uniform_cosines
-from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
+from fedpriv.mechanisms.machinery.cosine import Floats, draw_cosines, draw_uniform_cosines
+from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_sum", "group_size"]

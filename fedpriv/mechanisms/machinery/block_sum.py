@@ -21,7 +21,7 @@ from fedpriv.gradients import GradientOperator, Vector, flattened
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.cosine import Cosines, draw_cosines
+from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_block_sums"]
