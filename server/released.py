@@ -32,7 +32,7 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
             continue
         released = [json.dumps(world.plans[client].released()) for client in clients]
         kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
-        sent = "" if world.experiment.mechanism.name == "none" else world.sent(state).hex()
+        sent = "" if not world.experiment.mechanism.protects else world.sent(state).hex()
         releases = tuple(Released(**json.loads(text)) for text in kinds)
         lines.append(
             Asked(round_number, tuple(clients), sent, origin, releases, tuple(kinds[text] for text in released))
@@ -74,7 +74,7 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
         raise InputError(
             f"{folder.path / 'asked.jsonl'} names client {clients}, and this run has {len(world.plans)} from number 0"
         )
-    if world.experiment.mechanism.name == "none" and not any(line.sent for line in folder.asked()):
+    if not world.experiment.mechanism.protects and not any(line.sent for line in folder.asked()):
         return
     path, now = folder.path / "config.toml", _origin(world)
     for line in folder.asked():
@@ -122,7 +122,7 @@ def _origin(world: World) -> Origin:
     # The mechanism stands beside it, in its own words.
     del decisive["mechanism"]
     settings = sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    if world.experiment.mechanism.name == "none":
+    if not world.experiment.mechanism.protects:
         return Origin(settings)
     secret, data = world.secret.derived("commitment"), world.secret.derived("data", world.dataset.digest)
     return Origin(settings, secret.key.hex(), data.key.hex(), world.model_digest.hex())
