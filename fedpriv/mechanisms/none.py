@@ -29,6 +29,7 @@ class NoneSettings(MechanismSettings):
     """Uploads go out as they are."""
 
     title: ClassVar[str] = "no mechanism"
+    label: ClassVar[str] = "no mechanism"
     colours: ClassVar[tuple[str, str]] = ("#1d2127", "#e8e6e2")
     marker: ClassVar[str] = "X"
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from fedpriv.names import AdjacencyName, CalibrationName, UnitName
-from fedpriv.registry import MECHANISMS
+from fedpriv.errors import InputError
+from fedpriv.registry import MECHANISMS, suggestion
 from fedpriv.settings import Epsilon, Real, Section, enumerated
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class MechanismSettings(Section):
 
     Attributes:
         title: for people, in the middle of a sentence.
+        label: for people, in plots; empty: the name.
         summary: one line for help texts.
         colours: in plots, on light and on dark ground.
         marker: in plots, as matplotlib names it.
@@ -50,6 +52,7 @@ class MechanismSettings(Section):
     """
 
     title: ClassVar[str]
+    label: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
     marker: ClassVar[str] = "P"
@@ -254,7 +257,10 @@ def mechanism_settings(tree: Mapping[str, Any]) -> MechanismSettings:
         InputError: there is no such mechanism.
         ValidationError: a key or value is not allowed.
     """
-    settings: MechanismSettings = MECHANISMS[str(tree.get("name", "none"))].model_validate(dict(tree))
+    name = str(tree.get("name", "none"))
+    if name not in MECHANISMS:
+        raise InputError(f"mechanism.name: {name!r} is not known{suggestion(name, tuple(MECHANISMS))}")
+    settings: MechanismSettings = MECHANISMS[name].model_validate(dict(tree))
     return settings
 
 
@@ -267,5 +273,6 @@ def recorded_mechanism(tree: Mapping[str, Any]) -> MechanismSettings:
     Raises:
         InputError, ValidationError: as :func:`mechanism_settings`.
     """
-    known = MECHANISMS[str(tree.get("name", "none"))].model_fields
+    kind = MECHANISMS.get(str(tree.get("name", "none")))
+    known = tree if kind is None else kind.model_fields
     return mechanism_settings({key: value for key, value in tree.items() if key in known})
