@@ -149,6 +149,11 @@ class ModelConfig(_Section):
             )
         return name
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the network is not one of this project's."""
+        return ":" in self.name
+
 
 class FederationConfig(_Section):
     """Who takes part, how often, and what the server does with the uploads."""
