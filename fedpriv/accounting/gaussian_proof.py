@@ -28,6 +28,13 @@ __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
 Array = NDArray[np.float64]
 
 
+_ROUNDING = (
+    "Amplification by Poisson batches takes it that rounding of the other examples' gradients does not depend on the "
+    "size of the batch. That holds, up to the last digits, for parameters that training leads to; a server that crafts "
+    "parameters can make much of it (docs/privacy.md)."
+)
+
+
 class GaussianProof(Proof):
     """Mechanism gaussian: replace-one with sensitivity 2 clip_norm, zero-out (Poisson sampling) with clip_norm."""
 
@@ -77,6 +84,7 @@ class GaussianProof(Proof):
             self._other_adjacency(),
             "Privacy-loss distributions serve from a delta of about 1e-9 up and for an epsilon below 1e6; Renyi "
             "accounting elsewhere.",
+            *((_ROUNDING,) if self._is_poisson else ()),
         )
 
     def _other_adjacency(self) -> str:
