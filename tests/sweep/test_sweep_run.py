@@ -327,7 +327,10 @@ def test_the_list_is_the_check(tmp_path: Path, fedpriv: Fedpriv) -> None:
     unread = {"mechanism": {"name": "vmf", "kappa": 3.0, "clip_norm": 2.0}}
     write(tmp_path, seeds=[4], list={"noise": [*NOISES, unread]})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--list")
-    assert code == 0 and out.splitlines()[3] == "4: mechanism.name=vmf, mechanism.kappa=3.0, mechanism.clip_norm=2.0, seed=4"
+    assert (
+        code == 0
+        and out.splitlines()[3] == "4: mechanism.name=vmf, mechanism.kappa=3.0, mechanism.clip_norm=2.0, seed=4"
+    )
     assert shown == "warning: mechanism.clip_norm is set, but vmf with these settings does not read it\n"
     code, out, shown = fedpriv("sweep", "sweep.toml", "--list", "--json")
     assert (code, shown) == (0, "")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.names import AdjacencyName, CalibrationName, UnitName
 from fedpriv.errors import InputError
+from fedpriv.names import AdjacencyName, CalibrationName, UnitName
 from fedpriv.registry import MECHANISMS, suggestion
 from fedpriv.settings import Epsilon, Real, Section, enumerated
 
