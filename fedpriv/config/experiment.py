@@ -159,7 +159,7 @@ class Experiment(Section):
 
         Left out is how long a run goes on, who listens, and what is made of it afterwards.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "noise", "adversary", "report", "engine"})
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine"})
         for section, keys in _INDECISIVE.items():
             for key in keys:
                 del tree[section][key]
