@@ -48,6 +48,7 @@ class MechanismSettings(Section):
         summary: one line for help texts.
         colours: in plots, on light and on dark ground.
         marker: in plots, as matplotlib names it.
+        protects: whether an upload is anything but what training gives.
         parameter: the key that says how much noise there is, or ``None``: there is none.
     """
 
@@ -56,6 +57,7 @@ class MechanismSettings(Section):
     summary: ClassVar[str] = ""
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
     marker: ClassVar[str] = "P"
+    protects: ClassVar[bool] = True
     parameter: ClassVar[str | None] = None
 
     name: str = Field(description="privacy mechanism")
@@ -81,11 +83,6 @@ class MechanismSettings(Section):
             ValueError: the noise is a target still, what is redistributed is missing, or numbers are out of range.
         """
         raise NotImplementedError(f"mechanism {self.name} does not say what releases gradients")
-
-    @property
-    def protects(self) -> bool:
-        """Whether there is noise."""
-        return self.parameter is not None
 
     @property
     def effective(self) -> tuple[str, ...]:
@@ -135,7 +132,7 @@ class MechanismSettings(Section):
 
     def with_some_noise(self) -> Self:
         """Return these settings with an arbitrary amount of noise, to ask what does not depend on it."""
-        return self.with_noise(1.0) if self.protects else self
+        return self if self.parameter is None else self.with_noise(1.0)
 
     def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
         """The numbers of coordinates of the parts of a gradient that get a draw of their own.
