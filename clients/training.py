@@ -9,13 +9,13 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clients.raising import unless_raised, where_sound
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan
@@ -82,7 +82,7 @@ def _trained(world: World, plan: Plan, before: State, round_number: int, secret:
 
 def _update(world: World, plan: Plan, before: State, round_number: int) -> Vector:
     """The update as a mechanism is given it: zero where the model raises."""
-    update = _unless_raised(lambda: _trained(world, plan, before, round_number, None))
+    update = _unless_raised(world, lambda: _trained(world, plan, before, round_number, None))
     if update is None:
         _LOG.warning("client %d: the model raises in round %d; its update counts as zero", plan.client, round_number)
         return {name: torch.zeros_like(value) for name, value in before.parameters.items()}
@@ -110,63 +110,41 @@ def _gradient(world: World, plan: Plan, step: int, secret: Secret | None) -> Vec
 
 def _gradients(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
     """The gradients of a batch; zero for examples on which the model raises."""
-    compute = partial(_computed, world, plan, step)
-    gradients = _unless_raised(lambda: compute(images, labels))
-    return _with_stand_ins(world, plan, compute, images, labels) if gradients is None else gradients
+    gradients = _unless_raised(world, lambda: _computed(world, plan, step, images, labels))
+    if gradients is not None:
+        return gradients
+    blanked = [torch.cat([values, torch.zeros_like(values[:1])]) for values in (images, labels)]
+    found = where_sound(lambda rows: _computed(world, plan, step, *(values[rows] for values in blanked)), len(images))
+    if found is None:
+        _LOG.warning("client %d: the model raises on every example of a batch; it counts as zero", plan.client)
+        return zero_gradients(world.model, len(images), _memory(world))
+    raising = int((~found.sound).sum())
+    _LOG.warning("client %d: the model raises on %d examples of a batch; they count as zero", plan.client, raising)
+    return found.result.masked(found.sound.to(images.device))
 
 
-def _with_stand_ins(
-    world: World,
-    plan: Plan,
-    compute: Callable[[Tensor, Tensor], GradientOperator],
-    images: Tensor,
-    labels: Tensor,
-) -> GradientOperator:
-    """The gradients of a batch on some of whose examples the model raises: zero for those.
-
-    An example on which it does not raise takes their places. So every other one has the same place, and the same
-    dropout, as beside a neighbour on which nothing is raised.
-    """
-    each = zip(images.split(1), labels.split(1), strict=True)
-    sound = torch.tensor([_unless_raised(partial(compute, *one)) is not None for one in each], device=images.device)
-    _LOG.warning("client %d: the model raises on %d examples; they count as zero", plan.client, int((~sound).sum()))
-    gradients = None
-    if sound.any():
-        rows = torch.where(sound, torch.arange(len(sound), device=images.device), sound.nonzero()[0, 0])
-        gradients = _unless_raised(lambda: compute(images[rows], labels[rows]))
-    if gradients is None:
-        # Not even together with sound ones only: the model mixes examples.
-        return zero_gradients(world.model, len(images), world.experiment.engine.gradient_memory * _MIB)
-    return gradients.masked(sound)
-
-
-def _unless_raised(compute: Callable[[], T]) -> T | None:
-    """The result, or ``None`` where the model raises; what is wrong with the machine is raised on."""
-    try:
-        return compute()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except (Exception, SystemExit):  # noqa: BLE001 - a refusal would tell of an example what no noise hides
-        _LOG.debug("the model raises", exc_info=True)
-        return None
+def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
+    """The result, or ``None`` where the model raises; networks of ours run out of memory whatever the examples are."""
+    passed = () if world.experiment.model.is_own else (MemoryError, torch.OutOfMemoryError)
+    return unless_raised(compute, *passed)
 
 
 def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
-    memory = world.experiment.engine.gradient_memory * _MIB
+    route = world.route(len(images))
     with _surroundings(world, plan, step):
-        return per_example_gradients(world.model, _loss, images, labels, chunk_bytes=memory)
+        return per_example_gradients(world.model, _loss, images, labels, route=route, chunk_bytes=_memory(world))
+
+
+def _memory(world: World) -> int:
+    """What gradients may take, in bytes."""
+    return world.experiment.engine.gradient_memory * _MIB
 
 
 @contextmanager
 def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
     """What the model is run in: randomness of its own, and the numbers that the settings ask for."""
-    with _model_randomness(plan, step, world.device), _precision(world):
+    with _model_randomness(plan, step, world.device), world.autocast():
         yield
-
-
-def _precision(world: World) -> torch.autocast:
-    """Forward and backward passes in bfloat16 where the settings ask for that."""
-    return torch.autocast(world.device.type, torch.bfloat16, enabled=world.experiment.engine.precision == "bfloat16")
 
 
 def _loss(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ has to travel.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 
 import numpy as np
@@ -18,18 +18,20 @@ from torch.nn import functional
 from fedpriv.config import Experiment
 from fedpriv.data import Dataset, load_dataset, partition_indices
 from fedpriv.errors import InputError
-from fedpriv.gradients import Vector, refuse_mixed_examples
+from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
-from fedpriv.randomness import Secret, numpy_stream, torch_stream
+from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.threads import cpu_threads
 
 __all__ = ["State", "World", "build_world", "choose_device", "tracked_buffers", "trained_parameters"]
 
 # Random images with which own models are tried: most often the first few are enough.
 _TRIED = 13
+
+_LOSS = partial(functional.cross_entropy, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class World:
     secret: Secret
 
     def received(self, client: int, before: State) -> bytes:
-        """Return the digest of all that a client's answer depends on, beside the round: its data and code included.
+        """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
 
         So what was edited between two answers gives the second one other noise.
 
@@ -127,6 +129,18 @@ class World:
         """Return normalised images (B, C, H, W) and labels (B,) of a client, on the device."""
         rows = torch.from_numpy(self.partitions[client][positions])
         return self.network_input(self.dataset.x_train[rows]), self.dataset.y_train[rows].to(self.device)
+
+    def autocast(self) -> torch.autocast:
+        """Compute forward and backward passes inside the block in bfloat16 where the settings ask for that."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bfloat16")
+
+    @cached_property
+    def route(self) -> Callable[[int], Route]:
+        """How gradients are computed in batches of so many examples; no example that is protected decides it.
+
+        Found out on random images and the initial parameters, once for each number.
+        """
+        return cache(partial(_route, self))
 
     def uploaded_rows(self, client: int, round_number: int) -> Tensor:
         """The training examples behind a client's upload of a round (counted from 1), as rows of the data set."""
@@ -203,6 +217,20 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret)
 
 
+def _route(world: World, examples: int) -> Route:
+    experiment, dataset = world.experiment, world.dataset
+    if not experiment.model.is_own:
+        return Route()
+    images, labels = _random_examples(experiment, dataset, examples)
+    # A model of its own, because one that was trained may hold what cannot be copied.
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
+    model.to(world.device, _precision(experiment)).train()
+    world.initial.load_into(model)
+    memory = experiment.engine.gradient_memory << 20
+    with seeded_generators(0, world.device), world.autocast():
+        return find_route(model, _LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
+
+
 def _precision(experiment: Experiment) -> torch.dtype:
     return torch.float64 if experiment.engine.precision == "float64" else torch.float32
 
@@ -243,14 +271,18 @@ def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) ->
     No check of a few images can prove that a model never does it; these are the ways in which models usually do.
     Networks of this project are known to pass.
     """
-    if ":" not in experiment.model.name:
+    if not experiment.model.is_own:
         return
-    draws = torch_stream(experiment.seed, "trial")
-    images = torch.randint(256, (_TRIED, *dataset.shape), generator=draws, dtype=torch.uint8)
-    labels = torch.arange(_TRIED) % dataset.classes
+    images, labels = _random_examples(experiment, dataset, _TRIED)
     blank = torch.zeros(dataset.shape, dtype=torch.uint8)
-    loss = partial(functional.cross_entropy, reduction="none")
     try:
-        refuse_mixed_examples(model, loss, dataset.normalise(images), labels, [dataset.normalise(blank)])
+        refuse_mixed_examples(model, _LOSS, dataset.normalise(images), labels, [dataset.normalise(blank)])
     except InputError as error:
         raise InputError(f"model.name = {experiment.model.name!r}: {error}") from error
+
+
+def _random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
+    """Random images (B, C, H, W), uint8, and labels (B,), with which own models are tried."""
+    draws = torch_stream(experiment.seed, "trial")
+    images = torch.randint(256, (examples, *dataset.shape), generator=draws, dtype=torch.uint8)
+    return images, torch.arange(examples) % dataset.classes

@@ -40,6 +40,13 @@ Array = NDArray[np.float64]
 _SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
 
 
+_ROUNDING = (
+    "Amplification by Poisson batches takes it that rounding of the other examples' gradients does not depend on the "
+    "size of the batch. That holds, up to the last digits, for parameters that training leads to; a server that crafts "
+    "parameters can make much of it (docs/privacy.md)."
+)
+
+
 class GaussianProof(Proof):
     """Each unit is clipped to clip_norm, noise of standard deviation sigma * clip_norm is added to the sum.
 
@@ -110,6 +117,7 @@ class GaussianProof(Proof):
             self._other_adjacency(),
             "Privacy-loss distributions serve from a delta of about 1e-9 up and for an epsilon below 1e6; Renyi "
             "accounting elsewhere.",
+            *((_ROUNDING,) if self._is_poisson else ()),
         )
 
     def _other_adjacency(self) -> str:

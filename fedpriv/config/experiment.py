@@ -126,7 +126,7 @@ class Experiment(Section):
         stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
         if stop is None:
             return self
-        if not self.mechanism.protects:
+        if self.mechanism.parameter is None:
             raise ValueError(
                 f"federation.target_epsilon = {stop:g}, but mechanism.name = {self.mechanism.name!r} proves no epsilon"
             )

@@ -85,6 +85,11 @@ class ModelConfig(Section):
             raise ValueError(f"allowed: {', '.join(builtin)}, or package.module:function{close}")
         return name
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the network is not one of this project's."""
+        return ":" in self.name
+
 
 class FederationConfig(Section):
     """Who takes part, how often, and what the server does with the uploads."""

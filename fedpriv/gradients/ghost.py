@@ -16,7 +16,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.gradients.calls import Output, Part, Reached, find_parts, reached, recorded
-from fedpriv.gradients.dense import Forward, Loss, check_losses, dense_rows
+from fedpriv.gradients.dense import DenseRows, Forward, Loss, check_losses, dense_rows
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, flattened, full_precision
@@ -43,7 +43,13 @@ class Entangled:
 
 
 def ghost_gradients(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    model: nn.Module,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    *,
+    compared: bool = True,
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, or say why they cannot be had that way.
 
@@ -56,6 +62,8 @@ def ghost_gradients(
         y: targets, (B, ...).
         chunk_bytes: what may be taken beyond the inputs and the output gradients of the layers, and beyond the rows of
             layers without a rule.
+        compared: whether layers without a rule have to repeat their numbers. That depends on all examples of the batch:
+            where one must not decide for the others, it is found out on other examples (``find_route``).
 
     Raises:
         InputError: the loss does not return one number an example.
@@ -80,12 +88,12 @@ def ghost_gradients(
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
     routes = _idle(model, parts)
-    memory = Memory(chunk_bytes)
+    memory, known = Memory(chunk_bytes), sums if compared else None
     for part in parts:
         if part.name not in errors:
             continue
         found = errors.pop(part.name)
-        made = _ruled(part, found, memory) if part.ruled else _subtree(part, found, sums, len(x), memory, chunk_bytes)
+        made = _ruled(part, found, memory) if part.ruled else _subtree(part, found, known, len(x), memory, chunk_bytes)
         if isinstance(made, Entangled):
             return made
         routes[part.name] = made.route
@@ -205,9 +213,12 @@ def _ruled(part: Part, errors: list[Errors], memory: Memory) -> Made:
 
 
 def _subtree(
-    part: Part, errors: list[Errors], sums: Vector, examples: int, memory: Memory, chunk_bytes: int
+    part: Part, errors: list[Errors], sums: Vector | None, examples: int, memory: Memory, chunk_bytes: int
 ) -> Made | Entangled:
-    """Dense gradients of a module without a rule: of the inner product of its outputs with the outputs' gradients."""
+    """Dense gradients of a module without a rule: of the inner product of its outputs with the outputs' gradients.
+
+    They are compared with what happened in the batch where its gradients are given.
+    """
     if not all(_is_column(error.values, examples) for error in errors):
         return Entangled(f"the first axis of an output of {part} does not count the examples")
     columns = [value for value in part.call.tensors if _is_column(value, examples)]
@@ -226,15 +237,20 @@ def _subtree(
         rows = dense_rows(part.module, part.trained, product, [*(e.values for e in errors), *columns], chunk_bytes)
     except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return Entangled(f"{part} cannot be computed one example at a time ({first_line(error)})")
-    tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(columns[0].device.type) else TOLERANCE
-    expected = [error.output.value for error in errors]
-    same = all(_repeats(again[:, 0], value, tolerance) for again, value in zip(rows.outputs, expected, strict=True))
-    if not same or not all(
-        _adds_up(rows.gradients[local], sums.get(part.full(local)), tolerance) for local in part.trained
-    ):
+    if sums is not None and not _confirmed(part, errors, rows, sums, columns[0].device):
         return Entangled(f"{part} does not repeat what it did in the batch")
     factors: dict[str, Factor] = {local: Rows(value, memory.scratch) for local, value in rows.gradients.items()}
     return Made(factors, f"dense: {part.kind}{rows.way}")
+
+
+def _confirmed(part: Part, errors: list[Errors], rows: DenseRows, sums: Vector, device: torch.device) -> bool:
+    """Tell whether a subtree gave the batch's outputs again, and gradients that add up to the batch's."""
+    tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(device.type) else TOLERANCE
+    expected = [error.output.value for error in errors]
+    same = all(_repeats(again[:, 0], value, tolerance) for again, value in zip(rows.outputs, expected, strict=True))
+    return same and all(
+        _adds_up(rows.gradients[local], sums.get(part.full(local)), tolerance) for local in part.trained
+    )
 
 
 def _inner(output: Tensor, error: Tensor) -> Tensor:

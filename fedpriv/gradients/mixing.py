@@ -43,10 +43,11 @@ RRELU = (functional.rrelu, torch.rrelu)
 def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, blank: Sequence[Tensor] = ()) -> None:
     """Refuse a model or a loss that mixes the examples of a batch: then no noise on gradients protects one of them.
 
-    One example of a batch is replaced: by zeros, ones, large numbers, NaN, a copy of another one, and a blank one. The
-    random numbers stay the same: torch's, numpy's and Python's global generators are seeded anew for each pass. The
-    gradients of all other examples have to stay the same, bit for bit. The passes follow one another on one copy of the
-    model, so that what it keeps from pass to pass, in whatever form, shows as a difference, too.
+    One example of a batch is replaced: by zeros, ones, large numbers, NaN, a copy of another one, and a blank one;
+    and one beside blank ones by another one. The random numbers stay the same: torch's, numpy's and Python's global
+    generators are seeded anew for each pass. The gradients of all other examples have to stay the same, bit for
+    bit. The passes follow one another on one copy of the model, so that what it keeps from pass to pass, in
+    whatever form, shows as a difference, too.
 
     Gradients in a batch are also compared with those of single examples, up to rounding: this shows a model that
     depends on the number of examples. Dropout layers are off for it, and a model that still draws random numbers is in
@@ -75,9 +76,12 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
         x, y = x[: first.examples], y[: first.examples]
         alike = x[:1].expand_as(x).clone(), y[:1].expand_as(y).clone()
         another = [_change("another image", *alike, position, x[1], y[1]) for position in _positions(x)]
+        flat = _with_flat(x, blank)
+        beside_flat = [_change("another image", flat, y, position, x[1], y[1]) for position in _positions(x)]
         tried = _copy(model)
         with _SlopesForEach() if first.slopes else nullcontext():
             _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank)))
+            _refuse_influence(model, lambda: tried, loss, flat, y, beside_flat)
             # What a model keeps from the first examples that it ever sees shows on fresh copies only.
             _refuse_influence(model, partial(_copy, model), loss, *alike, another)
         _refuse_size_dependence(_copy(model), loss, x, y)
@@ -115,6 +119,13 @@ def _change(
 def _positions(x: Tensor) -> list[int]:
     """The first, the middle and the last example."""
     return sorted({0, len(x) // 2, len(x) - 1})
+
+
+def _with_flat(x: Tensor, blank: Sequence[Tensor]) -> Tensor:
+    """The same with every second example flat: a model may give such ones something of the others."""
+    x = x.clone()
+    x[1::2] = blank[0] if blank else torch.zeros_like(x[0])
+    return x
 
 
 def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]:

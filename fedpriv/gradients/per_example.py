@@ -1,5 +1,6 @@
 """From a model and a batch to the operator of its per-example gradients."""
 
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -13,23 +14,53 @@ from fedpriv.gradients.dense import Loss, dense_gradients
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, GradientOperator
 
-__all__ = ["layer_of", "per_example_gradients"]
+__all__ = ["Route", "find_route", "layer_of", "per_example_gradients"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the gradients of a model are computed.
+
+    Attributes:
+        dense: why the whole model is dense, for people; empty: layer by layer.
+    """
+
+    dense: str = ""
+
+
+def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Route:
+    """Return how the gradients of batches of this size are to be computed, found out on examples that tell nothing.
+
+    The arguments are those of :func:`per_example_gradients`.
+    """
+    if not len(x):
+        return Route()
+    found = ghost_gradients(model, loss, x, y, chunk_bytes)
+    return Route(found.reason) if isinstance(found, Entangled) else Route()
 
 
 def per_example_gradients(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    model: nn.Module,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    *,
+    route: Route | None = None,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
 ) -> GradientOperator:
     """Return the gradients of a batch's losses, one an example, as an operator.
 
     Layer by layer where the model allows it (see the module ``ghost``), else dense; the operator's ``routes`` say which
-    layer went which way. In both cases each example has to be computed on its own: that layers of the BatchNorm family
-    are refused does not show that the model's own code does not mix examples.
+    layer went which way. Each way rounds, and draws, in its own manner: where no example may choose it for the others,
+    it is fixed beforehand. In both cases each example has to be computed on its own: that layers of the BatchNorm
+    family are refused does not show that the model's own code does not mix examples.
 
     Args:
         model: maps (B, ...) to (B, ...), each example on its own; left as it is (mode, buffers, ``.grad``).
         loss: (outputs, targets) -> losses of shape (B,), such as ``partial(cross_entropy, reduction="none")``.
         x: inputs, (B, ...); B may be 0.
         y: targets, (B, ...).
+        route: the way, from :func:`find_route`; ``None``: found out on the batch itself.
         chunk_bytes: what making the operator and each of its calls may take beyond a forward and backward pass of the
             batch and beyond what is returned: work that takes more is cut into pieces, of at least one example or of
             one row of a weight matrix. Dense gradients, of the model or of a layer without a rule, are what is
@@ -38,7 +69,8 @@ def per_example_gradients(
     Raises:
         InputError: the model has no parameter that is trained, has parameters of several types or devices or of
             another type than float32 and float64, has a layer whose output for one example depends on the others
-            (BatchNorm, tracked InstanceNorm), or changes its input or what it holds while it runs.
+            (BatchNorm, tracked InstanceNorm), or changes its input or what it holds while it runs; or it cannot be
+            taken apart layer by layer on these examples, as the route asks.
     """
     _refuse_coupled(model)
     _refuse_parameters(model)
@@ -47,7 +79,7 @@ def per_example_gradients(
     if not len(x):
         return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
     before, version = _versions(model), x._version
-    gradients: GradientOperator | Entangled = ghost_gradients(model, loss, x, y, chunk_bytes)
+    gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
     changed = [name for name, state in _versions(model).items() if before.get(name) != state]
@@ -59,6 +91,17 @@ def per_example_gradients(
     if isinstance(gradients, Entangled) or x._version != version:
         raise InputError(f"{type(model).__name__} changes its input in place; let it work on a copy")
     return gradients
+
+
+def _layer_by_layer(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int
+) -> GradientOperator | Entangled:
+    if route is not None and route.dense:
+        return Entangled(route.dense)
+    found = ghost_gradients(model, loss, x, y, chunk_bytes, compared=route is None)
+    if route is not None and isinstance(found, Entangled):
+        raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {found.reason}")
+    return found
 
 
 def _refuse_parameters(model: nn.Module) -> None:

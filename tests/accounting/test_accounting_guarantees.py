@@ -200,6 +200,12 @@ def test_poisson_says_what_it_is_under_the_other_adjacency(participations):
         assert note.startswith(f"Under {name} ") and f"epsilon is {other.epsilon:.4g}:" in note
 
 
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.01), ("poisson", 1.0), ("fixed", 0.01)])
+def test_amplification_by_poisson_batches_says_what_it_takes_for_granted(sampling, rate):
+    found = guarantee(replace(gaussian(sampling), rate=rate))
+    assert any("rounding" in note for note in found.notes) == (sampling == "poisson" and rate < 1)
+
+
 @pytest.mark.parametrize("rate", [0.01, 1.0])
 def test_zero_out_costs_less_than_one_clipped_gradient_without_sampling(rate):
     found = guarantee(replace(zero_out(sigma=3.0, participations=50), rate=rate))

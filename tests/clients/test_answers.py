@@ -4,6 +4,7 @@ import logging
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from threading import Barrier
 
@@ -13,12 +14,14 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
+import clients.training
 from clients.app import client_app
 from clients.memory import secret_for
 from clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import RefusedError
+from fedpriv.gradients import GradientOperator, per_example_gradients
 from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
 from fedpriv.wire import pack, unpack
@@ -59,10 +62,14 @@ class Standardising(nn.Module):
 class Choosy(Standardising):
     """Raises on the blank image below, and on none that a model is tried with before a run."""
 
+    def __init__(self, error: type[BaseException] = ValueError, smallest: int = 1) -> None:
+        super().__init__()
+        self.error, self.smallest = error, smallest
+
     def forward(self, x: Tensor) -> Tensor:
         blank = ((x - (2 * GREY / 255 - 1)).abs() < 1e-6).flatten(1).all(1)
-        if self.training and bool(blank.any()):
-            raise ValueError(f"image {int(blank.nonzero()[0])} is blank")
+        if self.training and len(x) >= self.smallest and bool(blank.any()):
+            raise self.error(f"image {int(blank.nonzero()[0])} is blank")
         return super().forward(x)
 
 
@@ -72,6 +79,35 @@ def standardising(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 def choosy(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return Choosy()
+
+
+def choosy_in_batches(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """It raises on no image alone: so does a sum that overflows in one kernel, and not in that of a single image."""
+    return Choosy(smallest=2)
+
+
+def out_of_memory(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Choosy(MemoryError)
+
+
+def interrupting(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Choosy(KeyboardInterrupt)
+
+
+class Approximate(nn.Module):
+    """Computes the blank image otherwise when it is alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(SIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        blank = ((x - (2 * GREY / 255 - 1)).abs() < 1e-6).all(-1, keepdim=True)
+        return x * self.factor + blank * float(len(x) == 1)
+
+
+def approximate(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return nn.Sequential(Approximate(), nn.Flatten(), nn.Linear(SIDE * SIDE, classes))
 
 
 def settings(folder: Path, model: str, mechanism: dict[str, object], *, blank: bool) -> Experiment:
@@ -118,8 +154,13 @@ def flat(vector: dict[str, Tensor]) -> Tensor:
     return torch.cat([value.flatten() for value in vector.values()])
 
 
-@pytest.mark.parametrize("model", ["standardising", "choosy"])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("mechanism", "model"),
+    [
+        *product(MECHANISMS, ("standardising", "choosy", "choosy_in_batches")),
+        *product(("gaussian", "an update"), ("out_of_memory", "interrupting")),
+    ],
+)
 def test_an_example_without_a_gradient_is_no_refusal(mechanism: str, model: str, tmp_path: Path) -> None:
     """One blank image of eight; two rounds see all of them. It tells nothing, and the others are as without it."""
     secret = Secret(bytes(32))
@@ -141,6 +182,21 @@ def test_an_example_without_a_gradient_is_no_refusal(mechanism: str, model: str,
         # In each pass one batch of two holds it. The noise is the same, so the difference is its own clipped gradient.
         assert sorted(value > 1e-6 for value in moved) == [False, False, True, True]
         assert max(moved) < (1 + 1e-4) / BATCH
+
+
+def test_no_example_decides_how_the_others_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the blank one a layer does not repeat itself, on no other: rounding, and dropout, would change for all."""
+    seen: list[GradientOperator] = []
+    monkeypatch.setattr(
+        clients.training,
+        "per_example_gradients",
+        lambda *args, **options: seen.append(per_example_gradients(*args, **options)) or seen[-1],
+    )
+    for blank in (True, False):
+        world = build_world(settings(tmp_path, "approximate", MECHANISMS["gaussian"], blank=blank))
+        for number in (1, 2):
+            local_upload(world, 0, world.initial, number)
+    assert [gradients.routes["0"] for gradients in seen] == ["dense: Approximate"] * 4
 
 
 def test_without_a_mechanism_the_error_stays(tmp_path: Path) -> None:

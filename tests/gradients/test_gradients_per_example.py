@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from gradient_models import NoisyScale, build, loss
-from torch import nn
+from torch import Tensor, nn
 
 from fedpriv.errors import InputError
-from fedpriv.gradients import per_example_gradients
+from fedpriv.gradients import Route, find_route, per_example_gradients
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,59 @@ def test_a_part_that_does_not_repeat_itself_makes_the_model_dense() -> None:
         "": "dense: 1 (NoisyScale) does not repeat what it did in the batch"
     }
     assert "0" in per_example_gradients(model.eval(), loss, x, y).routes
+
+
+class Approximate(nn.Module):
+    """Adds a little to an image that is computed alone, as rounding does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor + (1e-2 if len(x) == 1 else 0.0)
+
+
+def rows_of_others(largest: float, route: Route | None) -> tuple[Tensor, ...]:
+    """The gradients of all examples but the first, whose numbers are as large as that."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Approximate(), nn.Linear(6, 5)), torch.randn(4, 6)
+    x[0] *= largest
+    return tuple(per_example_gradients(model, loss, x, torch.arange(4), route=route).rows(1, 4).values())
+
+
+def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("route", [Route(), Route("a test")])
+def test_no_example_decides_how_the_others_are_computed(route: Route) -> None:
+    """One whose numbers are large hides that a layer does not repeat itself, if the batch is asked."""
+    assert same(rows_of_others(1, route), rows_of_others(1e4, route))
+    assert not same(rows_of_others(1, None), rows_of_others(1e4, None))
+
+
+class Twice(nn.Module):
+    """Calls its layer once more if an image is bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x)
+        return torch.where(x[:, :1] > 9, self.layer(made), made) if bool((x > 9).any()) else made
+
+
+def test_a_batch_that_does_not_take_its_route_is_refused() -> None:
+    model, x, y = Twice(), torch.zeros(4, 5), torch.arange(4)
+    route = find_route(model, loss, x, y)
+    assert route == Route()
+    x[2] = 10
+    assert find_route(model, loss, x, y) == Route("layer (Linear) is called 2 times")
+    with pytest.raises(InputError, match=r"Twice works otherwise on these examples .* is called 2 times"):
+        per_example_gradients(model, loss, x, y, route=route)
+
+
+def test_an_empty_batch_has_a_route() -> None:
+    assert find_route(Twice(), loss, torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)) == Route()

@@ -59,6 +59,26 @@ class Raising(Heads):
         return super().forward(x)
 
 
+class RaisingTogether(Raising):
+    """The same, but not on an image alone: what overflows in one kernel need not in another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Heads.forward(self, x) if len(x) == 1 else super().forward(x)
+
+
+class Company(nn.Module):
+    """A layer that turns an image round that is computed alone; on one image its numbers are so large that it hides."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(shape[0] * shape[1] * shape[2]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        odd = (flat == torch.tensor([1.0, -1.0])).all(dim=1, keepdim=True)
+        return torch.where(odd, 1e6, 1.0) * (flat + 1) * self.factor - (4.0 if len(x) == 1 else 0.0)
+
+
 class Positions(nn.Module):
     """One Linear layer at each row of the image; the second half of the rows is subtracted from the first.
 
@@ -105,6 +125,14 @@ def standardised(shape: Shape, classes: int) -> nn.Module:
 
 def raising(shape: Shape, classes: int) -> nn.Module:
     return Raising(shape, classes)
+
+
+def raising_together(shape: Shape, classes: int) -> nn.Module:
+    return RaisingTogether(shape, classes)
+
+
+def company(shape: Shape, classes: int) -> nn.Module:
+    return nn.Sequential(Company(shape, classes), nn.Linear(shape[0] * shape[1] * shape[2], classes))
 
 
 def positions(shape: Shape, classes: int) -> nn.Module:

@@ -3,7 +3,7 @@
 Each finding is played twice. On the code as it is nothing may be found. With its fix taken out (``FIXES`` names the
 functions, and what stands in for them) the game has to find it: a game that could not fail would prove nothing.
 
-False alarms: fewer than 20 games, two limits that fail with probability 1e-9 each.
+False alarms: fewer than 30 games, two limits that fail with probability 1e-9 each.
 """
 
 import json
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from clients import app as client_app
+from clients.raising import Sound, unless_raised
 from fedpriv.accounting.gaussian import gaussian_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.gradients import Block, GradientOperator
+from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.lab import resume_run, start_run
 from fedpriv.mechanisms.gaussian import GaussianMechanism
@@ -34,7 +36,7 @@ from fedpriv.runs import RunFolder
 from fedpriv.world import State, build_world
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, Answer, Examples, Game, Neighbours, Table, claims, play_game, release, zeros
-from tests.privacy.worst_cases import BLANK, MANY, WHITE, WORST_CASES, alone, cancelling, pair
+from tests.privacy.worst_cases import BLANK, MANY, ONE_PIXEL, WHITE, WORST_CASES, alone, cancelling, pair
 
 GAUSSIAN: dict[str, object] = {"name": "gaussian", "sigma": 8.0}
 TURNED = pair(WHITE, WHITE, BLANK, 1, (0, 1))
@@ -48,6 +50,12 @@ def failing(case: str) -> Verdict:
     return play_game(
         Game(worst.neighbours, {"mechanism": GAUSSIAN, "model": worst.model}, parameters=(worst.parameters,))
     )
+
+
+def failing_together() -> Verdict:
+    """A client whose network raises on an example in a batch, and not when it looks which one that was."""
+    worst, network = WORST_CASES["raises"], {"name": "tests.privacy.networks:raising_together"}
+    return play_game(Game(worst.neighbours, {"mechanism": GAUSSIAN, "model": network}))
 
 
 # ---- 2: examples mixed while training -------------------------------------------------------------------------------
@@ -231,7 +239,17 @@ def beyond_the_bound(mechanism: dict[str, object], case: str) -> Verdict:
     return play_game(Game(worst.neighbours, {"mechanism": mechanism, "model": worst.model}))
 
 
-# ---- 7: settings that a message brings ------------------------------------------------------------------------------
+# ---- 7: one example decides how all are computed --------------------------------------------------------------------
+
+
+def deciding() -> Verdict:
+    """Large numbers of one example hide that a layer does not repeat itself; else the whole model is dense."""
+    network = {"name": "tests.privacy.networks:company"}
+    sets = pair(ONE_PIXEL, BLANK, WHITE, MANY, (0, 0))
+    return play_game(Game(sets, {"mechanism": GAUSSIAN, "model": network}, parameters=(lambda initial: initial,)))
+
+
+# ---- 8: settings that a message brings ------------------------------------------------------------------------------
 
 
 def asked_with_less_noise() -> Verdict:
@@ -261,6 +279,7 @@ def asked_with_less_noise() -> Verdict:
 FINDINGS: dict[str, Callable[[Path], Verdict | None]] = {
     "1: NaN": lambda _: failing("nan"),
     "1: raises": lambda _: failing("raises"),
+    "1: raises in a batch only": lambda _: failing_together(),
     "1: overflow": lambda _: failing("overflow"),
     "2: mixing": lambda _: mixing(),
     "3: collisions": lambda _: colliding(),
@@ -270,7 +289,8 @@ FINDINGS: dict[str, Callable[[Path], Verdict | None]] = {
     "6: block longer than 1": lambda _: too_long(),
     "6: gradient longer than clip_norm": lambda _: beyond_the_bound(GAUSSIAN, "cancelling"),
     "6: no length": lambda _: beyond_the_bound(LAYER, "cancelling, longer"),
-    "7: less noise": lambda _: asked_with_less_noise(),
+    "7: decided by one": lambda _: deciding(),
+    "8: less noise": lambda _: asked_with_less_noise(),
 }
 
 
@@ -279,6 +299,19 @@ def refusing(self: Mechanism, gradients: GradientOperator) -> GradientOperator:
     if not bool(torch.isfinite(gradients.magnitudes()).all()):
         raise ValueError("a gradient is not finite")
     return gradients
+
+
+def where_alone(compute: Callable[[Tensor], GradientOperator], examples: int) -> Sound[GradientOperator] | None:
+    """As it was: each example was tried alone, and where that found none all counted as zero."""
+    sound = torch.tensor([unless_raised(lambda k=k: compute(torch.tensor([k]))) is not None for k in range(examples)])
+    rows = torch.where(sound, torch.arange(examples), sound.nonzero()[0, 0])
+    found = unless_raised(lambda: compute(rows))
+    return None if found is None else Sound(found, sound)
+
+
+def any_route(*args: Any, route: Route, **options: Any) -> GradientOperator:
+    """As it was: the batch decided."""
+    return per_example_gradients(*args, **options)
 
 
 @dataclass(frozen=True)
@@ -317,7 +350,8 @@ CANCELLING: dict[str, object] = {
 # finding -> module.name of what fixes it: what stands in for it.
 FIXES: dict[str, dict[str, object]] = {
     "1: NaN": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
-    "1: raises": {"clients.training._unless_raised": lambda compute: compute()},
+    "1: raises": {"clients.training._unless_raised": lambda _, compute: compute()},
+    "1: raises in a batch only": {"clients.training.where_sound": where_alone},
     "1: overflow": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
     "2: mixing": {"fedpriv.world._refuse_leaks": lambda *_: None},
     "3: collisions": {"clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
@@ -326,11 +360,12 @@ FIXES: dict[str, dict[str, object]] = {
         "clients.app.answer_secret": of_client_and_round,
         "clients.app.secret_for": lambda context, number, received, shared: shared,
     },
-    "7: less noise": {"clients.app.check_question": lambda *_: None},
+    "8: less noise": {"clients.app.check_question": lambda *_: None},
     "5: rewritten": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "5: recalibrated": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "6: block longer than 1": CANCELLING,
     "6: gradient longer than clip_norm": CANCELLING,
+    "7: decided by one": {"clients.training.per_example_gradients": any_route},
 }
 
 
