@@ -20,7 +20,7 @@ from fedpriv.cli_attack import attack_app
 from fedpriv.cli_audit import audit
 from fedpriv.cli_deploy import deploy_app
 from fedpriv.cli_sweep import compare, sweep
-from fedpriv.config import Experiment, describe, load_experiment
+from fedpriv.config import Experiment, describe, json_schema, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
 from fedpriv.files import is_disk, stopped, writing
 from fedpriv.terminal import (
@@ -45,7 +45,7 @@ _EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
 app = typer.Typer(
     help="A crash-test lab for federated learning: train with a privacy mechanism, listen in, attack what was heard.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -173,6 +173,12 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
         out.print(f"{key} = {plain(value)}", style="bold" if changed else "", markup=False)
         usual = f" (default: {plain(default)})" if changed else ""
         out.print(Padding(Text(f"{meaning}{usual}", style="dim"), (0, 0, 0, 4)))
+
+
+@config_app.command("schema", epilog="Example:\n\n  fedpriv config schema > experiment.schema.json")
+def config_schema() -> None:
+    """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
+    print_json(json_schema())
 
 
 @app.command(epilog="Example:\n\n  FEDPRIV_DATA=~/data fedpriv data")

@@ -11,7 +11,6 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -34,7 +33,8 @@ class Registry(Mapping[str, type[Any]]):
 
     def __init__(self, what: str, package: str, group: str) -> None:
         self.what, self.package, self.group = what, package, group
-        self._ours: dict[str, type[Any]] = {}
+        self._things: dict[str, type[Any]] = {}
+        self._begun = False
 
     def register(self, kind: Kind) -> Kind:
         """Enter a thing of ours; a decorator of its settings' class.
@@ -42,40 +42,48 @@ class Registry(Mapping[str, type[Any]]):
         Raises:
             ValueError: another one has this name.
         """
-        _enter(self._ours, kind)
+        _enter(self._things, kind)
         return kind
 
     def __getitem__(self, name: str) -> type[Any]:
-        try:
-            return self._every[name]
-        except KeyError:
-            raise InputError(f"there is no {self.what} {name!r}{suggestion(name, tuple(self._every))}") from None
+        every = self._every()
+        if name not in every:
+            raise InputError(f"there is no {self.what} {name!r}{suggestion(name, tuple(every))}")
+        return every[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._every
+        return name in self._every()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._every)
+        return iter(self._every())
 
     def __len__(self) -> int:
-        return len(self._every)
+        return len(self._every())
 
-    @cached_property
-    def _every(self) -> dict[str, type[Any]]:
+    def ours(self) -> tuple[type[Any], ...]:
+        """Return those of this project alone, in the order of their names; no other package is imported."""
         package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:
-                importlib.import_module(f"{self.package}.{module.name}")
-        every = dict(sorted(self._ours.items()))
+        modules = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg]
+        found = {importlib.import_module(f"{self.package}.{name}").__name__ for name in modules}
+        self._things = dict(sorted(self._things.items()))
+        return tuple(kind for kind in self._things.values() if kind.__module__ in found)
+
+    def _every(self) -> dict[str, type[Any]]:
+        """All of them. While a module is imported that asks for them itself, those that are known already."""
+        if self._begun:
+            return self._things
+        self._begun = True
+        self.ours()
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
             try:
-                _enter(every, point.load())
+                _enter(self._things, point.load())
             except Exception as error:
+                self._begun = False
                 raise InputError(
                     f"{self.what} {point.name!r} of the package {point.dist.name if point.dist else point.value} "
                     f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
                 ) from error
-        return every
+        return self._things
 
 
 def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from fedpriv.registry import Registry
@@ -64,6 +65,15 @@ class Choice:
         """A union whose tag is the name."""
         choices = {name: handler.generate_schema(kind) for name, kind in self.registry.items()}
         return core_schema.tagged_union_schema(choices, discriminator=self._name)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The same for editors: of settings without a name, only those of the default are allowed."""
+        union = handler(schema)
+        for choice in union["oneOf"]:
+            settings = handler.resolve_ref_schema(choice)
+            if settings["properties"]["name"]["const"] != self.default:
+                settings["required"] = sorted({*settings.get("required", ()), "name"})
+        return union
 
     def _name(self, given: Any) -> Any:
         if isinstance(given, dict):

@@ -9,10 +9,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedpriv.accounting.release import KAPPA, SIGMA
-from fedpriv.config import Experiment, describe, load_experiment, load_run, validated
+from fedpriv.config import AdversaryConfig, Experiment, describe, load_experiment, load_run, validated
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
-from fedpriv.registry import MECHANISMS
+from fedpriv.registry import ATTACKS, MECHANISMS
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
 GAUSSIAN = '[mechanism]\nname = "gaussian"\nsigma = 2\n'
@@ -236,6 +236,9 @@ def numbers(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from numbers(kind, f"{prefix}{key}.")
         elif re.search(r"\b(int|float)\b", str(kind)):
             yield f"{prefix}{key}"
+    if model is AdversaryConfig:
+        for name, attack in ATTACKS.items():
+            yield from numbers(attack, f"{prefix}{name}.")
 
 
 @pytest.mark.parametrize("key", sorted(numbers(Experiment)))

@@ -122,7 +122,7 @@ def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
-for _kind in MECHANISMS.values():
+for _kind in MECHANISMS.ours():
     if issubclass(_kind, NoisySettings):
         _add(_kind)
 

@@ -4,7 +4,7 @@ Every key has a default, a description and a range. A wrong key or value raises 
 a line that names the file, the key, what was given and what is allowed.
 """
 
-from fedpriv.config.experiment import Experiment, describe
+from fedpriv.config.experiment import Experiment, describe, json_schema
 from fedpriv.config.file import load_experiment, load_run, override, read_toml
 from fedpriv.config.sections import (
     AdversaryConfig,
@@ -27,6 +27,7 @@ __all__ = [
     "ReportConfig",
     "TrainingConfig",
     "describe",
+    "json_schema",
     "load_experiment",
     "load_run",
     "override",

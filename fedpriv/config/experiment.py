@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
 from fedpriv.config.sections import (
     SUM_LISTENERS,
@@ -17,14 +17,17 @@ from fedpriv.config.sections import (
     TrainingConfig,
 )
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
-from fedpriv.registry import MECHANISMS
+from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.settings import Choice, Integer, Section
 
-__all__ = ["Experiment", "describe"]
+__all__ = ["Experiment", "describe", "json_schema"]
 
 
 class Experiment(Section):
     """One experiment, complete: the same object and machine give the same bytes."""
+
+    # Other packages' mechanisms are imported when settings are first read, because they may import this.
+    model_config = ConfigDict(defer_build=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         "experiment", description="names the run"
@@ -190,6 +193,25 @@ _INDECISIVE = {
 }
 
 
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of experiment files, those of installed packages' mechanisms and attacks included."""
+    schema: dict[str, Any] = _in_terms_of_json(Experiment.model_json_schema())
+    return schema
+
+
+def _in_terms_of_json(node: Any) -> Any:
+    """Pydantic leaves bounds of numbers that it checks beside a validator of ours under its own names."""
+    if isinstance(node, list):
+        return [_in_terms_of_json(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    bounded = "type" in node and not isinstance(node["type"], dict)
+    return {_BOUNDS.get(key, key) if bounded else key: _in_terms_of_json(value) for key, value in node.items()}
+
+
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
 def describe(experiment: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (key, value, default, description) for every key, in the order of the sections."""
     yield from _describe(experiment, "")
@@ -203,3 +225,6 @@ def _describe(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any, st
         else:
             usual = field.get_default(call_default_factory=True)
             yield f"{prefix}{key}", value, usual, field.description or ""
+    if isinstance(model, AdversaryConfig):
+        for name in ATTACKS:
+            yield from _describe(model.settings(name), f"{prefix}{name}.")

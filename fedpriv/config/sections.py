@@ -1,8 +1,9 @@
 """The sections of an experiment: every key with its default, its range and what it means."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from fedpriv.registry import ATTACKS, suggestion
 from fedpriv.settings import Count, Epsilon, Integer, Momentum, NonNegative, Positive, Real, Section
@@ -34,12 +35,20 @@ def _attack(name: str) -> str:
     return name
 
 
+def _every_attack(schema: dict[str, Any]) -> None:
+    """For editors."""
+    schema["enum"] = list(ATTACKS)
+
+
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuse a list that names something twice."""
     twice = [value for number, value in enumerate(values) if value in values[:number]]
     if twice:
         raise ValueError(f"{twice[0]} is named twice")
     return values
+
+
+AttackName = Annotated[str, AfterValidator(_attack), Field(json_schema_extra=_every_attack)]
 
 
 class DataConfig(Section):
@@ -178,8 +187,11 @@ class TrainingConfig(Section):
     )
 
 
-class _AdversaryConfig(Section):
+class AdversaryConfig(Section):
     """Who listens and what they try."""
+
+    # Other packages' attacks are imported when settings are first read, because they may import this.
+    model_config = ConfigDict(defer_build=True)
 
     threat_model: Literal[
         "honest-but-curious-server",
@@ -197,7 +209,7 @@ class _AdversaryConfig(Section):
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
-    attacks: Annotated[tuple[Annotated[str, AfterValidator(_attack)], ...], AfterValidator(_distinct)] = Field(
+    attacks: Annotated[tuple[AttackName, ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
@@ -247,17 +259,17 @@ class _AdversaryConfig(Section):
         """Return the settings of an attack."""
         return getattr(self, attack)
 
-
-# A section for each attack that there is.
-AdversaryConfig: TypeAlias = _AdversaryConfig
-if not TYPE_CHECKING:
-    AdversaryConfig = create_model(
-        "AdversaryConfig",
-        __base__=_AdversaryConfig,
-        __module__=__name__,
-        __doc__=_AdversaryConfig.__doc__,
-        **{name: (kind, Field(default_factory=kind)) for name, kind in ATTACKS.items()},
-    )
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """With a section for each attack that there is."""
+        schema = handler(source)
+        node: Any = schema
+        while "fields" not in node:
+            node = node["schema"]
+        for name, kind in ATTACKS.items():
+            settings = core_schema.with_default_schema(handler.generate_schema(kind), default_factory=kind)
+            node["fields"][name] = core_schema.model_field(settings)
+        return schema
 
 
 class EngineConfig(Section):

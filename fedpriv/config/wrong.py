@@ -8,9 +8,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from fedpriv.config.sections import AdversaryConfig
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.registry import MECHANISMS, suggestion
+from fedpriv.registry import ATTACKS, MECHANISMS, suggestion
 from fedpriv.settings import Choice, enumerated
 
 __all__ = ["validated"]
@@ -88,6 +89,7 @@ def _found(location: list[str], kind: type[BaseModel]) -> tuple[list[str], type[
         key.append(part)
         field = section.model_fields.get(part)
         if field is None:
+            section = ATTACKS[part] if section is AdversaryConfig and part in ATTACKS else section
             continue
         choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
         if choice is not None:

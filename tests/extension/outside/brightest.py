@@ -36,4 +36,4 @@ def _run(
     count = len(rows)
     white = ((config.light - scene.mean) / scene.std).expand_as(images).clone()
     labels = torch.zeros(images.shape[:2], dtype=torch.int64)
-    return Outcome(white, labels, torch.ones(count), torch.ones(count, dtype=torch.int64), [""] * count)
+    return Outcome(white, labels, torch.ones(count), torch.ones(count, dtype=torch.int64), ("",) * count)

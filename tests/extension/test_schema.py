@@ -1,0 +1,50 @@
+"""The JSON Schema of experiment files: the settings' own, which the shipped files follow."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from fedpriv.config import Experiment, json_schema
+from fedpriv.registry import ATTACKS, MECHANISMS
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SCHEMA = json.loads((CONFIGS / "experiment.schema.json").read_text(encoding="utf-8"))
+
+
+def test_the_file_is_the_schema_of_the_settings() -> None:
+    """``fedpriv config schema > configs/experiment.schema.json`` writes it anew."""
+    assert json.loads(json.dumps(json_schema())) == SCHEMA
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_shipped_experiments_name_and_follow_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("#:schema experiment.schema.json\n")
+    jsonschema.validate(tomllib.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"name": "gaussian", "sigma": 2.0, "kappa": 3.0},
+        {"name": "vmf", "kappa": -1.0},
+        {"name": "cauchy"},
+        {"sigma": 2.0},
+    ],
+)
+def test_what_the_settings_refuse_it_refuses(mechanism: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="mechanism"):
+        Experiment.model_validate({"mechanism": mechanism})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"mechanism": mechanism}, SCHEMA)
+
+
+def test_every_mechanism_and_attack_is_in_it() -> None:
+    for name, kind in MECHANISMS.items():
+        noise = {kind.parameter: 1.0} if kind.parameter else {}
+        jsonschema.validate({"mechanism": {"name": name, **noise}}, SCHEMA)
+    jsonschema.validate({"mechanism": {"delta": 1e-6}, "adversary": {"attacks": list(ATTACKS)}}, SCHEMA)
+    assert set(ATTACKS) <= set(SCHEMA["$defs"]["AdversaryConfig"]["properties"])
