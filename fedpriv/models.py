@@ -50,8 +50,8 @@ def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int) -> n
 def model_digest(model: nn.Module, name: str) -> bytes:
     """Return SHA-256 of what a network computes with, as far as the settings do not say it.
 
-    That is its numbers, frozen ones and counts included, the kinds of its layers and, of one of your own, the files
-    that define it and its layers. What these import from further files, or read, is not looked at.
+    That is its numbers, frozen ones and counts included, the kinds of its layers, and the files of your own that define
+    it and its layers. What these import from further files, or read, is not looked at.
 
     Args:
         model: as :func:`build_model` returns it.
@@ -63,9 +63,9 @@ def model_digest(model: nn.Module, name: str) -> bytes:
         digest.update(value.detach().reshape(-1).view(torch.uint8).numpy().data)
     for key, layer in model.named_modules():
         digest.update(f"{key} {type(layer).__module__}.{type(layer).__qualname__}\n".encode())
-    if ":" in name:
-        modules = {name.partition(":")[0], *(type(layer).__module__ for layer in model.modules())}
-        for module in sorted(one for one in modules if one.partition(".")[0] != "torch"):
+    builder = {name.partition(":")[0]} if ":" in name else set()
+    for module in sorted(builder | {type(layer).__module__ for layer in model.modules()}):
+        if module.partition(".")[0] not in ("fedpriv", "torch"):
             digest.update(sha256(_code(module)).digest())
     return digest.digest()
 
