@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --
 PORT ?= 8600
 DEMO := runs/deploy-demo
 
-.PHONY: help demo deploy-demo tapped test test-fast soak lint format bench clean
+.PHONY: help demo deploy-demo tapped test test-fast soak lint format docs bench clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report"
@@ -22,6 +22,7 @@ help:
 	@echo "make test [ARGS=...]   all tests (test-fast: without the slow ones)"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make lint              ruff, mypy, import-linter"
+	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
 
 $(READY): pyproject.toml
@@ -68,9 +69,16 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
 bench: $(READY)
 	@mkdir -p bench
 	@set -e; for name in $(BENCH); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --json bench/$$name.json $(ARGS); done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -6,7 +6,19 @@ its caller rebuilds; nothing flows from the referee back into an attack.
 :func:`reconstruct` attacks a gradient or an update of your own model.
 """
 
-from attacks.own_model import AttackWarning, reconstruct
-from attacks.reconstruction.results import Reconstruction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attacks.own_model import AttackWarning, reconstruct
+    from attacks.reconstruction.results import Reconstruction
 
 __all__ = ["AttackWarning", "Reconstruction", "reconstruct"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: settings are in this package, too, and are read without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from attacks import own_model
+
+    return getattr(own_model, name)

@@ -15,11 +15,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedpriv.config import MechanismConfig, ModelConfig
+from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import Redistribution
+from fedpriv.mechanisms import recorded_mechanism
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 __all__ = [
     "Observation",
@@ -53,7 +54,7 @@ class PublicSettings:
         optimizer: the local optimiser, for fedavg.
         momentum: of the local SGD, for fedavg.
         client_examples: the number of the client's examples.
-        mechanism: a :class:`~fedpriv.config.MechanismConfig`, dumped; with the noise itself (sigma, scale or kappa),
+        mechanism: its settings, dumped; with the noise itself (sigma, scale or kappa),
             never a target. Where it is withheld, it is ``none``: an adversary who knows of no mechanism assumes none.
         clients: how many clients' uploads are averaged in the one that was heard; their numbers of steps and of
             examples are then their means.
@@ -126,8 +127,8 @@ class Observation:
         self._check_like_parameters("upload", self.upload)
         if self.redistribution is not None:
             self._check_like_parameters("redistribution", self.redistribution.shares)
-        elif self.settings.mechanism.get("name") == "hgm":
-            raise ValueError("an upload through hgm needs the redistribution")
+        elif recorded_mechanism(self.settings.mechanism).needs_redistribution:
+            raise ValueError(f"an upload through {self.settings.mechanism['name']} needs the redistribution")
 
     def _check_like_parameters(self, what: str, given: Vector) -> None:
         wanted = {name: tuple(value.shape) for name, value in self.parameters.items()}
@@ -250,12 +251,12 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
     try:
         public = _SETTINGS.validate_python(settings)
         ModelConfig.model_validate(public.model)
-        config = MechanismConfig.model_validate(public.mechanism)
+        config = recorded_mechanism(public.mechanism)
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"]) or "settings"
         raise InputError(f"{path} is damaged: {where}: {detail['msg']}") from None
-    if config.name != "none" and config.noise is None:
+    if config.protects and config.noise is None:
         raise InputError(f"{path} is damaged: mechanism {config.name} without the noise itself")
     return public
 

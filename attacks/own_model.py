@@ -8,7 +8,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Literal
 
@@ -21,12 +21,13 @@ from torch.func import vmap
 
 from attacks.campaign import attack_each
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction import ATTACKS, AttackJob, Progress, Reconstruction, preflight
+from attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
 from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from attacks.reconstruction.upload_model.preflight import whole_numbers
-from fedpriv.config import MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackWarning", "reconstruct"]
 
@@ -55,13 +56,14 @@ def reconstruct(
     batch_size: int = 1,
     examples: int | None = None,
     parameters: Arrays | None = None,
-    mechanism: MechanismConfig | Mapping[str, Any] | None = None,
+    mechanism: MechanismSettings | Mapping[str, Any] | None = None,
     learning_rate: float | None = None,
     local_steps: int = 1,
     optimizer: Literal["sgd", "adam"] = "sgd",
     momentum: float = 0.0,
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
+    value_range: tuple[float, float] | None = None,
     public_images: Any = None,
     repeats: Sequence[tuple[Arrays, Arrays]] = (),
     seed: int = 0,
@@ -91,11 +93,13 @@ def reconstruct(
         local_steps: steps that were taken, for such an upload.
         optimizer: the local optimiser: sgd, or adam with torch's defaults.
         momentum: of the local SGD.
-        mean: what was subtracted from images with values from 0 to 1, one number or one a channel.
+        mean: what was subtracted from the images before the model, one number or one a channel.
         std: what they were divided by then.
-        public_images: (M, C, H, W) tensor or array with values from 0 to 1: images of the same kind, not the victims',
-            for attacks that use what images look like; from about a hundred on they say more than nothing, thousands
-            are better. ``None``: the adversary has none.
+        value_range: the lowest and the highest value that an image can have before ``mean`` is subtracted: results are
+            clipped to it. ``None``: pictures, from 0 to 1. Standardised rows of a table reach further: (-6, 6), say.
+        public_images: (M, C, H, W) tensor or array with values in that range: images of the same kind, not the
+            victims', for attacks that use what images look like; from about a hundred on they say more than nothing,
+            thousands are better. ``None``: the adversary has none.
         repeats: (parameters, upload) of further uploads of the very same batch, in the same forms as ``parameters`` and
             ``upload``: from the same parameters they are averaged, from others matched at once.
         seed: of the random starts.
@@ -103,13 +107,15 @@ def reconstruct(
         **settings: of the attack, such as ``iterations``, ``restarts`` or ``tv``.
 
     Returns:
-        The reconstruction: ``images`` (B, C, H, W) on the [0, 1] scale, ``labels``, and every restart's own loss.
+        The reconstruction: ``images`` (B, C, H, W) on the scale of ``value_range``, ``labels``, and every restart's own
+        loss; ``note`` says how many values lie on a bound of the range.
 
     Raises:
         InputError: an argument does not fit the model or is out of range, or the attack cannot be made; one line.
 
     Warns:
-        AttackWarning: something makes the result mean less than it seems to, such as active dropout.
+        AttackWarning: something makes the result mean less than it seems to, such as active dropout, or values on a
+            bound where neither range nor normalisation was given.
     """
     config = _config(attack, settings)
     size = _shape(shape)
@@ -117,12 +123,13 @@ def reconstruct(
         raise InputError(reason)
     count = _classes(model, size, classes)
     criterion = _criterion(loss, count)
+    bounds = _bounds(value_range)
     public = PublicSettings(
         model={},
         shape=size,
         classes=count,
-        mean=_per_channel("mean", mean, size[0]),
-        std=_per_channel("std", std, size[0]),
+        mean=tuple(bounds.to_unit(value) for value in _per_channel("mean", mean, size[0])),
+        std=tuple(value / bounds.width for value in _per_channel("std", std, size[0])),
         algorithm="fedsgd" if learning_rate is None else "fedavg",
         batch_size=_count("batch_size", batch_size),
         local_steps=_count("local_steps", local_steps),
@@ -149,11 +156,18 @@ def reconstruct(
         raise InputError(str(error)) from None
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
-    known = None if public_images is None else _public(public_images, size)
-    campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, known))
+    known = None if public_images is None else _public(public_images, size, bounds)
+    try:
+        campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, known))
+    except RuntimeError as error:
+        raise InputError(f"attack {attack} does not get through the model: {_one_line(error)}") from error
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
-    return campaign.found[0]
+    clipped = bounds.touched(campaign.found[0].images)
+    if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:
+        advice = "which is assumed of the model's inputs; give value_range = (lowest, highest) if that is wrong"
+        warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
+    return _on_scale(campaign.found[0], bounds, clipped)
 
 
 # ---- the attack and what is public ----------------------------------------------------------------------------------
@@ -162,7 +176,7 @@ def reconstruct(
 def _config(attack: str, settings: Mapping[str, Any]) -> Any:
     if attack not in ATTACKS:
         raise InputError(f"attack {attack!r} is not known; known: {', '.join(ATTACKS)}")
-    kind = ATTACKS[attack].config
+    kind = ATTACKS[attack]
     for key in settings:
         if key not in kind.model_fields:
             raise InputError(f"{attack} has no setting {key!r}{_suggestion(key, kind.model_fields)}")
@@ -207,6 +221,45 @@ def _classes(model: nn.Module, shape: tuple[int, int, int], classes: int | None)
     if classes is not None and classes != output.shape[1]:
         raise InputError(f"classes = {classes}, but the model has {output.shape[1]} logits")
     return int(output.shape[1])
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The lowest and the highest value of an image; the attacks themselves work from 0 to 1."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    def to_unit(self, value: float) -> float:
+        return (value - self.low) / self.width
+
+    def touched(self, images: Tensor) -> str:
+        """Say how many values of images on [0, 1] lie on a bound; empty for none."""
+        count = int(((images <= 0) | (images >= 1)).sum())
+        return f"{count} of {images.numel()} values lie on a bound of [{self.low:g}, {self.high:g}]" if count else ""
+
+
+def _bounds(given: tuple[float, float] | None) -> _Bounds:
+    if given is None:
+        return _Bounds()
+    try:
+        low, high = (float(value) for value in given)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"value_range = {given!r}: two numbers, the lowest and the highest value, are wanted"
+        ) from None
+    if not (math.isfinite(high - low) and low < high):
+        raise InputError(f"value_range = {given!r}: finite numbers are wanted, the lower one first")
+    return _Bounds(low, high)
+
+
+def _on_scale(found: Reconstruction, bounds: _Bounds, clipped: str) -> Reconstruction:
+    attempts = tuple(replace(attempt, images=attempt.images * bounds.width + bounds.low) for attempt in found.attempts)
+    return replace(found, attempts=attempts, note="; ".join(text for text in (found.note, clipped) if text))
 
 
 def _per_channel(name: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
@@ -257,17 +310,17 @@ def _examples(examples: int | None, batch_size: int, local_steps: int) -> int:
     return examples
 
 
-def _mechanism(given: MechanismConfig | Mapping[str, Any] | None) -> MechanismConfig:
+def _mechanism(given: MechanismSettings | Mapping[str, Any] | None) -> MechanismSettings:
     if given is None:
-        return MechanismConfig()
+        return mechanism_settings({})
     try:
-        config = given if isinstance(given, MechanismConfig) else MechanismConfig.model_validate(dict(given))
+        config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(["mechanism", *map(str, detail["loc"])])
         raise InputError(f"{where}: {detail['msg'].removeprefix('Value error, ')}") from None
-    if config.name != "none" and config.noise is None:
-        raise InputError(f"mechanism {config.name}: give the noise itself (sigma, scale or kappa) and not a target")
+    if config.protects and config.noise is None:
+        raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
     return config
 
 
@@ -285,7 +338,7 @@ def _labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[
     return known
 
 
-def _public(given: Any, shape: tuple[int, int, int]) -> Tensor:
+def _public(given: Any, shape: tuple[int, int, int], bounds: _Bounds) -> Tensor:
     try:
         images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(_array(given))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -294,9 +347,9 @@ def _public(given: Any, shape: tuple[int, int, int]) -> Tensor:
         raise InputError(
             f"public_images has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted"
         )
-    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
-        raise InputError("public_images: floating-point numbers from 0 to 1 are wanted")
-    return images.float()
+    if not images.is_floating_point() or not bool(((images >= bounds.low) & (images <= bounds.high)).all()):
+        raise InputError(f"public_images: floating-point numbers from {bounds.low:g} to {bounds.high:g} are wanted")
+    return ((images - bounds.low) / bounds.width).float()
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------

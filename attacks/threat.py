@@ -8,43 +8,14 @@ withholds one of these, the attack is refused with the reason, rather than helpe
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
+from attacks.access import Access
 from fedpriv.config import AdversaryConfig
 
 __all__ = ["LISTENERS", "Access", "Listener", "ThreatModel", "threat_model"]
 
 WIDTH = 79
 
-
-class Access(StrEnum):
-    """One thing that an attack may need and a threat model may grant."""
-
-    PARAMETERS = "parameters"
-    UPLOADS = "uploads"
-    SUM = "sum"
-    MECHANISM = "mechanism"
-    BATCH_SIZE = "batch-size"
-    LABELS = "labels"
-    PUBLIC_DATA = "public-data"
-    ACTIVE = "active"
-
-    @property
-    def words(self) -> str:
-        """What it is, for a person."""
-        return _WORDS[self]
-
-
-_WORDS = {
-    Access.PARAMETERS: "the parameters that the clients start the round from",
-    Access.UPLOADS: "the uploads of single clients",
-    Access.SUM: "at least the sum of a round's uploads",
-    Access.MECHANISM: "the privacy mechanism and its parameters",
-    Access.BATCH_SIZE: "the batch size",
-    Access.LABELS: "the labels of the attacked batch",
-    Access.PUBLIC_DATA: "public images of the same kind",
-    Access.ACTIVE: "sending parameters of the adversary's own making",
-}
 
 # What one may know without listening, each with the setting that grants or withholds it.
 _KNOWLEDGE = {

@@ -39,7 +39,7 @@ from attacks.reconstruction.matching.evaluation import Evaluator
 from attacks.reconstruction.matching.matcher import Matcher
 from attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.config import ModelConfig
-from fedpriv.mechanisms import NoMechanism
+from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.models import build_model
 
 MODELS = {

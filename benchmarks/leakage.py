@@ -1,4 +1,4 @@
-"""What attacks recover of single images behind each mechanism: the table of docs/attacks.md.
+"""What attacks recover of single images behind each mechanism: the tables of docs/attacks-tables.md.
 
 Usage: python -m benchmarks.leakage [--json FILE] [--page FILE] [--pictures DIR] [--scale small|full]
            [--data cifar10,lfw] [--models lenet,mlp] [--networks untrained,trained] [--mechanisms none,vmf:1e5]

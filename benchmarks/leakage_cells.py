@@ -20,14 +20,20 @@ from torch import Tensor
 
 from attacks.baselines import guesses
 from attacks.campaign import attack_each
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.idlg import IdlgSettings
+from attacks.methods.iga import IgaSettings
+from attacks.methods.map import MapSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob
 from attacks.referee import Score, Truth, score, score_guesses
 from clients.training import local_upload
-from fedpriv.config import ClosedFormConfig, DlgConfig, Experiment, IdlgConfig, IgaConfig, MapConfig, MechanismConfig
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import AttackResult, attack_results, versions
 from fedpriv.lab.victims import Target, truth
+from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
@@ -99,22 +105,22 @@ SCALES = {
         8,
         MECHANISMS,
         {
-            "closed_form": ClosedFormConfig(),
-            "dlg": DlgConfig(iterations=150, restarts=2),
-            "idlg": IdlgConfig(iterations=150, restarts=1),
-            "iga": IgaConfig(iterations=800),
-            "map": MapConfig(),
+            "closed_form": ClosedFormSettings(),
+            "dlg": DlgSettings(iterations=150, restarts=2),
+            "idlg": IdlgSettings(iterations=150, restarts=1),
+            "iga": IgaSettings(iterations=800),
+            "map": MapSettings(),
         },
     ),
     "full": Scale(
         32,
         (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"),
         {
-            "closed_form": ClosedFormConfig(),
-            "dlg": DlgConfig(),
-            "idlg": IdlgConfig(),
-            "iga": IgaConfig(),
-            "map": MapConfig(),
+            "closed_form": ClosedFormSettings(),
+            "dlg": DlgSettings(),
+            "idlg": IdlgSettings(),
+            "iga": IgaSettings(),
+            "map": MapSettings(),
         },
     ),
 }
@@ -233,7 +239,7 @@ def mechanism_of(name: str) -> dict[str, Any]:
         )
     key, settings = kinds[kind]
     try:
-        return MechanismConfig.model_validate({**settings, key: float(strength)}).model_dump()
+        return mechanism_settings({**settings, key: float(strength)}).model_dump()
     except ValidationError as error:
         raise InputError(f"mechanism {name!r}: {key} = {strength}: {error.errors()[0]['msg']}") from None
     except ValueError:

@@ -14,7 +14,7 @@ from fedpriv.report.numbers import decimal, figure, percent
 __all__ = ["BEGIN", "END", "groups", "line", "strongest", "tables", "write_page"]
 
 BEGIN, END = "<!-- leakage: begin -->", "<!-- leakage: end -->"
-CHANCE = 0.01  # what luck does more rarely than this counts as told apart
+CHANCE = 0.01  # what chance does more rarely than this counts as identified
 
 Group = tuple[str, str, str]
 """(data, model, network)."""
@@ -27,9 +27,9 @@ def line(row: Row) -> str:
     if row.result is None:
         return f"{where}: failed: {row.failure}"
     result = row.result
-    told = f"{where}: PSNR {decimal(result.psnr, 1)} dB, MSE {result.mse:.3g}, SSIM {decimal(result.ssim, 2)}"
-    told += f", recovered {result.recovered} of {result.victims}, told {result.identified} of {result.victims}"
-    return f"{told}, {row.seconds:.0f} s" + (f"; {row.failure}" if row.failure else "")
+    said = f"{where}: PSNR {decimal(result.psnr, 1)} dB, MSE {result.mse:.3g}, SSIM {decimal(result.ssim, 2)}"
+    said += f", recovered {result.recovered} of {result.victims}, identified {result.identified} of {result.victims}"
+    return f"{said}, {row.seconds:.0f} s" + (f"; {row.failure}" if row.failure else "")
 
 
 def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
@@ -49,7 +49,7 @@ def _order(mechanism: str) -> tuple[bool, str, float]:
 
 
 def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
-    """For each mechanism the row that recovers most, then tells most, then has the lowest median MSE.
+    """For each mechanism the row that recovers most, then identifies most, then has the lowest median MSE.
 
     The MSE alone would prefer the mean of all images to a picture that shows whose it is. ``None``: all attacks failed.
     """
@@ -84,32 +84,36 @@ def write_page(path: Path, rows: Sequence[Row]) -> None:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Return what stands between the marks: strongest attacks, what they mean, and every cell."""
+    """Return what stands between the marks: terms, strongest attacks, what they mean, and every cell."""
     guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
     by_group = groups(rows)
-    parts = ["### The strongest attack behind each mechanism", _legend(rows), _summary(by_group, guessed)]
-    parts += ["### What stops these attacks", "\n".join(_reading(group, cells) for group, cells in by_group.items())]
-    parts += ["### Every cell"]
+    parts = ["## Terms", _terms(rows), "## The strongest attack behind each mechanism", _summary(by_group, guessed)]
+    parts += ["## What stops these attacks", _outcomes(by_group), "## Every cell"]
     parts += [_details(group, cells, guessed) for group, cells in by_group.items()]
     return "\n\n".join(["", *parts, ""])
 
 
-def _legend(rows: Sequence[Row]) -> str:
+def _terms(rows: Sequence[Row]) -> str:
     measured = [row for row in rows if row.result is not None]
     dates, commits = sorted({row.date for row in measured}), sorted({row.commit for row in measured})
     programs = {"Python": "python", "torch": "torch", "NumPy": "numpy"}
     versions = [
         f"{name} {', '.join(sorted({row.versions[key] for row in measured}))}" for name, key in programs.items()
     ]
-    return (
-        f"Measured {_span(dates)} with {', '.join(versions)}, commits {', '.join(commits)}. Medians over the victims, "
-        f"in brackets their {CONFIDENCE:.0%} bootstrap intervals. *Cosine*: between what was sent and the gradient "
-        "itself. *Epsilon*: proven at delta 1e-5 for this upload (replace-one, one participation, no amplification; "
-        "[theorems](privacy.md)). *Guess*: the PSNR of the mean of the public images. *Recovered*: SSIM of 0.6 or more "
-        "and a lower MSE than every guess. *Told*: the original is the nearest of 100 images; chance is 1 in 100. "
-        "*Strongest*: the attack that recovers most, of equal ones the one that tells most, of equal ones the one with "
-        "the lowest MSE."
-    )
+    terms = {
+        "measured": f"{_span(dates)} with {', '.join(versions)}, commits {', '.join(commits)}",
+        "figures": f"medians over the victims, in brackets their {CONFIDENCE:.0%} bootstrap intervals",
+        "cosine": "between what was sent and the gradient itself",
+        "epsilon": "proven at delta 1e-5 for this upload (replace-one, one participation, no amplification; "
+        "[theorems](privacy.md))",
+        "guess": "the PSNR of the mean of the public images",
+        "recovered": "SSIM of 0.6 or more and a lower MSE than every guess",
+        "identified": "the original is the nearest of 100 images; chance is 1 in 100",
+        "strongest": "the attack that recovers most images; among equals the one that identifies most, then the one "
+        "with the lowest MSE",
+        "steps": "iterations x restarts of the attack",
+    }
+    return "\n".join([*_head("term", "meaning"), *(_line(*term) for term in terms.items())])
 
 
 def _span(dates: Sequence[str]) -> str:
@@ -160,50 +164,55 @@ def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int
                 lines.append(_line(*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}"))
     accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
     title = f"{group[0]}, {_network(group)}" + ("" if accuracy is None else f", test accuracy {percent(accuracy)}")
-    return f"<details><summary>{title}</summary>\n\n" + "\n".join(lines) + "\n\n</details>"
+    return f"### {title}\n\n" + "\n".join(lines)
 
 
-def _reading(group: Group, cells: Sequence[Row]) -> str:
-    """One sentence a network: behind which mechanisms images are recovered, or told, by any of the attacks."""
+def _outcomes(by_group: Mapping[Group, Sequence[Row]]) -> str:
+    lines = _head(
+        "data",
+        "network",
+        "images are recovered",
+        "not recovered, but identified more often than by chance",
+        "counted as recovered, but identified no more often than by chance",
+        "neither",
+        "every label is inferred",
+    )
+    return "\n".join(lines + [_outcome(group, cells) for group, cells in by_group.items()])
+
+
+def _outcome(group: Group, cells: Sequence[Row]) -> str:
+    """One line a network: behind which mechanisms any of the attacks recovers or identifies images."""
     attacks = list(dict.fromkeys(row.cell.attack for row in cells))
     recovered: list[str] = []
-    told: list[str] = []
+    identified: list[str] = []
     alike: list[str] = []
     neither: list[str] = []
     labels: list[str] = []
     for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
         results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
-        known = [result for result in results if _is_told(result, len(attacks))]
+        known = [result for result in results if _is_identified(result, len(attacks))]
         if any(result.recovered for result in known):
             recovered.append(mechanism)
         elif known:
-            told.append(mechanism)
+            identified.append(mechanism)
         elif any(result.recovered for result in results):
             alike.append(mechanism)
         elif results:
             neither.append(mechanism)
         if any(result.label_accuracy == 1 for result in results):
             labels.append(mechanism)
-    clauses = {
-        "images are recovered with": recovered,
-        "not recovered but told from others more often than chance with": told,
-        "counted as recovered, but told from others no more often than chance, with": alike,
-        "neither with": neither,
-        "every label is named with": labels,
-    }
-    stated = "; ".join(f"{words} {_names(names)}" for words, names in clauses.items() if names)
-    return f"- {group[0]}, {_network(group)}: {stated or 'no attack could be made'}."
+    return _line(group[0], _network(group), *map(_names, (recovered, identified, alike, neither, labels)))
 
 
-def _is_told(result: AttackResult, attacks: int) -> bool:
-    """Whether more originals are told than luck does; each of several attacks has its own chance to be lucky."""
+def _is_identified(result: AttackResult, attacks: int) -> bool:
+    """Whether more originals are identified than by chance; each of several attacks has its own chance to be lucky."""
     if result.identified is None or result.candidates is None:
         return False
     chance = binomtest(result.identified, result.victims, 1 / result.candidates, alternative="greater").pvalue
     return bool(attacks * chance < CHANCE)
 
 
-_COUNTS = ("recovered", "told", "labels")
+_COUNTS = ("recovered", "identified", "labels")
 
 
 def _counts(result: AttackResult) -> tuple[str, str, str]:

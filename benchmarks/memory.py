@@ -21,7 +21,7 @@ from torch.nn import functional
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.mechanisms import VmfMechanism
+from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import build_model
 from fedpriv.randomness import Secret
 

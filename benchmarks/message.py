@@ -16,9 +16,10 @@ import torch
 
 from clients.app import client_app
 from clients.training import local_upload
-from fedpriv.config import DataConfig, Experiment, FederationConfig, MechanismConfig, ModelConfig, TrainingConfig
+from fedpriv.config import DataConfig, Experiment, FederationConfig, ModelConfig, TrainingConfig
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.world import World, build_world
 from server.exchange import ask_clients, find_clients
 from server.uploads import allowed_uploads
@@ -27,7 +28,7 @@ _REPEATS = 60
 _WARMUP = 5
 
 
-def _experiment(hidden: tuple[int, ...], mechanism: MechanismConfig) -> Experiment:
+def _experiment(hidden: tuple[int, ...], mechanism: MechanismSettings) -> Experiment:
     return Experiment(
         data=DataConfig(name="digits"),
         model=ModelConfig(name="mlp", hidden=hidden),
@@ -69,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for hidden in ((256, 160), (1024, 896)):
-        for mechanism in (MechanismConfig(name="none"), MechanismConfig(name="vmf", epsilon=100.0)):
+        for mechanism in (mechanism_settings({}), mechanism_settings({"name": "vmf", "epsilon": 100.0})):
             world = build_world(_experiment(hidden, mechanism))
             parameters = sum(value.numel() for value in world.initial.parameters.values())
             rows.append({"parameters": parameters, "mechanism": mechanism.name, **measure(world)})

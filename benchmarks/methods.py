@@ -21,8 +21,10 @@ from torch.nn import functional
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.mechanisms import GaussianMechanism, Mechanism, VmfMechanism
-from fedpriv.mechanisms.cosine import draw_cosines
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.cosine import draw_cosines
+from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import build_model
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
 

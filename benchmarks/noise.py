@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.iga import IgaSettings
+from attacks.methods.map import MapSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from attacks.referee import median_interval
 from clients.training import local_upload
-from fedpriv.config import ClosedFormConfig, Experiment, IgaConfig, MapConfig
+from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
 from fedpriv.world import World, build_world
 from server.exchange import Upload
@@ -64,10 +67,10 @@ def _attack(
     originals: Tensor,
     labels: Tensor,
 ) -> dict[str, Any]:
-    kinds: dict[str, ClosedFormConfig | IgaConfig | MapConfig] = {
-        "closed_form": ClosedFormConfig(),
-        "iga": IgaConfig(iterations=options.iga_steps),
-        "map": MapConfig(iterations=options.map_steps),
+    kinds: dict[str, ClosedFormSettings | IgaSettings | MapSettings] = {
+        "closed_form": ClosedFormSettings(),
+        "iga": IgaSettings(iterations=options.iga_steps),
+        "map": MapSettings(iterations=options.map_steps),
     }
     settings = kinds[name]
     began = time.perf_counter()

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from attacks.baselines import guesses
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.idlg import IdlgSettings
+from attacks.methods.iga import IgaSettings
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.referee import Truth, median_interval, score
+from attacks.settings import MatchingSettings
 from clients.training import local_upload
-from fedpriv.config import DlgConfig, Experiment, IdlgConfig, IgaConfig
+from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
 from fedpriv.world import build_world
 from server.exchange import Upload
@@ -73,10 +77,10 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     }
 
 
-def _settings(options: argparse.Namespace, tv: float) -> DlgConfig | IgaConfig:
+def _settings(options: argparse.Namespace, tv: float) -> MatchingSettings:
     if options.attack == "iga":
-        return IgaConfig(iterations=options.steps, restarts=options.restarts, tv=tv)
-    kind = IdlgConfig if options.attack == "idlg" else DlgConfig
+        return IgaSettings(iterations=options.steps, restarts=options.restarts, tv=tv)
+    kind: type[MatchingSettings] = IdlgSettings if options.attack == "idlg" else DlgSettings
     return kind(iterations=options.steps, restarts=options.restarts)
 
 

@@ -81,7 +81,7 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
     except RefusedError:
         raise
     except (Exception, SystemExit) as error:
-        if experiment.mechanism.name != "none":
+        if experiment.mechanism.protects:
             # What went wrong may depend on an example, and no noise protects a text.
             _LOG.exception("client %d failed", _partition(context))
             raise RuntimeError("failed; the client's own log says why") from None
@@ -94,7 +94,7 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
 def _answer(world: World, context: Context, before: State, round_number: int, is_simulated: bool) -> State:
     """Train, with noise that no other answer has."""
     client = _partition(context)
-    if world.experiment.mechanism.name == "none":
+    if not world.experiment.mechanism.protects:
         return local_upload(world, client, before, round_number)
     received = world.received(client, before)
     shared = world.secret if is_simulated or not world.experiment.keeps_secret else None

@@ -45,7 +45,7 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         the mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
     """
     plan, model = world.plans[client], world.model
-    if secret is None and plan.config.name != "none":
+    if secret is None and plan.config.protects:
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
@@ -54,7 +54,7 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
     else:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
     change = {name: value.cpu() - before.buffers[name] for name, value in tracked_buffers(model).items()}
-    if plan.config.name != "none":
+    if plan.config.protects:
         # No mechanism covers running statistics, so none of them leaves.
         change = {name: torch.zeros_like(value) for name, value in change.items()}
     return State({name: value.detach().cpu() for name, value in upload.items()}, change)

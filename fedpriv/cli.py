@@ -23,7 +23,20 @@ from fedpriv.cli_sweep import compare, sweep
 from fedpriv.config import Experiment, describe, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
 from fedpriv.files import is_disk, stopped, writing
-from fedpriv.terminal import File, Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
+from fedpriv.terminal import (
+    File,
+    Json,
+    Quiet,
+    Run,
+    Set,
+    err,
+    out,
+    plain,
+    print_json,
+    print_line,
+    print_sentences,
+    print_warning,
+)
 
 __all__ = ["main"]
 
@@ -130,9 +143,21 @@ def report(folder: Run) -> None:
 
 
 @config_app.command("check", epilog="Example:\n\n  fedpriv config check configs/quickstart.toml --set seed=3")
-def config_check(file: File, set_: Set = None) -> None:
-    """Say whether the settings in FILE are valid; data and own models are looked at when a run starts."""
+def config_check(
+    file: File,
+    set_: Set = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Try data, network, mechanism and attacks, too, as a run does first.")
+    ] = False,
+) -> None:
+    """Say whether the settings in FILE are valid; --deep also tries what takes more than reading them."""
     experiment = load_experiment(file, set_ or ())
+    if deep:
+        # Imported here: torch and Flower take seconds that reading the settings need not wait for.
+        from fedpriv.lab import check_experiment
+
+        for text in check_experiment(experiment):
+            print_warning(text)
     print_line(f"{file}: valid, experiment {experiment.name}")
 
 

@@ -16,7 +16,7 @@ from fedpriv.errors import InputError
 from fedpriv.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
-    from attacks.reconstruction import Attack
+    from attacks.settings import AttackSettings
     from fedpriv.lab import Tuning
 
 __all__ = ["attack_app"]
@@ -113,7 +113,7 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
-    from attacks.reconstruction import ATTACKS
+    from fedpriv.registry import ATTACKS
 
     if as_json:
         print_json([_about(attack) for attack in ATTACKS.values()])
@@ -121,17 +121,17 @@ def list_attacks(as_json: Json = False) -> None:
     for attack in ATTACKS.values():
         out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
         out.print(Padding(Text(attack.reference), (0, 0, 0, 4)))
-        if attack.active:
+        if attack.active():
             out.print(
                 Padding(
                     Text("active: the server sends clients parameters of its own making; a worst case"), (0, 0, 0, 4)
                 )
             )
         out.print(Padding(Text(f"needs {'; '.join(need.words for need in attack.needs)}"), (0, 0, 0, 4)))
-        if attack.parts:
-            parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts.items())
+        if attack.parts():
+            parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts().items())
             out.print(Padding(Text(f"parts: {parts}"), (0, 0, 0, 4)))
-        for key, field in attack.config.model_fields.items():
+        for key, field in attack.model_fields.items():
             setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
             out.print(Padding(setting.append(f"  {field.description}", style="dim"), (0, 0, 0, 4)))
 
@@ -188,18 +188,18 @@ def _trials(tuning: "Tuning") -> Table:
     return table
 
 
-def _about(attack: "Attack") -> dict[str, Any]:
+def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
     return {
         "name": attack.name,
         "title": attack.title,
         "reference": attack.reference,
-        "active": attack.active,
+        "active": attack.active(),
         "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
         "tunable": list(attack.tunable),
-        "parts": dict(attack.parts),
+        "parts": dict(attack.parts()),
         "settings": [
             {"key": f"adversary.{attack.name}.{key}", "default": field.default, "meaning": field.description}
-            for key, field in attack.config.model_fields.items()
+            for key, field in attack.model_fields.items()
         ],
     }
 

@@ -10,7 +10,7 @@ import typer
 
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing, writing_to
-from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line
+from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line, print_warning
 
 __all__ = ["compare", "sweep"]
 
@@ -62,7 +62,7 @@ def sweep(
     warnings = check_trials(asked)
     if not silent:
         for text in warnings:
-            err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+            print_warning(text)
     if list_:
         _list(asked.trials, as_json)
         return
@@ -113,7 +113,7 @@ def _write_trial_reports(folder: Path, records: Any) -> None:
         try:
             write_report(folder / record.folder)
         except (InputError, OSError) as error:
-            err.print(f"warning: trial {record.trial}: {error}", style="yellow", markup=False, soft_wrap=True)
+            print_warning(f"trial {record.trial}: {error}")
 
 
 def _list(trials: Any, as_json: bool) -> None:
@@ -162,6 +162,9 @@ def _print(records: Any, as_json: bool, **more: str) -> None:
         print_json({**more, "trials": [record.model_dump(mode="json") for record in records]})
     else:
         out.print(result_table(records))
+        for record in records:
+            for text in record.refusals:
+                print_line(f"trial {record.trial}: {text}")
 
 
 def _refuse_faults(records: Any) -> None:

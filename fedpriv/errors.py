@@ -28,7 +28,7 @@ class RunInterruptedError(Exception):
     """The user stopped a run (Ctrl-C): the command exits with 130; the text says how to finish the run."""
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return why a piece of a larger work failed, in one line: our own errors speak for themselves."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (InputError, RunFailedError)) else f"{type(error).__name__}: {text}"

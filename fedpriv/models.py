@@ -14,7 +14,7 @@ from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.randomness import seeded_generators, torch_stream
 
-__all__ = ["build_model", "coupled_layers", "dropout_layers"]
+__all__ = ["build_model"]
 
 Shape = tuple[int, int, int]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
@@ -44,22 +44,6 @@ def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int) -> n
     if config.init == "uniform":
         _draw_uniform(model, torch_stream(seed, "model"))
     return model
-
-
-def coupled_layers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the layers that mix the examples of a batch: BatchNorm and its family."""
-    return tuple(name for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
-
-
-def dropout_layers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the layers that drop at random while training, those with probability 0 left out."""
-    return tuple(name for name, layer in model.named_modules() if _drops(layer))
-
-
-def _drops(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.modules.dropout._DropoutNd):
-        return layer.p > 0
-    return isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) and layer.dropout > 0
 
 
 def _construct(config: ModelConfig, shape: Shape, classes: int) -> nn.Module:

@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-__all__ = ["AdjacencyName", "CalibrationName", "MechanismName", "SamplingName", "UnitName"]
+__all__ = ["AdjacencyName", "CalibrationName", "SamplingName", "UnitName"]
 
-MechanismName = Literal["none", "gaussian", "laplace", "vmf", "hgm"]
 UnitName = Literal["example", "update"]
 SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
 AdjacencyName = Literal["replace-one", "zero-out"]

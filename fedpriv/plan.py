@@ -16,13 +16,14 @@ from fedpriv.accounting import (
     SamplingName,
     calibrate,
     guarantee,
-    nominal_noise,
 )
-from fedpriv.config import Experiment, MechanismConfig
+from fedpriv.config import Experiment
 from fedpriv.data import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
-from fedpriv.mechanisms import Mechanism, Redistribution, block_sizes, build_mechanism
+from fedpriv.mechanisms import MechanismSettings
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 
 __all__ = ["Plan", "participants", "plan_client"]
@@ -49,7 +50,7 @@ class Plan:
     client: int
     sampling: Sampling
     steps_per_round: int
-    config: MechanismConfig
+    config: MechanismSettings
     tensors: tuple[int, ...]
     seed: int
     redistribution: Redistribution | None = None
@@ -57,7 +58,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.config.noise is not None and self.config != self.config.with_noise(self.config.noise):
             raise ValueError(f"the settings in the plan of client {self.client} hold more than the noise itself")
-        build_mechanism(self.config, self.redistribution)
+        self.config.mechanism(self.redistribution)
 
     def steps(self, round_number: int) -> range:
         """The numbers, from 0 over the whole run, of the gradient steps of a round (counted from 1)."""
@@ -128,17 +129,14 @@ class Plan:
             rate=self.sampling.rate,
             participations=self.participations(rounds),
             dimensions=self.dimensions,
-            kappa=config.kappa,
-            sigma=config.sigma,
-            scale=config.scale,
-            clip_norm=config.clip_norm,
+            noise=config.noise,
             delta=config.delta,
-            adjacency="replace-one" if config.name == "none" else config.adjacency,
+            adjacency=config.adjacent,
         )
 
     def released(self) -> dict[str, dict[str, object]]:
         """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""
-        keys = {"name", "unit", *self.config.read_keys} - {"delta"}
+        keys = {"name", "unit", *self.config.effective} - {"delta"}
         mechanism = self.config.model_dump(mode="json", include=keys, exclude_none=True)
         sampling = {"kind": self.sampling_name, "batch_size": self.sampling.batch_size}
         return {"mechanism": mechanism, "sampling": {**sampling, "examples": self.sampling.examples}}
@@ -146,7 +144,7 @@ class Plan:
     @property
     def dimensions(self) -> tuple[int, ...]:
         """The numbers of coordinates of the parts of a gradient that get a draw of their own."""
-        return block_sizes(self.config.blocks if self.config.name == "vmf" else "whole", self.tensors)
+        return self.config.dimensions(self.tensors)
 
     @property
     def sampling_name(self) -> SamplingName:
@@ -161,7 +159,7 @@ class Plan:
 
     @cached_property
     def _mechanism(self) -> Mechanism:
-        return build_mechanism(self.config, self.redistribution)
+        return self.config.mechanism(self.redistribution)
 
 
 def participants(experiment: Experiment, round_number: int, left: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -211,10 +209,9 @@ def plan_client(
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
     # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
-    some = config if config.name == "none" else config.with_noise(1.0)
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
-    draft = Plan(client, sampling, steps, some, tuple(tensors), seed, redistribution)
-    return draft if config.name == "none" else replace(draft, config=config.with_noise(_noise(experiment, draft)))
+    draft = Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
+    return replace(draft, config=config.with_noise(_noise(experiment, draft))) if config.protects else draft
 
 
 def _noise(experiment: Experiment, draft: Plan) -> float:
@@ -222,17 +219,13 @@ def _noise(experiment: Experiment, draft: Plan) -> float:
     config = experiment.mechanism
     if config.noise is not None:
         return config.noise
-    if config.epsilon is None or (config.name in ("gaussian", "hgm") and config.unit == "example"):
-        return _calibrated(experiment, draft)
-    return nominal_noise(config.epsilon, config.delta, mechanism=config.name, calibration=config.calibration)
+    if config.calibrated_epsilon is None:
+        return config.nominal_noise()
+    return _calibrated(experiment, draft, config.calibrated_epsilon)
 
 
-def _calibrated(experiment: Experiment, draft: Plan) -> float:
+def _calibrated(experiment: Experiment, draft: Plan, target: float) -> float:
     """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
-    config = experiment.mechanism
-    target = config.epsilon if config.target_epsilon is None else config.target_epsilon
-    if target is None:
-        raise ValueError(f"{config.name} has neither noise nor target")
     rounds = range(1, experiment.federation.rounds + 1)
     planned = draft.accounted([number for number in rounds if draft.client in participants(experiment, number)])
     # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
@@ -240,8 +233,9 @@ def _calibrated(experiment: Experiment, draft: Plan) -> float:
     try:
         return _least_noise(target, planned)
     except InputError as error:
-        key = "epsilon" if config.target_epsilon is None else "target_epsilon"
-        raise InputError(f"mechanism.{key} = {target:g} for client {draft.client}: {error}") from None
+        raise InputError(
+            f"mechanism.{experiment.mechanism.target_key} = {target:g} for client {draft.client}: {error}"
+        ) from None
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """The run folder: what is written where, and read back.
 
 Files appear whole (:mod:`fedpriv.files`), and the line-by-line metrics are cut back to the last checkpoint on resume. A
-kill at any moment leaves a folder that can be finished. The checkpoint and all that a resumed run relies on beside it
+kill at any moment leaves a folder that can be finished. The checkpoint and all else that a resumed run relies on
 (settings, observations, the lines about the rounds until then) are on the disk before the run goes on, and so outlive a
 power failure, too.
 
@@ -59,7 +59,7 @@ class RoundRecord:
     Attributes:
         round: the round's number, from 1.
         loss: mean cross entropy on the test data.
-        accuracy: share of the test data classified rightly, from 0 to 1.
+        accuracy: share of the test data classified correctly, from 0 to 1.
         clients: the clients asked.
         used: the clients whose uploads were aggregated.
         failures: the clients left out.

@@ -139,7 +139,7 @@ def result_table(records: Sequence[TrialRecord]) -> Table:
         table.add_row(
             *head,
             Text(bound, style="bold red" if record.refuted else ""),
-            f"{min(errors):.4f}" if errors else "",
+            f"{min(errors):.4f}" if errors else "refused" if record.refusals else "",
             f"{max(areas):.3f}" if areas else "",
             seconds,
             style=_style(record),
@@ -176,9 +176,11 @@ def _style(record: TrialRecord) -> str:
 
 
 def _short(settings: Mapping[str, Any], seed: int) -> str:
-    """Settings without their sections, where that leaves no doubt: name=vmf, kappa=5, seed=1."""
+    """Settings without their sections, where that leaves no doubt: mechanism.name=vmf, kappa=5, seed=1."""
     leaves = [key.rpartition(".")[2] for key in settings]
-    names = [leaf if leaves.count(leaf) == 1 else key for leaf, key in zip(leaves, settings, strict=True)]
+    names = [
+        leaf if leaves.count(leaf) == 1 and leaf != "name" else key for leaf, key in zip(leaves, settings, strict=True)
+    ]
     parts = [f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)]
     return ", ".join([*parts, f"seed={seed}"])
 

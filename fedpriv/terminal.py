@@ -8,7 +8,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-__all__ = ["File", "Json", "Quiet", "Run", "Set", "err", "out", "plain", "print_json", "print_line", "print_sentences"]
+__all__ = [
+    "File",
+    "Json",
+    "Quiet",
+    "Run",
+    "Set",
+    "err",
+    "out",
+    "plain",
+    "print_json",
+    "print_line",
+    "print_sentences",
+    "print_warning",
+]
 
 # What is printed quotes what was given: ":b:" in it is no picture.
 out = Console(highlight=False, emoji=False)
@@ -36,6 +49,11 @@ def print_json(value: object) -> None:
 def print_line(text: str) -> None:
     """Print a line that a program may read: it is never wrapped."""
     out.print(text, markup=False, soft_wrap=True)
+
+
+def print_warning(text: str) -> None:
+    """Print a warning on standard error, in one line."""
+    err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
 
 def print_sentences(sentences: Sequence[str]) -> None:

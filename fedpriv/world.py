@@ -19,8 +19,9 @@ from fedpriv.config import Experiment
 from fedpriv.data import Dataset, load_dataset, partition_indices
 from fedpriv.errors import InputError
 from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
-from fedpriv.mechanisms import Redistribution, layer_shares, public_shares, uniform_shares
-from fedpriv.models import build_model, coupled_layers
+from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.models import build_model
 from fedpriv.plan import Plan, plan_client
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.threads import cpu_threads
@@ -101,7 +102,7 @@ class World:
     secret: Secret
 
     def received(self, client: int, before: State) -> bytes:
-        """Return the digest of all that a client's answer depends on, beside the round and its data.
+        """Return the digest of all that a client's answer depends on, apart from the round and its data.
 
         Args:
             client: the partition's number.
@@ -196,7 +197,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
     if dataset.classes < 2:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
-    if experiment.mechanism.name != "none":
+    if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
     model.to(device, _precision(experiment))
@@ -229,26 +230,19 @@ def _precision(experiment: Experiment) -> torch.dtype:
 
 
 def _redistribution(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Redistribution | None:
-    """The public vector r of hgm, the same for all clients and the whole run; from the initial parameters."""
-    config = experiment.mechanism
-    if config.name != "hgm":
-        return None
-    match config.redistribution:
-        case "uniform":
-            return uniform_shares(trained_parameters(model))
-        case "layer":
-            return layer_shares(trained_parameters(model))
-        case "public":
-            model.eval()
-            images = dataset.normalise(_public_images(experiment, dataset), _precision(experiment))
-            device = next(model.parameters()).device
-            with cpu_threads(experiment.engine.threads):
-                return public_shares(model, images.to(device), config.inflation)
+    """How the noise is shared out, the same for all clients and the whole run; from the initial parameters."""
+
+    def public(wanted: int) -> tuple[nn.Module, Tensor]:
+        images = dataset.normalise(_public_images(experiment, dataset, wanted), _precision(experiment))
+        return model.eval(), images.to(next(model.parameters()).device)
+
+    with cpu_threads(experiment.engine.threads):
+        return experiment.mechanism.redistributed(trained_parameters(model), public)
 
 
-def _public_images(experiment: Experiment, dataset: Dataset) -> Tensor:
+def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Tensor:
     """Test images, which are public in this laboratory and no client's."""
-    wanted, there = experiment.mechanism.public_examples, len(dataset.x_test)
+    there = len(dataset.x_test)
     if wanted > there:
         raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
     chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)

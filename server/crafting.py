@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.access import Access
 from attacks.reconstruction.first_layer.imprint import craft_parameters, refuse_local_training
-from attacks.threat import Access, threat_model
+from attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.randomness import numpy_stream
@@ -70,7 +71,7 @@ def crafted_state(world: World, before: State) -> State:
     before.load_into(world.model)
     images = world.network_input(_public_images(world))
     try:
-        made = craft_parameters(world.model, images, threat_model(adversary), adversary.imprint.bins)
+        made = craft_parameters(world.model, images, threat_model(adversary), adversary.settings("imprint").bins)
     except InputError as error:
         raise InputError(f"model.name = {world.experiment.model.name!r}: {error}") from None
     return State({name: made[name].cpu() for name in before.parameters}, before.buffers)
@@ -79,6 +80,6 @@ def crafted_state(world: World, before: State) -> State:
 def _public_images(world: World) -> Tensor:
     """Test images, which are public in this laboratory and no client's."""
     images = world.dataset.x_test
-    wanted = min(world.experiment.adversary.imprint.public_examples, len(images))
+    wanted = min(world.experiment.adversary.settings("imprint").public_examples, len(images))
     chosen = numpy_stream(world.experiment.seed, "imprint").choice(len(images), size=wanted, replace=False)
     return images[torch.from_numpy(np.sort(chosen))]

@@ -32,7 +32,7 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
             continue
         released = [json.dumps(world.plans[client].released()) for client in clients]
         kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
-        sent = "" if world.experiment.mechanism.name == "none" else world.sent(state).hex()
+        sent = "" if not world.experiment.mechanism.protects else world.sent(state).hex()
         releases = tuple(json.loads(text) for text in kinds)
         lines.append(
             Asked(round_number, tuple(clients), sent, settings, releases, tuple(kinds[text] for text in released))
@@ -68,7 +68,7 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
     Raises:
         InputError: the settings say something else than what was released, or nobody wrote down what was.
     """
-    if world.experiment.mechanism.name == "none" and not any(line.sent for line in folder.asked()):
+    if not world.experiment.mechanism.protects and not any(line.sent for line in folder.asked()):
         return
     path = folder.path / "config.toml"
     for line in folder.asked():

@@ -121,7 +121,7 @@ def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int
         if not math.isfinite(loss):
             raise InputError(f"model.name = {world.experiment.model.name!r}: its loss before training is {loss}")
         folder.write_jsonl("metrics.jsonl", [])
-        nothing_yet = None if world.experiment.mechanism.name == "none" else 0.0
+        nothing_yet = None if not world.experiment.mechanism.protects else 0.0
         folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet))
         return 0
     optimizer.load(checkpoint.tensors, checkpoint.round)

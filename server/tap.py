@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from attacks.access import Access
 from attacks.observation import Observation, PublicSettings, write_observation
-from attacks.threat import Access, ThreatModel, threat_model
-from fedpriv.config import Experiment, MechanismConfig
+from attacks.threat import ThreatModel, threat_model
+from fedpriv.config import Experiment
 from fedpriv.data import Dataset
+from fedpriv.mechanisms import mechanism_settings
 from fedpriv.plan import Plan
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
@@ -15,6 +17,10 @@ from server.aggregation import mean_upload
 from server.uploads import Upload
 
 __all__ = ["Tap", "observe", "public_settings"]
+
+
+# An adversary who knows of no mechanism assumes none.
+_UNKNOWN = mechanism_settings({}).model_dump(mode="json", exclude_none=True)
 
 
 class Tap:
@@ -78,7 +84,9 @@ def _observation(
             batch_size=settings[0].batch_size if Access.BATCH_SIZE in threat.grants else None,
             local_steps=round(fmean(one.local_steps for one in settings)),
             client_examples=round(fmean(one.client_examples for one in settings)),
-            mechanism=settings[0].mechanism if told else MechanismConfig().model_dump(mode="json", exclude_none=True),
+            mechanism=settings[0].mechanism
+            if told
+            else mechanism_settings({}).model_dump(mode="json", exclude_none=True),
             clients=len(uploads),
         ),
         redistribution=plans[0].redistribution if told else None,

@@ -66,7 +66,7 @@ def allowed_uploads(world: World) -> tuple[Allowed, ...]:
     The norm is bounded by ``federation.max_update_norm`` where that is set, and by what the mechanism lets out: clipped
     gradients and noise of a known law, whose norm an honest upload exceeds once in 10^12 rounds.
     """
-    unprotected = world.experiment.mechanism.name == "none"
+    unprotected = not world.experiment.mechanism.protects
     most = world.experiment.federation.max_update_norm or math.inf
     return tuple(
         Allowed(plan.sampling.examples, min(most, _honest_norm(world.experiment, plan)), unprotected)
@@ -77,7 +77,7 @@ def allowed_uploads(world: World) -> tuple[Allowed, ...]:
 def _honest_norm(experiment: Experiment, plan: Plan) -> float:
     """The norm that an upload of a client who follows the protocol stays below."""
     training = experiment.training
-    if plan.config.name == "none":
+    if not plan.config.protects:
         bound = math.inf
     elif experiment.federation.algorithm == "fedsgd" or plan.config.unit == "update":
         bound = plan.norm_bound(_TAIL)

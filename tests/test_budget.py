@@ -11,7 +11,7 @@ from fedpriv.accounting import Release, running_epsilon
 from fedpriv.budget import Budget, last_round
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import uniform_shares
+from fedpriv.mechanisms.machinery.redistribution import uniform_shares
 from fedpriv.plan import Plan, participants, plan_client
 from fedpriv.randomness import numpy_stream
 

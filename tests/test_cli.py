@@ -58,6 +58,9 @@ def test_a_run_ends_with_its_result_in_words_and_the_report(here: Path) -> None:
 
     again = fedpriv("report", "out", cwd=here)
     assert again.returncode == 0, again.stderr
+    again = fedpriv("run", "--resume", "out", cwd=here)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert "out is finished: no round is missing" in again.stderr
 
 
 def test_json_is_all_that_json_prints(here: Path) -> None:
@@ -95,6 +98,10 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
         (["run", "small.toml", "--set", "federation.clients=5000"], "5000"),
         (["report", "full"], "full"),
         (["config", "check", "missing.toml"], "missing.toml: no such file"),
+        (
+            ["config", "check", "small.toml", "--deep", "--set", "training.batch_size=5000"],
+            "batch_size = 5000 is larger",
+        ),
         (["confg"], "No such command 'confg'"),
         (["run", "small.toml", "--sett", "a=b"], "No such option"),
         (["deploy", "admit", "--server", "a:b:c"], "--server a:b:c: expected HOST:PORT"),

@@ -26,7 +26,11 @@ from fedpriv.accounting import (
     release_with,
 )
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import GaussianMechanism, LaplaceMechanism, Mechanism, VmfMechanism, block_sizes
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 Call = Callable[..., tuple[int, str, str]]
@@ -178,7 +182,7 @@ def test_figures_come_first_and_then_what_they_rest_on(account: Call) -> None:
 
 
 def test_the_two_adjacencies_of_poisson_batches(account: Call) -> None:
-    """The command of docs/privacy.md: each figure, and in one line the other one."""
+    """The command of docs/mechanisms.md: each figure, and in one line the other one."""
     options = ["gaussian", "--sigma", 1, "--steps", 1000, "--sampling-rate", 0.01]
     replaced, zeroed = (read(account, *options, "--adjacency", name) for name in ("replace-one", "zero-out"))
     assert replaced == read(account, *options)
@@ -339,7 +343,7 @@ def test_the_comparison_calibrates_to_the_same_epsilon(account: Call) -> None:
     found = read(account, "compare", *options, "--epsilon", 2, "--epsilon", 0.5)
     assert {"delta", "adjacency", "sampling", "assumptions", "rows"} < set(found)
     assert [row["epsilon"] for row in found["rows"]] == [0.5, 2.0] * 4
-    labels = ["gaussian, hgm", "vmf, whole", "vmf, blocks of 7", "laplace"]
+    labels = ["gaussian", "laplace", "vmf, whole", "vmf, blocks of 7"]
     assert [row["label"] for row in found["rows"][::2]] == labels
     blocks = {"vmf, blocks of 7": equal_blocks(500, 72)}
     for row in found["rows"]:
@@ -361,7 +365,7 @@ def test_sampled_comparisons_are_on_one_scale(account: Call) -> None:
         dimensions = (500,) if row["blocks"] == 1 else equal_blocks(500, row["blocks"])
         run = {"sampling": row["sampling"], "rate": 0.05, "participations": 10, "dimensions": dimensions}
         assert row[PARAMETER[row["mechanism"]]] == calibrate(3.0, 1e-5, mechanism=row["mechanism"], **run)
-    assert found["rows"][-1]["label"] == "gaussian, hgm, Poisson"
+    assert found["rows"][-1]["label"] == "gaussian, Poisson"
     assert found["rows"][-1]["noise_to_signal"] < found["rows"][0]["noise_to_signal"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks.reconstruction import ATTACKS
+from fedpriv.registry import ATTACKS
 from fedpriv.terminal import plain
 from tests import command_line
 

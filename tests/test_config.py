@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from fedpriv.accounting.release import LARGEST_KAPPA, LARGEST_SIGMA, SMALLEST_SIGMA
-from fedpriv.config import (
-    NOISE_KEYS,
-    NOISE_PARAMETER,
-    Experiment,
-    MechanismConfig,
-    describe,
-    load_experiment,
-    load_run,
-)
+from fedpriv.accounting.release import KAPPA, SIGMA
+from fedpriv.config import Experiment, describe, load_experiment, load_run, validated
 from fedpriv.errors import InputError
+from fedpriv.mechanisms import NoisySettings, mechanism_settings
+from fedpriv.registry import MECHANISMS
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
+GAUSSIAN = '[mechanism]\nname = "gaussian"\nsigma = 2\n'
+HGM = GAUSSIAN.replace("gaussian", "hgm")
+LAPLACE = '[mechanism]\nname = "laplace"\nscale = 2\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -40,7 +37,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
     ("text", "overrides", "expected"),
     [
         ("[trainin]\na = 1", [], "unknown key trainin; did you mean training?"),
-        ("", ["mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa?"),
+        ("", ["mechanism.name=vmf", "mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa?"),
         ("", ["adversary.iga.tvv=3"], "unknown key adversary.iga.tvv; did you mean tv?"),
         ("", ["zzz=3"], "unknown key zzz; known: name, seed, noise, data"),
         ("", ["data.name=mnits"], "data.name = 'mnits' is not allowed: allowed: digits, mnist, "),
@@ -60,7 +57,10 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["mechanism.delta=1"], "mechanism.delta = 1 is not allowed"),
         ("", ["mechanism.delta=0"], "mechanism.delta = 0 is not allowed"),
         ("", ["mechanism.name=vmf"], "vmf needs exactly one of epsilon, kappa or target_epsilon; none is set"),
-        ("", ["mechanism.name=vmf", "mechanism.sigma=1"], "or target_epsilon; sigma set, which vmf does not read"),
+        (VMF, ["mechanism.sigma=1"], "unknown key mechanism.sigma: gaussian and hgm read it, vmf reads unit, delta"),
+        ("", ["mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa? vmf reads it, none reads unit"),
+        (VMF, ["mechanism.name=laplace"], "mechanism.epsilon = 50 is vmf's (the paper's, 2 kappa); say how much noise"),
+        (VMF, ["seed=-1", "mechanism.kapa=3"], "(1) seed = -1 is not allowed"),
         (
             "",
             ["mechanism.name=gaussian"],
@@ -82,19 +82,23 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         (VMF, ["mechanism.blocks=size:"], "mechanism.blocks = 'size:' is not allowed"),
         (VMF, ["mechanism.blocks=256"], "mechanism.blocks = 256 is not allowed"),
         ("", ["mechanism.name=laplas"], "did you mean laplace?"),
-        ("", ["mechanism.sigma=0"], "mechanism.sigma = 0 is not allowed"),
-        ("", ["mechanism.sigma=1e13"], "mechanism.sigma = 10000000000000.0 is not allowed"),
-        ("", ["mechanism.scale=0"], "mechanism.scale = 0 is not allowed"),
-        ("", ["mechanism.scale=nan"], "mechanism.scale = nan is not allowed"),
-        ("", ["mechanism.kappa=-1"], "mechanism.kappa = -1 is not allowed"),
-        ("", ["mechanism.target_epsilon=0"], "mechanism.target_epsilon = 0 is not allowed"),
-        ("", ["mechanism.target_epsilon=nan"], "mechanism.target_epsilon = nan is not allowed"),
-        ("", ["mechanism.clip_norm=0"], "mechanism.clip_norm = 0 is not allowed"),
-        ("", ["mechanism.clipping=layers"], "mechanism.clipping = 'layers' is not allowed: allowed: flat, layer"),
-        ("", ["mechanism.redistribution=even"], "mechanism.redistribution = 'even' is not allowed: allowed: uniform"),
-        ("", ["mechanism.inflation=0"], "mechanism.inflation = 0 is not allowed"),
-        ("", ["mechanism.public_examples=0"], "mechanism.public_examples = 0 is not allowed"),
-        ("", ["mechanism.calibration=exact"], "mechanism.calibration = 'exact' is not allowed: allowed: analytic"),
+        (GAUSSIAN, ["mechanism.sigma=0"], "mechanism.sigma = 0 is not allowed"),
+        (GAUSSIAN, ["mechanism.sigma=1e13"], "mechanism.sigma = 10000000000000.0 is not allowed"),
+        (LAPLACE, ["mechanism.scale=0"], "mechanism.scale = 0 is not allowed"),
+        (LAPLACE, ["mechanism.scale=nan"], "mechanism.scale = nan is not allowed"),
+        (VMF, ["mechanism.kappa=-1"], "mechanism.kappa = -1 is not allowed"),
+        (VMF, ["mechanism.target_epsilon=0"], "mechanism.target_epsilon = 0 is not allowed"),
+        (VMF, ["mechanism.target_epsilon=nan"], "mechanism.target_epsilon = nan is not allowed"),
+        (GAUSSIAN, ["mechanism.clip_norm=0"], "mechanism.clip_norm = 0 is not allowed"),
+        (GAUSSIAN, ["mechanism.clipping=layers"], "mechanism.clipping = 'layers' is not allowed: allowed: flat, layer"),
+        (HGM, ["mechanism.redistribution=even"], "mechanism.redistribution = 'even' is not allowed: allowed: uniform"),
+        (HGM, ["mechanism.inflation=0"], "mechanism.inflation = 0 is not allowed"),
+        (HGM, ["mechanism.public_examples=0"], "mechanism.public_examples = 0 is not allowed"),
+        (
+            GAUSSIAN,
+            ["mechanism.calibration=exact"],
+            "mechanism.calibration = 'exact' is not allowed: allowed: analytic",
+        ),
         ("", ["engine.precision=float16"], "engine.precision = 'float16' is not allowed: allowed: float32, bfloat16"),
         ("", ["engine.gradient_memory=0"], "engine.gradient_memory = 0 is not allowed"),
         ("", ["seed=true"], "seed = True is not allowed: a number is wanted"),
@@ -106,14 +110,14 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["federation.clients_per_round=9"], "clients_per_round = 9 is more than clients = 8"),
         ("", ["adversary.rounds=[1, 21]"], "adversary.rounds names round 21, but federation.rounds = 20"),
         (
-            "",
+            GAUSSIAN,
             ["mechanism.adjacency=add-one"],
             "mechanism.adjacency = 'add-one' is not allowed: allowed: replace-one, z",
         ),
         (
             VMF,
             ["mechanism.adjacency=zero-out", "training.sampling=poisson"],
-            "mechanism.adjacency = 'zero-out' is for gaussian and hgm on examples in Poisson batches; with mechan",
+            "unknown key mechanism.adjacency: gaussian and hgm read it, vmf reads",
         ),
         (
             "",
@@ -164,40 +168,39 @@ def test_every_file_error_names_the_file(tmp_path: Path) -> None:
         load_experiment(tmp_path / "binary.toml")
 
 
+NOISE_KEYS = {name: kind.noise_keys() for name, kind in MECHANISMS.items() if issubclass(kind, NoisySettings)}
+
+
 def subsets(name: str) -> list[tuple[str, ...]]:
     keys = NOISE_KEYS[name]
     return [chosen for count in range(len(keys) + 1) for chosen in combinations(keys, count)]
 
 
-@pytest.mark.parametrize(
-    ("name", "given"), [(name, given) for name, keys in NOISE_KEYS.items() if keys for given in subsets(name)]
-)
+@pytest.mark.parametrize(("name", "given"), [(name, given) for name in NOISE_KEYS for given in subsets(name)])
 def test_exactly_one_of_the_noise_keys(name: str, given: tuple[str, ...]) -> None:
     tree = {"name": name, **dict.fromkeys(given, 0.5)}
     if len(given) == 1:
-        config = MechanismConfig.model_validate(tree)
+        config = mechanism_settings(tree)
         assert {key for key in NOISE_KEYS[name] if getattr(config, key) is not None} == set(given)
         return
     with pytest.raises(ValidationError) as caught:
-        MechanismConfig.model_validate(tree)
+        mechanism_settings(tree)
     message = caught.value.errors()[0]["msg"]
-    parameter = NOISE_PARAMETER[name]
+    parameter = MECHANISMS[name].parameter
     assert f"{name} needs exactly one of epsilon, {parameter} or target_epsilon" in message
     assert all(key in message.partition(";")[2] for key in given)
     assert ("federation.target_epsilon" in message) == ("target_epsilon" in given and len(given) > 1)
 
 
-EVERY_NOISE_KEY = sorted({key for keys in NOISE_KEYS.values() for key in keys})
-
-
-@pytest.mark.parametrize("override", EVERY_NOISE_KEY)
-@pytest.mark.parametrize("old", EVERY_NOISE_KEY)
-def test_an_override_of_the_noise_replaces_the_files_choice(tmp_path: Path, override: str, old: str) -> None:
-    path = write(tmp_path, f"[mechanism]\n{old} = 0.5\n")
+@pytest.mark.parametrize(("name", "override"), [(name, key) for name, keys in NOISE_KEYS.items() for key in keys])
+@pytest.mark.parametrize("place", range(3))
+def test_an_override_of_the_noise_replaces_the_files_choice(
+    tmp_path: Path, name: str, override: str, place: int
+) -> None:
+    keys = NOISE_KEYS[name]
+    path = write(tmp_path, f'[mechanism]\nname = "{name}"\n{keys[place]} = 0.5\n')
     mechanism = load_experiment(path, [f"mechanism.{override}=3"]).mechanism
-    assert {key: getattr(mechanism, key) for key in EVERY_NOISE_KEY} == {
-        key: 3.0 if key == override else None for key in EVERY_NOISE_KEY
-    }
+    assert {key: getattr(mechanism, key) for key in keys} == {key: 3.0 if key == override else None for key in keys}
 
 
 @pytest.mark.parametrize("unit", ["example", "update"])
@@ -208,21 +211,21 @@ def test_the_classic_calibration_is_for_small_epsilons(unit: str, name: str, noi
     tree = {"name": name, "unit": unit, noise: value, "calibration": "classic"}
     if unit == "update" and value == 1.001:
         with pytest.raises(ValidationError, match=r"'classic' is proven for epsilon <= 1, not for epsilon = 1\.001"):
-            MechanismConfig.model_validate(tree)
+            mechanism_settings(tree)
     else:
-        assert MechanismConfig.model_validate(tree).calibration == "classic"
+        assert mechanism_settings(tree).calibration == "classic"
 
 
 def test_ranges_are_those_of_the_ledger() -> None:
     for name in ("gaussian", "hgm"):
-        for sigma in (SMALLEST_SIGMA, LARGEST_SIGMA):
-            assert MechanismConfig.model_validate({"name": name, "sigma": sigma}).noise == sigma
-        for sigma in (SMALLEST_SIGMA * 0.99, LARGEST_SIGMA * 1.01):
+        for sigma in (SIGMA.floor, SIGMA.ceiling):
+            assert mechanism_settings({"name": name, "sigma": sigma}).noise == sigma
+        for sigma in (SIGMA.floor * 0.99, SIGMA.ceiling * 1.01):
             with pytest.raises(ValidationError):
-                MechanismConfig.model_validate({"name": name, "sigma": sigma})
-    for kappa in (0.0, LARGEST_KAPPA):
-        assert MechanismConfig(name="vmf", kappa=kappa).noise == kappa
-    assert MechanismConfig(name="vmf", epsilon=2 * LARGEST_KAPPA).epsilon == 2 * LARGEST_KAPPA
+                mechanism_settings({"name": name, "sigma": sigma})
+    for kappa in (0.0, KAPPA.ceiling):
+        assert mechanism_settings({"name": "vmf", "kappa": kappa}).noise == kappa
+    assert mechanism_settings({"name": "vmf", "epsilon": 2 * KAPPA.ceiling}).epsilon == 2 * KAPPA.ceiling
 
 
 def numbers(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -242,34 +245,39 @@ def test_true_is_not_a_number(tmp_path: Path, key: str) -> None:
             load_experiment(write(tmp_path, ""), [f"{key}={value}"])
 
 
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, kind in MECHANISMS.items() for key in numbers(kind)])
+def test_true_is_not_a_number_of_a_mechanism(name: str, key: str) -> None:
+    for value in (True, [True]):
+        with pytest.raises(InputError, match=rf"mechanism\.{key} = \[?True"):
+            validated(Experiment, {"mechanism": {"name": name, key: value}}, "x")
+
+
 def test_the_list_of_numbers_is_not_empty() -> None:
     found = set(numbers(Experiment))
-    assert {"seed", "adversary.rounds", "model.hidden", "mechanism.kappa", "adversary.iga.tv"} <= found
+    assert {"seed", "adversary.rounds", "model.hidden", "adversary.iga.tv"} <= found
     assert "engine.precision" not in found
 
 
-@pytest.mark.parametrize("name", NOISE_PARAMETER)
+@pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("unit", ["example", "update"])
 def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) -> None:
-    parameter = NOISE_PARAMETER[name]
+    parameter = MECHANISMS[name].parameter
     if parameter is None:
         with pytest.raises(ValueError, match="makes no noise"):
-            MechanismConfig().with_noise(1.0)
+            mechanism_settings({}).with_noise(1.0)
         return
-    config = MechanismConfig.model_validate(
-        {"name": name, "unit": unit, "target_epsilon": 2.0, "kappa": 5.0} | ({"kappa": None} if name == "vmf" else {})
-    )
+    config = mechanism_settings({"name": name, "unit": unit, "target_epsilon": 2.0})
     resolved = config.with_noise(0.25)
     assert resolved.noise == 0.25
-    assert {key for key in EVERY_NOISE_KEY if getattr(resolved, key) is not None} == {parameter}
-    changed = {key for key in MechanismConfig.model_fields if getattr(config, key) != getattr(resolved, key)}
-    assert changed == {"target_epsilon", parameter} | ({"kappa"} if name != "vmf" else set())
+    assert {key for key in NOISE_KEYS[name] if getattr(resolved, key) is not None} == {parameter}
+    changed = {key for key in type(config).model_fields if getattr(config, key) != getattr(resolved, key)}
+    assert changed == {"target_epsilon", parameter}
 
 
 @pytest.mark.parametrize(
     ("settings", "keys"),
     [
-        ({"name": "none", "sigma": 3.0}, ""),
+        ({"name": "none"}, ""),
         ({"name": "gaussian", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm clipping adjacency"),
         ({"name": "gaussian", "sigma": 3.0, "unit": "update"}, "epsilon sigma target_epsilon delta clip_norm clipping"),
         (
@@ -287,27 +295,26 @@ def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) ->
     ],
 )
 def test_what_a_mechanism_reads(settings: dict[str, object], keys: str) -> None:
-    assert sorted(MechanismConfig.model_validate(settings).read_keys) == sorted(keys.split())
+    assert sorted(mechanism_settings(settings).effective) == sorted(keys.split())
 
 
-@pytest.mark.parametrize("name", ["none", "gaussian", "hgm"])
-def test_zero_out_where_it_is_proven_and_where_nothing_is(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, '[mechanism]\nadjacency = "zero-out"\n[training]\nsampling = "poisson"\n')
-    overrides = [f"mechanism.name={name}", *([] if name == "none" else ["mechanism.sigma=2"])]
-    assert load_experiment(path, overrides).mechanism.adjacency == "zero-out"
+@pytest.mark.parametrize("name", ["gaussian", "hgm"])
+def test_zero_out_where_it_is_proven(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, f'[mechanism]\nname = "{name}"\nadjacency = "zero-out"\n[training]\nsampling = "poisson"\n')
+    assert load_experiment(path, ["mechanism.sigma=2"]).mechanism.adjacent == "zero-out"
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 @pytest.mark.parametrize("unit", ["example", "update"])
 @pytest.mark.parametrize("name", ["none", "gaussian", "hgm", "laplace"])
 def test_runs_of_earlier_versions_keep_their_adjacency(tmp_path: Path, name: str, unit: str, sampling: str) -> None:
-    mechanism = {"name": name, "unit": unit, "target_epsilon": 3.0}
+    mechanism = {"name": name, "unit": unit} | ({} if name == "none" else {"target_epsilon": 3.0})
     run = Experiment.model_validate({"mechanism": mechanism, "training": {"sampling": sampling}})
     (tmp_path / "config.toml").write_text(run.to_toml())
     assert load_run(tmp_path) == run
     (tmp_path / "config.toml").write_text(run.to_toml().replace('adjacency = "replace-one"\n', ""))
     was_zero_out = name in ("gaussian", "hgm") and unit == "example" and sampling == "poisson"
-    assert load_run(tmp_path).mechanism.adjacency == ("zero-out" if was_zero_out else "replace-one")
+    assert load_run(tmp_path).mechanism.adjacent == ("zero-out" if was_zero_out else "replace-one")
     assert load_run(tmp_path, ["seed=9"]).seed == 9
 
 
@@ -327,8 +334,29 @@ def test_override_values_are_toml_or_bare_words(tmp_path: Path, text: str, value
     assert load_experiment(write(tmp_path, ""), [f"data.path={text}"]).data.path == value
 
 
+@pytest.mark.parametrize("text", ["[dlg]", "[ dlg , 'map' ]", '[dlg, "map"]', "[]"])
+def test_a_list_may_hold_bare_words(tmp_path: Path, text: str) -> None:
+    """As reports print lists."""
+    attacks = load_experiment(write(tmp_path, ""), [f"adversary.attacks={text}"]).adversary.attacks
+    assert list(attacks) == [name for name in ("dlg", "map") if name in text]
+
+
+def test_a_list_of_bare_words_is_checked_like_any_other(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"adversary\.attacks"):
+        load_experiment(write(tmp_path, ""), ["adversary.attacks=[dgl]"])
+
+
+def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbfseed = 5\n")
+    assert load_experiment(path).seed == 5
+
+
 def test_every_key_has_a_description() -> None:
-    assert [key for key, _, _, meaning in describe(Experiment()) if not meaning] == []
+    for name, kind in MECHANISMS.items():
+        noise = {kind.parameter: 1.0} if kind.parameter else {}
+        experiment = Experiment.model_validate({"mechanism": {"name": name, **noise}})
+        assert [key for key, _, _, meaning in describe(experiment) if not meaning] == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import refuse_mixed_examples
-from fedpriv.models import build_model, coupled_layers, dropout_layers
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
+from fedpriv.models import build_model
 from fedpriv.randomness import generator_states
 
 BUILTIN = ("lenet", "mlp", "convnet", "resnet")

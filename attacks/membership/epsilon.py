@@ -3,7 +3,7 @@
 Two kinds, each with what it needs to hold:
 
 - Many independent runs: a hypothesis test between two neighbouring inputs, repeated with fresh randomness. Limits of
-  Clopper and Pearson (1934) on its error rates bound epsilon from below (Jagielski et al. 2020; Nasr et al. 2021).
+  Clopper and Pearson (1934) on its error rates give a lower bound on epsilon (Jagielski et al. 2020; Nasr et al. 2021).
 - One run: each of m canaries is put in or left out by a coin of its own, and one model is trained (Steinke, Nasr and
   Jagielski 2023).
 

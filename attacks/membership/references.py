@@ -151,7 +151,7 @@ class _Federation:
             local = {name: value.clone() for name, value in self._globals.items()}
             self._train(client, plans[0].steps(number), local)
             upload = {name: value.sub_(self._globals[name]) for name, value in local.items()}
-        if plans[0].config.unit == "example" or plans[0].config.name == "none":
+        if plans[0].config.unit == "example" or not plans[0].config.protects:
             return upload
         released = [
             plan.release_update({name: value[index] for name, value in upload.items()}, _noise(plan, number))
@@ -207,7 +207,7 @@ def _noise(plan: Plan, index: int) -> NoiseStream:
 
 def _noisy(plan: Plan) -> bool:
     """Whether each step's gradient goes through the mechanism."""
-    return plan.config.name != "none" and plan.config.unit == "example"
+    return plan.config.protects and plan.config.unit == "example"
 
 
 def _fitting(world: World, memory: int) -> int:

@@ -1,7 +1,7 @@
 """Many copies of one network, each with numbers of its own, computed at once (``torch.func.stack_module_state``).
 
 A stack has M models; their parameters are tensors (M, *shape). Where a network is a chain of Linear layers and
-elementwise functions each layer is one batched product, and the gradients are had from the layers' inputs and output
+elementwise functions each layer is one batched product, and the gradients follow from the layers' inputs and output
 gradients, as in the operator of one model; any other network goes through autograd, and for per-example gradients one
 example at a time, vectorised.
 """
@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Dyads, Factor, Memory, Rows
-from fedpriv.models import coupled_layers, dropout_layers
 from fedpriv.world import tracked_buffers, trained_parameters
 
 __all__ = ["StackedNetwork", "stack_models"]

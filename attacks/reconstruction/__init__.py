@@ -1,21 +1,17 @@
 """Reconstruction: images and labels from uploads, by matching gradients.
 
-``run_attack`` runs one attack on many observations as one batch. Attacks are the rows of
-:data:`~attacks.reconstruction.table.ATTACKS`.
+``run_attack`` runs one attack on many observations as one batch. Attacks are the modules of ``attacks.methods``.
 """
 
 from attacks.reconstruction.engine import AttackJob, Heard, run_attack
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.results import Attempt, Reconstruction
 from attacks.reconstruction.scene import Progress
-from attacks.reconstruction.table import ATTACKS, Attack
 from attacks.reconstruction.upload_model.model import refusal
 from attacks.reconstruction.upload_model.preflight import preflight
 from attacks.reconstruction.upload_model.repeated import other_batches
 
 __all__ = [
-    "ATTACKS",
-    "Attack",
     "AttackJob",
     "AttackRefused",
     "Attempt",

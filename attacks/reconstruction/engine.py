@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy
+from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.matching.memory import chunks
 from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from attacks.reconstruction.scene import Progress, Scene, Trace
-from attacks.reconstruction.table import ATTACKS, Attack
 from attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from attacks.reconstruction.upload_model.repeated import join
+from attacks.settings import AttackSettings
+from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackJob", "Heard", "run_attack"]
 
@@ -55,6 +56,7 @@ class AttackJob:
     public_images: Tensor | None = None
 
 
+@twice_differentiable()
 def run_attack(job: AttackJob) -> list[Reconstruction]:
     """Attack uploads, all of them and all restarts as one batch.
 
@@ -91,12 +93,12 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     return [results[number] for number in range(len(victims))]
 
 
-def _attack(job: AttackJob) -> Attack:
+def _attack(job: AttackJob) -> type[AttackSettings]:
     if job.name not in ATTACKS:
         raise AttackRefused(f"attack {job.name!r} is not known; known: {', '.join(ATTACKS)}")
-    attack = ATTACKS[job.name]
-    if type(job.config) is not attack.config:
-        raise AttackRefused(f"attack {job.name} takes {attack.config.__name__}; given {type(job.config).__name__}")
+    attack: type[AttackSettings] = ATTACKS[job.name]
+    if type(job.config) is not attack:
+        raise AttackRefused(f"attack {job.name} takes {attack.__name__}; given {type(job.config).__name__}")
     return attack
 
 
@@ -106,7 +108,7 @@ def _same_scene(settings: Sequence[PublicSettings]) -> None:
 
 
 def _run(
-    attack: Attack, scene: Scene, victims: Sequence[Victim], job: AttackJob
+    attack: type[AttackSettings], scene: Scene, victims: Sequence[Victim], job: AttackJob
 ) -> list[tuple[tuple[Attempt, ...], str]]:
     """Attack victims with the same number of examples; return each one's attempts and note."""
     restarts = int(job.config.restarts)
@@ -117,8 +119,9 @@ def _run(
     trace = Trace(job.progress, job.config.iterations, owners)
     attempts: dict[int, Attempt] = {}
     notes: dict[int, str] = {}
-    for turn, run in enumerate(attack.runs):
-        mine = [row for row in range(len(rows)) if row % restarts % len(attack.runs) == turn]
+    runs = attack.runs()
+    for turn, run in enumerate(runs):
+        mine = [row for row in range(len(rows)) if row % restarts % len(runs) == turn]
         for part in chunks(scene.network, [rows[row] for row in mine], scene.shape, scene.classes):
             these = mine[part.start : part.stop]
             outcome = run(

@@ -23,14 +23,12 @@ from fedpriv.accounting.gaussian import (
 )
 from fedpriv.accounting.guarantees import Guarantee, guarantee, proven_epsilon, running_epsilon
 from fedpriv.accounting.ledger import Ledger, LedgerEntry
-from fedpriv.accounting.release import LARGEST_KAPPA, NOISE_PARAMETERS, Release, release_with
+from fedpriv.accounting.release import NoiseParameter, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
-from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 
 __all__ = [
-    "LARGEST_KAPPA",
-    "NOISE_PARAMETERS",
     "ORDERS",
     "AdjacencyName",
     "CalibrationName",
@@ -39,7 +37,7 @@ __all__ = [
     "Guarantee",
     "Ledger",
     "LedgerEntry",
-    "MechanismName",
+    "NoiseParameter",
     "OutOfReachError",
     "Point",
     "Release",

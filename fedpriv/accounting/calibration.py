@@ -6,22 +6,13 @@ what will be reported, whatever theorem gives it.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
-from fedpriv.accounting.release import (
-    LARGEST_KAPPA,
-    LARGEST_SCALE,
-    LARGEST_SIGMA,
-    NOISE_PARAMETERS,
-    SMALLEST_SCALE,
-    SMALLEST_SIGMA,
-    Release,
-    release_with,
-)
+from fedpriv.accounting.proofs import Proof
+from fedpriv.accounting.release import NoiseParameter, Release, release_with
 from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.registry import MECHANISMS
 
 __all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
 
@@ -35,76 +26,25 @@ class OutOfReachError(InputError):
     """A target that no noise in range reaches exactly: too small for the most, or too large for the least."""
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """Where to look for a mechanism's noise parameter.
-
-    Attributes:
-        least: the value with the least noise.
-        most: the value with the most noise.
-    """
-
-    least: float
-    most: float
-
-    @property
-    def smallest(self) -> float:
-        return min(self.least, self.most)
-
-    @property
-    def largest(self) -> float:
-        return max(self.least, self.most)
-
-
-_SIGMA = _Noise(SMALLEST_SIGMA, LARGEST_SIGMA)
-_NOISES: dict[MechanismName, _Noise] = {
-    "gaussian": _SIGMA,
-    "hgm": _SIGMA,
-    "laplace": _Noise(SMALLEST_SCALE, LARGEST_SCALE),
-    "vmf": _Noise(LARGEST_KAPPA, 1e-12),
-}
-
-_SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
-
-
 def nominal_noise(
     epsilon: float,
     delta: float,
     *,
-    mechanism: MechanismName,
+    mechanism: str,
     calibration: CalibrationName = "analytic",
     sensitivity: float = 2.0,
 ) -> float:
-    """Return the noise with which a mechanism's paper prints this epsilon.
-
-    vmf: kappa = epsilon / 2 (Faustini et al., Corollary 2); laplace: scale = 1 / epsilon; gaussian and hgm: sigma with
-    which one release alone is (epsilon, delta)-private.
-
-    Args:
-        epsilon: above 0.
-        delta: in (0, 1); read for gaussian and hgm.
-        mechanism: gaussian, hgm, laplace or vmf.
-        calibration: of gaussian and hgm: analytic (Balle and Wang 2018), extended (Phan et al. 2019) or classic (Dwork
-            and Roth 2014), which is proven for epsilon <= 1 only.
-        sensitivity: of gaussian and hgm, over clip_norm: 2 under replace-one, 1 under zero-out.
-
-    Raises:
-        InputError: an argument out of range, or a mechanism without noise.
-    """
-    _check_mechanism(mechanism)
+    """Return the noise with which a mechanism's paper prints this epsilon; arguments as for its proof's method."""
+    kind = _proof(mechanism)
     _check_epsilon(epsilon)
-    if mechanism == "vmf":
-        return epsilon / 2
-    if mechanism == "laplace":
-        return 1 / epsilon
-    return sensitivity * _SINGLE_RELEASE[calibration](epsilon, delta)
+    return kind.nominal_noise(epsilon, delta, calibration, sensitivity)
 
 
 def calibrate(
     target_epsilon: float,
     delta: float,
     *,
-    mechanism: MechanismName,
+    mechanism: str,
     sampling: SamplingName,
     rate: float,
     participations: int,
@@ -117,13 +57,13 @@ def calibrate(
     Args:
         target_epsilon: of the whole run, above 0, under this adjacency.
         delta: in (0, 1).
-        mechanism: gaussian, hgm, laplace or vmf.
+        mechanism: one with noise.
         sampling: shuffled, fixed, poisson or full.
         rate: q = B / n in (0, 1].
         participations: as in :class:`Release`, at least 1.
-        dimensions: K of each block; read for vmf only.
+        dimensions: K of each block; read where each block has a draw of its own.
         unit: example, or update (with sampling = full).
-        adjacency: replace-one, or zero-out (gaussian and hgm with sampling = poisson).
+        adjacency: replace-one, or zero-out (with sampling = poisson, where it is proven).
 
     Returns:
         The mechanism's noise parameter: the smallest sigma or scale, the largest kappa. The ledger's epsilon for it is
@@ -134,15 +74,14 @@ def calibrate(
         OutOfReachError: no noise parameter in range fits.
         InputError: an argument out of range, or nothing to calibrate.
     """
-    _check_mechanism(mechanism)
+    noise = _parameter(_proof(mechanism))
     _check_epsilon(target_epsilon)
     if participations == 0:
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
-    noise, parameter = _NOISES[mechanism], NOISE_PARAMETERS[mechanism]
 
     def value(log_noise: float) -> float:
         # exp(log(x)) may lie a rounding beyond x.
-        return min(max(math.exp(log_noise), noise.smallest), noise.largest)
+        return min(max(math.exp(log_noise), min(noise.least, noise.most)), noise.ceiling)
 
     def release(log_noise: float) -> Release:
         return release_with(
@@ -164,12 +103,12 @@ def calibrate(
     if final_epsilon(exposed) <= target_epsilon:
         raise OutOfReachError(
             f"epsilon = {target_epsilon:g}: so large that it needs less noise than the least allowed "
-            f"({parameter} = {noise.least:g})"
+            f"({noise.name} = {noise.least:g})"
         )
     if final_epsilon(private) > target_epsilon:
         raise OutOfReachError(
-            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {parameter} from {noise.smallest:g} to "
-            f"{noise.largest:g} reaches it"
+            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {noise.name} from {min(noise.least, noise.most):g} "
+            f"to {noise.ceiling:g} reaches it"
         )
     # First with the cheap figure, which is never below the final one, then with that from there on.
     if running_epsilon(release(private)) <= target_epsilon:
@@ -212,9 +151,18 @@ def _search(epsilon: Callable[[float], float], target: float, private: float, ex
     return private
 
 
-def _check_mechanism(mechanism: MechanismName) -> None:
-    if mechanism not in _NOISES:
-        raise InputError(f"mechanism = {mechanism}: has no noise; allowed is {', '.join(_NOISES)}")
+def _proof(mechanism: str) -> type[Proof]:
+    kind: type[Proof] = MECHANISMS[mechanism].proof()
+    if kind.parameter is None:
+        noisy = [name for name, each in MECHANISMS.items() if each.proof().parameter is not None]
+        raise InputError(f"mechanism = {mechanism}: nothing is proven about it; allowed is {', '.join(noisy)}")
+    return kind
+
+
+def _parameter(kind: type[Proof]) -> NoiseParameter:
+    if kind.parameter is None:
+        raise ValueError(f"{kind.__name__} names no noise")
+    return kind.parameter
 
 
 def _check_epsilon(epsilon: float) -> None:

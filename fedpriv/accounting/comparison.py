@@ -12,17 +12,14 @@ gradients only, nor that blocks of equal length are not the gradient's own, nor 
 around B.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedpriv.accounting.calibration import OutOfReachError, calibrate
 from fedpriv.accounting.release import LARGEST_DIMENSION
-from fedpriv.accounting.vmf_functions import mean_resultant_length
 from fedpriv.errors import InputError
-from fedpriv.names import MechanismName, SamplingName
+from fedpriv.names import SamplingName
+from fedpriv.registry import MECHANISMS
 
 __all__ = ["Comparison", "Contender", "Point", "compare_mechanisms", "equal_blocks", "noise_to_signal"]
 
@@ -39,12 +36,12 @@ class Contender:
     Attributes:
         label: for a reader.
         mechanism: as in the settings.
-        dimensions: K of each block; one block but for vmf.
+        dimensions: K of each block.
         sampling: full, fixed (batches of a fixed size) or poisson.
     """
 
     label: str
-    mechanism: MechanismName
+    mechanism: str
     dimensions: tuple[int, ...]
     sampling: SamplingName = "full"
 
@@ -55,7 +52,7 @@ class Point:
 
     Attributes:
         epsilon: proven for the whole run.
-        noise: the least noise that proves it: sigma, scale or kappa; None if none in range does.
+        noise: the least noise that proves it: in its own parameter; None if none in range does.
         ratio: the noise-to-signal ratio with this noise; None likewise.
         refusal: why there is none; empty if there is.
     """
@@ -106,24 +103,13 @@ def equal_blocks(dimension: int, blocks: int) -> tuple[int, ...]:
 def noise_to_signal(contender: Contender, noise: float, batch_size: int) -> float:
     """Return the noise-to-signal ratio of the mean of B gradients, under the assumption at the top of this module.
 
-    - gaussian, hgm with even shares: noise sigma C sqrt(K) / B, signal C.
-    - laplace: noise scale C sqrt(2 K) / B, signal C / sqrt(2 K / pi): together 2 K scale / (sqrt(pi) B).
-    - vmf: a draw has the mean A = A_K(kappa) along its gradient and the variance 1 - A^2. Squares of noise and signal
-      are added over the blocks: sqrt(sum (1 - A^2) / B / sum A^2), for blocks of one size sqrt((1 - A^2) / B) / A.
-
     Args:
         contender: the mechanism.
-        noise: its sigma, scale or kappa, above 0.
+        noise: its noise parameter, above 0.
         batch_size: B, at least 1.
     """
-    dimension = sum(contender.dimensions)
-    if contender.mechanism == "laplace":
-        return 2 * dimension * noise / (math.sqrt(math.pi) * batch_size)
-    if contender.mechanism != "vmf":
-        return noise * math.sqrt(dimension) / batch_size
-    sizes, counts = np.unique(np.array(contender.dimensions), return_counts=True)
-    signals = np.array([float(mean_resultant_length(int(size), noise)) for size in sizes]) ** 2
-    return math.sqrt(float(counts @ (1 - signals)) / batch_size / float(counts @ signals))
+    proof = MECHANISMS[contender.mechanism].proof()
+    return float(proof.noise_to_signal(contender.dimensions, noise, batch_size))
 
 
 def compare_mechanisms(
@@ -144,8 +130,8 @@ def compare_mechanisms(
         dimension: K, at least 1.
         batch_size: B, from 1 to 1e12.
         participations: how often an example is used, at least 1.
-        rate: of batches of a fixed size, and beside them of Poisson batches for gaussian; None: no sampling.
-        block_size: about how many coordinates the small blocks of vmf have; None: 16, or as many as there are.
+        rate: of batches of a fixed size, and beside them of Poisson batches where they amplify; None: no sampling.
+        block_size: about how many coordinates small blocks have; None: 16, or as many as there are.
 
     Raises:
         InputError: an argument out of range.
@@ -156,13 +142,16 @@ def compare_mechanisms(
     small = _small_blocks(dimension, min(_BLOCK_SIZE, dimension) if block_size is None else block_size)
     sampling: SamplingName = "full" if rate is None else "fixed"
     contenders = [
-        Contender("gaussian, hgm", "gaussian", whole, sampling),
-        Contender("vmf, whole", "vmf", whole, sampling),
-        Contender(f"vmf, blocks of {max(small)}", "vmf", small, sampling),
-        Contender("laplace", "laplace", whole, sampling),
+        Contender(label, name, dimensions, sampling)
+        for name, kind in MECHANISMS.items()
+        for label, dimensions in kind.contenders(whole, small)
     ]
     if rate is not None:
-        contenders.append(Contender("gaussian, hgm, Poisson", "gaussian", whole, "poisson"))
+        contenders += [
+            Contender(f"{each.label}, Poisson", each.mechanism, each.dimensions, "poisson")
+            for each in contenders
+            if "poisson" in MECHANISMS[each.mechanism].proof().amplifying
+        ]
 
     def point(contender: Contender, epsilon: float) -> Point:
         try:

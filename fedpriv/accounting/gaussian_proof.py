@@ -1,14 +1,23 @@
 """What is proven about the Gaussian mechanism, and so about the heterogeneous one."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_rdp
-from fedpriv.accounting.gaussian import gaussian_epsilon, poisson_pld_epsilon, poisson_rdp_epsilon
+from fedpriv.accounting.gaussian import (
+    analytic_sigma,
+    classic_sigma,
+    extended_sigma,
+    gaussian_epsilon,
+    poisson_pld_epsilon,
+    poisson_rdp_epsilon,
+)
 from fedpriv.accounting.pairs import GaussianPair, Pair
 from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, poisson_replaced_rdp
 from fedpriv.accounting.proofs import (
@@ -20,12 +29,15 @@ from fedpriv.accounting.proofs import (
     Proof,
     smallest,
 )
-from fedpriv.accounting.release import Release
+from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon
+from fedpriv.names import CalibrationName, SamplingName
 
 __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
 
 Array = NDArray[np.float64]
+
+_SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
 
 
 _ROUNDING = (
@@ -36,10 +48,30 @@ _ROUNDING = (
 
 
 class GaussianProof(Proof):
-    """Mechanism gaussian: replace-one with sensitivity 2 clip_norm, zero-out (Poisson sampling) with clip_norm."""
+    """Each unit is clipped to clip_norm, noise of standard deviation sigma * clip_norm is added to the sum.
+
+    Replace-one has sensitivity 2 clip_norm, zero-out (Poisson sampling) clip_norm.
+    """
+
+    parameter: ClassVar[NoiseParameter] = SIGMA
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ("poisson", "fixed")
+    zero_out: ClassVar[bool] = True
+    ratio: ClassVar[str] = "sigma sqrt(K) / B"
 
     mechanism = "Gaussian mechanism"
     norm = "clip_norm"
+
+    @staticmethod
+    def nominal_noise(
+        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
+    ) -> float:
+        """Return sigma with which one release alone is (epsilon, delta)-private."""
+        return sensitivity * _SINGLE_RELEASE[calibration](epsilon, delta)
+
+    @staticmethod
+    def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
+        """Return sigma sqrt(K) / B: noise sigma C sqrt(K) / B over the signal C; so, too, for hgm with even shares."""
+        return noise * math.sqrt(sum(dimensions)) / batch_size
 
     def nominal(self) -> Claim:  # noqa: D102
         return Claim(math.inf, NO_NOMINAL)
@@ -54,16 +86,17 @@ class GaussianProof(Proof):
 
     def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
         if self._is_poisson:
-            return ((PoissonGaussianPair(self._sigma, float(self.release.rate)), 1),)
+            return ((PoissonGaussianPair(self.noise, float(self.release.rate)), 1),)
         # Without sampling the closed form is exact.
-        return ((GaussianPair(2 / self._sigma), 1),) if self.is_sampled else ()
+        return ((GaussianPair(2 / self.noise), 1),) if self.is_sampled else ()
 
     @property
     def pair_theorem(self) -> str:  # noqa: D102
         if self._is_poisson:
             return (
                 f"Poisson-sampled {self.mechanism}: (1 - q) N(0) + q N(1) and (1 - q) N(0) + q N(-1) in units of "
-                f"{self.norm}, which dominate (docs/account.md)"
+                f"{self.norm}, which dominate (opposite gradients have the largest delta at every epsilon, by the "
+                "trade-off of normal laws: Dong, Roth and Su 2022, Section 2.2)"
             )
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
@@ -92,8 +125,8 @@ class GaussianProof(Proof):
             other, words = replace(self.release, adjacency="replace-one"), "replace-one (one example becomes any other)"
         else:
             other, words = replace(self.release, adjacency="zero-out"), "zero-out (one example becomes one that adds 0)"
-        epsilon = _epsilon(replace(other, mechanism="gaussian")) if other.participations else 0.0
-        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not to be set beside this one."
+        epsilon = _epsilon(other) if other.participations else 0.0
+        return f"Under {words} epsilon is {epsilon:.4g}: another statement, not comparable with this one."
 
     @property
     def _is_zero_out(self) -> bool:
@@ -104,16 +137,10 @@ class GaussianProof(Proof):
         """Whether Poisson batches are drawn and amplify."""
         return self.release.sampling == "poisson" and self.release.rate < 1
 
-    @property
-    def _sigma(self) -> float:
-        if self.release.sigma is None:
-            raise ValueError(f"a release by {self.release.mechanism} without sigma")
-        return float(self.release.sigma)
-
     def _unsampled(self) -> Claim:
         # In units of clip_norm: one clipped gradient goes (zero-out) or turns round (replace-one).
         sensitivity = 1 if self._is_zero_out else 2
-        mu = sensitivity * math.sqrt(self.release.participations) / self._sigma
+        mu = sensitivity * math.sqrt(self.release.participations) / self.noise
         theorem = (
             f"{self.mechanism} with sensitivity {sensitivity} {self.norm}, T releases as one of "
             f"mu = {sensitivity} sqrt(T) / sigma (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
@@ -124,7 +151,7 @@ class GaussianProof(Proof):
     def _zero_out_renyi(self) -> Claim:
         release = self.release
         epsilon = poisson_rdp_epsilon(
-            self._sigma, float(release.rate), int(release.participations), float(release.delta)
+            self.noise, float(release.rate), int(release.participations), float(release.delta)
         )
         theorem = (
             f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}, Renyi accounting (Mironov, Talwar and "
@@ -139,7 +166,7 @@ class GaussianProof(Proof):
     def _zero_out_numerical(self, known: float) -> list[Claim]:
         release = self.release
         exact = poisson_pld_epsilon(
-            self._sigma, float(release.rate), int(release.participations), float(release.delta), known
+            self.noise, float(release.rate), int(release.participations), float(release.delta), known
         )
         if exact is None:
             return [self._sampled_renyi()]
@@ -149,14 +176,18 @@ class GaussianProof(Proof):
     def _sampled_renyi(self) -> Claim:
         """Under replace-one, which implies zero-out."""
         step = _poisson_step_rdp if self._is_poisson else _fixed_step_rdp
-        rdp = int(self.release.participations) * step(self._sigma, float(self.release.rate))
+        rdp = int(self.release.participations) * step(self.noise, float(self.release.rate))
         how = "" if self._is_poisson else SAMPLED_RDP
         theorem = f"{self.pair_theorem}, Renyi accounting{how}{RENYI_TO_EPSILON}"
         return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
 
 
 class HeterogeneousGaussianProof(GaussianProof):
-    """Mechanism hgm: the Gaussian mechanism on x / sqrt(K r), which is a public, invertible map of x."""
+    """The Gaussian mechanism on x / sqrt(K r), which is a public, invertible map of x.
+
+    Each unit x is clipped to |x / sqrt(K r)| <= clip_norm, and noise of standard deviation sigma * clip_norm *
+    sqrt(K r_k) is added to coordinate k of the sum, r public.
+    """
 
     mechanism = "heterogeneous Gaussian mechanism (Phan et al. 2019, Thm 3: the Gaussian one on x / sqrt(K r))"
     norm = "clip_norm in the norm |x / sqrt(K r)|"

@@ -7,11 +7,9 @@ where none applies it is None, and the theorem's text says why.
 import math
 from dataclasses import dataclass
 
-from fedpriv.accounting.gaussian_proof import GaussianProof, HeterogeneousGaussianProof
-from fedpriv.accounting.proofs import Claim, NoProof, Proof, smallest
-from fedpriv.accounting.pure_proof import DirectionalProof, LaplaceProof
+from fedpriv.accounting.proofs import Claim, Proof, smallest
 from fedpriv.accounting.release import Release
-from fedpriv.names import MechanismName
+from fedpriv.registry import MECHANISMS
 
 __all__ = ["Guarantee", "guarantee", "proven_epsilon", "running_epsilon"]
 
@@ -44,29 +42,23 @@ class Guarantee:
     notes: tuple[str, ...]
 
 
-_PROOFS: dict[MechanismName, type[Proof]] = {
-    "none": NoProof,
-    "gaussian": GaussianProof,
-    "laplace": LaplaceProof,
-    "vmf": DirectionalProof,
-    "hgm": HeterogeneousGaussianProof,
-}
 _UNUSED = Claim(0.0, "no participation: nothing that depends on this client's data was released")
 
 
 def guarantee(release: Release) -> Guarantee:
     """Return what is proven about one client's releases.
 
-    - none: no finite figure.
-    - gaussian, hgm: shuffled or full: replace-one with sensitivity 2 clip_norm; T releases are one with sigma /
-      (2 sqrt T), converted exactly (Balle and Wang 2018). poisson: under either adjacency the smallest of privacy-loss
-      distributions, Renyi accounting and the unsampled bound.
-    - vmf, laplace: replace-one; pure 2 kappa a block, or 2 / scale, for each participation; (epsilon, delta) the
-      smallest of the pure figure, optimal composition of pure figures, Renyi accounting of the exact divergence, and
-      privacy-loss distributions of the dominating pair. poisson: no amplification is claimed.
+    - Without noise: no finite figure.
+    - Normal noise (``gaussian_proof``): shuffled or full: replace-one with sensitivity 2 clip_norm; T releases are one
+      with sigma / (2 sqrt T), converted exactly (Balle and Wang 2018). poisson: under either adjacency the smallest of
+      privacy-loss distributions, Renyi accounting and the unsampled bound.
+    - Directional and Laplace noise (``pure_proof``): replace-one; pure 2 kappa a block, or 2 / scale, for each
+      participation; (epsilon, delta) the smallest of the pure figure, optimal composition of pure figures, Renyi
+      accounting of the exact divergence, and privacy-loss distributions of the dominating pair. poisson: no
+      amplification is claimed.
     - fixed, all: amplified, the smallest of the same and the unsampled bound.
     """
-    proof = _PROOFS[release.mechanism](release)
+    proof = _proof(release)
     pure, best = (_UNUSED, _UNUSED) if _is_unused(release) else (proof.pure(), proof.best())
     nominal = proof.nominal()
     return Guarantee(
@@ -84,7 +76,7 @@ def guarantee(release: Release) -> Guarantee:
 
 def proven_epsilon(release: Release) -> float:
     """Return :func:`guarantee`'s epsilon alone, infinite where nothing is proven, without what only the notes need."""
-    return 0.0 if _is_unused(release) else _PROOFS[release.mechanism](release).best().epsilon
+    return 0.0 if _is_unused(release) else _proof(release).best().epsilon
 
 
 def running_epsilon(release: Release) -> float:
@@ -94,11 +86,16 @@ def running_epsilon(release: Release) -> float:
     """
     if _is_unused(release):
         return 0.0
-    return smallest(_PROOFS[release.mechanism](release).cheap_claims()).epsilon
+    return smallest(_proof(release).cheap_claims()).epsilon
 
 
 def _is_unused(release: Release) -> bool:
-    return release.participations == 0 and release.mechanism != "none"
+    return release.participations == 0 and release.noise is not None
+
+
+def _proof(release: Release) -> Proof:
+    proof: Proof = MECHANISMS[release.mechanism].proof()(release)
+    return proof
 
 
 def _finite(epsilon: float) -> float | None:

@@ -4,10 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
-from fedpriv.accounting.release import Release
+from fedpriv.accounting.release import NoiseParameter, Release
+from fedpriv.errors import InputError
+from fedpriv.names import CalibrationName, SamplingName
 
 __all__ = [
     "CLIENTS",
@@ -22,7 +25,7 @@ __all__ = [
 ]
 
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
-NO_NOMINAL = "this mechanism's papers print no figure beside the proven one"
+NO_NOMINAL = "this mechanism's papers print no figure other than the proven one"
 RENYI_TO_EPSILON = ", converted by Canonne, Kamath and Steinke 2020, Prop. 12"
 SAMPLED_RDP = (
     ", fixed-size sampling without replacement (the smaller of Wang, Balle and Kasiviswanathan 2019, Thm 9, and the "
@@ -61,9 +64,58 @@ class Proof(ABC):
 
     Attributes:
         release: what the mechanism did; at least one participation.
+        parameter: what says how much noise there is; ``None``: nothing does.
+        amplifying: the samplings for which amplification is proven, the tightest first.
+        zero_out: whether something is proven under zero-out, in Poisson batches.
+        ratio: the noise-to-signal ratio in words, for ``fedpriv account compare``.
     """
 
     release: Release
+
+    parameter: ClassVar[NoiseParameter | None] = None
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ()
+    zero_out: ClassVar[bool] = False
+    ratio: ClassVar[str] = ""
+
+    @property
+    def noise(self) -> float:
+        """The noise itself.
+
+        Raises:
+            ValueError: the release has none.
+        """
+        if self.release.noise is None:
+            raise ValueError(f"a release by {self.release.mechanism} without its noise")
+        return float(self.release.noise)
+
+    @staticmethod
+    def nominal_noise(
+        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
+    ) -> float:
+        """Return the noise with which the mechanism's paper prints this epsilon.
+
+        Args:
+            epsilon: above 0.
+            delta: in (0, 1).
+            calibration: of a single normal release: analytic (Balle and Wang 2018), extended (Phan et al. 2019) or
+                classic (Dwork and Roth 2014), which is proven for epsilon <= 1 only.
+            sensitivity: of a single normal release, over clip_norm: 2 under replace-one, 1 under zero-out.
+
+        Raises:
+            InputError: an argument out of range, or there is no such epsilon.
+        """
+        raise InputError("this mechanism's papers print no epsilon")
+
+    @staticmethod
+    def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
+        """Return the noise-to-signal ratio of the mean of B gradients, as the module ``comparison`` defines it.
+
+        Args:
+            dimensions: K of each block.
+            noise: of the mechanism, above 0.
+            batch_size: B, at least 1.
+        """
+        raise NotImplementedError
 
     @property
     def adjacency(self) -> str:

@@ -7,7 +7,9 @@ is not claimed to amplify: every step counts as one participation, the batch bei
 import math
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +18,25 @@ from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair
 from fedpriv.accounting.proofs import RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
+from fedpriv.accounting.vmf_functions import mean_resultant_length
+from fedpriv.names import CalibrationName, SamplingName
 
 __all__ = ["DirectionalProof", "LaplaceProof"]
 
 Array = NDArray[np.float64]
 
-_SAMPLED_PURE = "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle et al. 2018, Thm 9)"
+_SAMPLED_PURE = (
+    "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle, Barthe and "
+    "Gaboardi 2018, Thm 9)"
+)
 
 
 class PureProof(Proof):
     """A mechanism whose participations consist of releases of the same pure epsilon."""
+
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ("fixed",)
 
     @property
     @abstractmethod
@@ -99,7 +109,32 @@ class PureProof(Proof):
 
 
 class DirectionalProof(PureProof):
-    """Mechanism vmf: 2 kappa a block and participation; the Renyi divergence of antipodal VMF laws, exact."""
+    """Each unit's blocks become VMF draws around their directions: 2 kappa a block and participation.
+
+    The Renyi divergence is that of antipodal VMF laws, exact.
+    """
+
+    parameter: ClassVar[NoiseParameter] = KAPPA
+    ratio: ClassVar[str] = (
+        "sqrt((1 - A^2) / B) / A, where A is the mean cosine of a draw with its gradient, in each block"
+    )
+
+    @staticmethod
+    def nominal_noise(
+        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
+    ) -> float:
+        """Return kappa = epsilon / 2 (Faustini et al., Corollary 2)."""
+        return epsilon / 2
+
+    @staticmethod
+    def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
+        """Return sqrt(sum (1 - A^2) / B / sum A^2), sums over blocks; for blocks of one size sqrt((1 - A^2) / B) / A.
+
+        A draw has the mean A = A_K(kappa) along its gradient and the variance 1 - A^2.
+        """
+        sizes, counts = np.unique(np.array(dimensions), return_counts=True)
+        signals = np.array([float(mean_resultant_length(int(size), noise)) for size in sizes]) ** 2
+        return math.sqrt(float(counts @ (1 - signals)) / batch_size / float(counts @ signals))
 
     def nominal(self) -> Claim:  # noqa: D102
         blocks = self.pieces
@@ -110,7 +145,7 @@ class DirectionalProof(PureProof):
             else f"{words} 2 kappa sqrt(m), m = {blocks} "
             "(Faustini et al., Cor. 1, whose proof does not cover independently normalised blocks)"
         )
-        return Claim(2 * self._kappa * math.sqrt(blocks), theorem)
+        return Claim(2 * self.noise * math.sqrt(blocks), theorem)
 
     @property
     def pieces(self) -> int:  # noqa: D102
@@ -118,7 +153,7 @@ class DirectionalProof(PureProof):
 
     @property
     def piece_epsilon(self) -> float:  # noqa: D102
-        return 2 * self._kappa
+        return 2 * self.noise
 
     @property
     def pure_theorem(self) -> str:  # noqa: D102
@@ -136,14 +171,17 @@ class DirectionalProof(PureProof):
         )
 
     def step_rdp(self) -> Array:  # noqa: D102
-        return _directional_step_rdp(self._kappa, self._sizes, self._rate)
+        return _directional_step_rdp(self.noise, self._sizes, self._rate)
 
     def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
-        return tuple((DirectionalPair(self._kappa, dimension), count) for dimension, count in self._sizes)
+        return tuple((DirectionalPair(self.noise, dimension), count) for dimension, count in self._sizes)
 
     @property
     def pair_theorem(self) -> str:  # noqa: D102
-        return "VMF laws around opposite directions, which dominate (docs/account.md)"
+        return (
+            "VMF laws around opposite directions, which dominate (delta at every epsilon grows with the angle between "
+            "the centres)"
+        )
 
     @cached_property
     def _sizes(self) -> tuple[tuple[int, int], ...]:
@@ -151,16 +189,10 @@ class DirectionalProof(PureProof):
         return tuple(sorted(Counter(int(dimension) for dimension in self.release.dimensions).items()))
 
     def notes(self) -> tuple[str, ...]:  # noqa: D102
-        return (*super().notes(), self._resemblance()) if self._kappa > 0 else super().notes()
-
-    @property
-    def _kappa(self) -> float:
-        if self.release.kappa is None:
-            raise ValueError("a vmf release without kappa")
-        return float(self.release.kappa)
+        return (*super().notes(), self._resemblance()) if self.noise > 0 else super().notes()
 
     def _resemblance(self) -> str:
-        scales = [math.sqrt(dimension) / self._kappa for dimension in set(self.release.dimensions)]
+        scales = [math.sqrt(dimension) / self.noise for dimension in set(self.release.dimensions)]
         low, high = f"{min(scales):.3g}", f"{max(scales):.3g}"
         scale = low if low == high else f"{low} to {high} (by block)"
         return (
@@ -170,7 +202,28 @@ class DirectionalProof(PureProof):
 
 
 class LaplaceProof(PureProof):
-    """Mechanism laplace: two clipped gradients are at most 2 clip_norm apart in the L1 norm."""
+    """Each unit is clipped to clip_norm in the L1 norm, so that two are at most 2 clip_norm apart.
+
+    Laplace noise of scale ``scale * clip_norm`` is added to each coordinate of the sum.
+    """
+
+    parameter: ClassVar[NoiseParameter] = SCALE
+    ratio: ClassVar[str] = (
+        "2 K scale / (sqrt(pi) B), where a gradient's coordinates are spread like normal ones, so that "
+        "|g|_1 = sqrt(2 K / pi) |g|_2"
+    )
+
+    @staticmethod
+    def nominal_noise(
+        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
+    ) -> float:
+        """Return scale = 1 / epsilon."""
+        return 1 / epsilon
+
+    @staticmethod
+    def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
+        """Return 2 K scale / (sqrt(pi) B): noise scale C sqrt(2 K) / B over the signal C / sqrt(2 K / pi)."""
+        return 2 * sum(dimensions) * noise / (math.sqrt(math.pi) * batch_size)
 
     @property
     def pieces(self) -> int:  # noqa: D102
@@ -181,11 +234,11 @@ class LaplaceProof(PureProof):
             "nominal, of one participation, not the run's: clip_norm over the noise scale, for a gradient that comes "
             "or goes; a replaced one costs twice that"
         )
-        return Claim(1 / self._scale, theorem)
+        return Claim(1 / self.noise, theorem)
 
     @property
     def piece_epsilon(self) -> float:  # noqa: D102
-        return 2 / self._scale
+        return 2 / self.noise
 
     @property
     def pure_theorem(self) -> str:  # noqa: D102
@@ -210,13 +263,10 @@ class LaplaceProof(PureProof):
 
     @property
     def pair_theorem(self) -> str:  # noqa: D102
-        return "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (docs/account.md)"
-
-    @property
-    def _scale(self) -> float:
-        if self.release.scale is None:
-            raise ValueError("a laplace release without scale")
-        return float(self.release.scale)
+        return (
+            "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread over "
+            "several coordinates, the same shift has no larger delta at any epsilon)"
+        )
 
 
 # Kept, because a run asks again after each round.

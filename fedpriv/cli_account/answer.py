@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting import (
-    NOISE_PARAMETERS,
     Guarantee,
+    NoiseParameter,
     Release,
     calibrate,
     equal_blocks,
@@ -16,6 +16,7 @@ from fedpriv.accounting import (
 from fedpriv.cli_account.asked import Asked
 from fedpriv.errors import InputError
 from fedpriv.names import SamplingName
+from fedpriv.registry import MECHANISMS
 
 __all__ = ["Answer", "answer"]
 
@@ -35,14 +36,9 @@ class Answer:
     guarantee: Guarantee
 
     @property
-    def parameter(self) -> str:
-        """The name of the noise parameter: sigma, scale or kappa."""
-        return NOISE_PARAMETERS[self.asked.mechanism]
-
-    @property
-    def noise(self) -> float:
-        """Its value, given or found."""
-        return float(getattr(self.release, self.parameter))
+    def parameter(self) -> NoiseParameter:
+        """What says how much noise there is."""
+        return _parameter(self.asked)
 
 
 def answer(asked: Asked) -> Answer:
@@ -75,7 +71,7 @@ def answer(asked: Asked) -> Answer:
 
 def _given_noise(asked: Asked) -> tuple[str, float]:
     options = {
-        f"--{NOISE_PARAMETERS[asked.mechanism]}": asked.noise,
+        f"--{_parameter(asked).name}": asked.noise,
         "--epsilon": asked.epsilon,
         "--target-epsilon": asked.target_epsilon,
     }
@@ -88,15 +84,14 @@ def _given_noise(asked: Asked) -> tuple[str, float]:
 
 def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     """Return the sampling, by default the one that amplifies at this rate, and the rate, 1 where there is none."""
-    pure = asked.mechanism in ("laplace", "vmf")
-    amplifying: tuple[SamplingName, ...] = ("fixed",) if pure else ("poisson", "fixed")
-    sampling, rate = asked.sampling, asked.sampling_rate
-    if sampling is None:
-        sampling = "full" if rate is None else amplifying[0]
-    if sampling == "poisson" and pure:
+    amplifying: tuple[SamplingName, ...] = MECHANISMS[asked.mechanism].proof().amplifying
+    rate = asked.sampling_rate
+    usual: SamplingName = amplifying[0] if rate is not None and amplifying else "full"
+    sampling = asked.sampling or usual
+    if sampling == "poisson" and sampling not in amplifying:
+        allowed = ", ".join([*amplifying, "shuffled", "full"])
         raise InputError(
-            f"--sampling poisson: no amplification by it is proven for {asked.mechanism}; allowed are fixed, "
-            "shuffled, full"
+            f"--sampling poisson: no amplification by it is proven for {asked.mechanism}; allowed are {allowed}"
         )
     if sampling not in amplifying and rate is not None:
         raise InputError(
@@ -118,8 +113,16 @@ def _nominal_noise(asked: Asked, epsilon: float) -> float:
     )
 
 
+def _parameter(asked: Asked) -> NoiseParameter:
+    proof = MECHANISMS[asked.mechanism].proof()
+    if proof.parameter is None:
+        raise InputError(f"nothing is proven about {asked.mechanism}")
+    parameter: NoiseParameter = proof.parameter
+    return parameter
+
+
 def _sensitivity(asked: Asked) -> int:
-    """Of gaussian and hgm, over clip_norm."""
+    """Of a single normal release, over clip_norm."""
     return 1 if asked.adjacency == "zero-out" else 2
 
 

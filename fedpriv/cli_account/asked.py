@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 
 __all__ = ["Asked"]
 
@@ -12,8 +12,8 @@ class Asked:
     """The options as they were given, None where they were not; nothing is checked yet.
 
     Attributes:
-        mechanism: gaussian, laplace, vmf or hgm.
-        noise: sigma, scale or kappa.
+        mechanism: one with noise.
+        noise: in its own parameter.
         epsilon: nominal.
         target_epsilon: proven for the whole run.
         participations: of one example or update.
@@ -27,7 +27,7 @@ class Asked:
         adjacency: which data sets must look alike.
     """
 
-    mechanism: MechanismName
+    mechanism: str
     noise: float | None
     epsilon: float | None
     target_epsilon: float | None

@@ -1,6 +1,7 @@
 """The commands and their options."""
 
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -9,7 +10,9 @@ import typer
 
 from fedpriv.cli_account.asked import Asked
 from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, CalibrationName, MechanismName, SamplingName, UnitName
+from fedpriv.mechanisms import NoisySettings
+from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.registry import MECHANISMS
 from fedpriv.terminal import Json, err, print_json, print_line
 
 __all__ = ["account_app"]
@@ -28,11 +31,6 @@ def _choice(name: str, of: Any, help_: str, **options: Any) -> Any:
     return typer.Option(name, click_type=click.Choice(get_args(of)), help=help_, **options)
 
 
-def _sampling(with_rate: SamplingName) -> Any:
-    words = f"How batches are drawn. Without --sampling-rate full (no sampling) is assumed, with it {with_rate}."
-    return _choice("--sampling", SamplingName, words)
-
-
 Target = Annotated[
     float | None, typer.Option("--target-epsilon", help="Proven for the whole run; the least noise for it is found.")
 ]
@@ -48,100 +46,85 @@ Unit = Annotated[UnitName, _choice("--unit", UnitName, "What is protected: an ex
 Dimension = Annotated[int | None, typer.Option("--dimension", help="Numbers in a gradient; no figure depends on it.")]
 
 
-def _add_gaussian(mechanism: MechanismName, help_: str) -> None:
-    """The two commands whose noise is sigma."""
-
-    @account_app.command(
-        mechanism,
-        help=help_,
-        epilog=f"Examples:\n\n  fedpriv account {mechanism} --sigma 1.1 --steps 1000 --sampling-rate 0.01\n\n"
-        f"  fedpriv account {mechanism} --target-epsilon 8 --steps 1000 --sampling-rate 0.01",
-    )
-    def command(
-        sigma: Annotated[
-            float | None, typer.Option("--sigma", help="Standard deviation of the noise on the sum, over clip_norm.")
-        ] = None,
-        epsilon: Annotated[
-            float | None,
-            typer.Option("--epsilon", help="Nominal: of one release alone, without sampling, by --calibration."),
-        ] = None,
-        target_epsilon: Target = None,
-        calibration: Annotated[
-            CalibrationName,
-            _choice("--calibration", CalibrationName, "From --epsilon to sigma; classic: epsilon <= 1 only."),
-        ] = "analytic",
-        participations: Participations = 1,
-        delta: Delta = 1e-5,
-        sampling_rate: Rate = None,
-        sampling: Annotated[SamplingName | None, _sampling("poisson")] = None,
-        adjacency: Annotated[
-            AdjacencyName,
-            _choice(
-                "--adjacency",
-                AdjacencyName,
-                "Which data sets must look alike: one example becomes any other; or, in Poisson batches, one that adds "
-                "zero.",
-            ),
-        ] = "replace-one",
-        unit: Unit = "example",
-        dimension: Dimension = None,
-        as_json: Json = False,
-    ) -> None:
-        asked = Asked(mechanism, sigma, epsilon, target_epsilon, participations, delta, sampling_rate, sampling, unit)
-        _answer(replace(asked, calibration=calibration, dimension=dimension, adjacency=adjacency), as_json)
+Sampling = Annotated[
+    SamplingName | None,
+    _choice(
+        "--sampling",
+        SamplingName,
+        "How batches are drawn. Without --sampling-rate full (no sampling) is assumed, with it what amplifies best.",
+    ),
+]
+Calibration = Annotated[
+    CalibrationName, _choice("--calibration", CalibrationName, "From --epsilon to sigma; classic: epsilon <= 1 only.")
+]
+Adjacency = Annotated[
+    AdjacencyName,
+    _choice(
+        "--adjacency",
+        AdjacencyName,
+        "Which data sets must look alike: one example becomes any other; or, in Poisson batches, one that adds zero.",
+    ),
+]
+Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")]
 
 
-_add_gaussian("gaussian", "Gaussian noise on a sum of gradients that are clipped in the L2 norm, as in DP-SGD.")
-_add_gaussian("hgm", "Gaussian noise that public shares r spread unevenly, gradients clipped in |x / sqrt(K r)|.")
+def _add(kind: type[NoisySettings]) -> None:
+    """The command of one mechanism: an option for each number that its figures depend on."""
+    fields, noise = kind.model_fields, kind.parameter
+    name = fields["name"].default
+    blocks = "blocks" in fields
+    options: dict[str, tuple[Any, Any]] = {
+        "noise": (Annotated[float | None, _option(f"--{noise}", fields[noise].description)], None),
+        "epsilon": (Annotated[float | None, _option("--epsilon", f"Nominal: {kind.nominal}.")], None),
+        "target_epsilon": (Target, None),
+        "participations": (Participations, 1),
+        "delta": (Delta, 1e-5),
+        "sampling_rate": (Rate, None),
+        "sampling": (Sampling, None),
+        "unit": (Unit, "example"),
+        "dimension": (Dimension, None),
+    }
+    if blocks:
+        options["dimension"] = (Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")], _REQUIRED)
+        options["blocks"] = (Blocks, 1)
+    if "calibration" in fields:
+        options["calibration"] = (Calibration, "analytic")
+    if "adjacency" in fields:
+        options["adjacency"] = (Adjacency, "replace-one")
+
+    def command(as_json: Json, **given: Any) -> None:
+        _answer(Asked(mechanism=name, **given), as_json)
+
+    _sign(command, {**options, "as_json": (Json, False)})
+    with_dimension = " --dimension 15826" if blocks else ""
+    account_app.command(
+        name,
+        help=kind.summary,
+        epilog=f"Examples:\n\n  fedpriv account {name} --{noise} 20{with_dimension} --participations 10\n\n"
+        f"  fedpriv account {name} --target-epsilon 8{with_dimension} --steps 1000 --sampling-rate 0.01",
+    )(command)
 
 
-@account_app.command(
-    epilog="Examples:\n\n  fedpriv account laplace --scale 20 --participations 10\n\n"
-    "  fedpriv account laplace --target-epsilon 8 --steps 1000 --sampling-rate 0.01"
-)
-def laplace(
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Scale of the noise on the sum, over clip_norm.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Nominal: of one participation, 1 / scale.")
-    ] = None,
-    target_epsilon: Target = None,
-    participations: Participations = 1,
-    delta: Delta = 1e-5,
-    sampling_rate: Rate = None,
-    sampling: Annotated[SamplingName | None, _sampling("fixed")] = None,
-    unit: Unit = "example",
-    dimension: Dimension = None,
-    as_json: Json = False,
-) -> None:
-    """Laplace noise on a sum of gradients that are clipped in the L1 norm."""
-    asked = Asked("laplace", scale, epsilon, target_epsilon, participations, delta, sampling_rate, sampling, unit)
-    _answer(replace(asked, dimension=dimension), as_json)
+_REQUIRED = inspect.Parameter.empty
 
 
-@account_app.command(
-    epilog="Examples:\n\n  fedpriv account vmf --epsilon 50 --dimension 15826 --participations 10\n\n"
-    "  fedpriv account vmf --target-epsilon 8 --dimension 15826 --blocks 100 --steps 1000 --sampling-rate 0.01"
-)
-def vmf(
-    dimension: Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")],
-    kappa: Annotated[
-        float | None, typer.Option("--kappa", help="Concentration of each draw; small: more noise.")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Nominal: the paper's, 2 kappa.")] = None,
-    target_epsilon: Target = None,
-    blocks: Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")] = 1,
-    participations: Participations = 1,
-    delta: Delta = 1e-5,
-    sampling_rate: Rate = None,
-    sampling: Annotated[SamplingName | None, _sampling("fixed")] = None,
-    unit: Unit = "example",
-    as_json: Json = False,
-) -> None:
-    """Directional noise: gradients of length 1, replaced by von Mises-Fisher draws around them (DirDP-SGD)."""
-    asked = Asked("vmf", kappa, epsilon, target_epsilon, participations, delta, sampling_rate, sampling, unit)
-    _answer(replace(asked, dimension=dimension, blocks=blocks), as_json)
+def _option(name: str, help_: str | None) -> Any:
+    return typer.Option(name, help=f"{(help_ or name)[0].upper()}{(help_ or name)[1:].rstrip('.')}.")
+
+
+def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a function the signature that Typer reads options from."""
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
+    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+
+
+for _kind in MECHANISMS.values():
+    if issubclass(_kind, NoisySettings):
+        _add(_kind)
 
 
 @account_app.command(
@@ -158,7 +141,7 @@ def compare(
     ] = None,
     delta: Delta = 1e-5,
     block_size: Annotated[
-        int | None, typer.Option("--block-size", help="Numbers in each of vmf's small blocks; by default 16.")
+        int | None, typer.Option("--block-size", help="Numbers in each small block; by default 16.")
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A proven epsilon to compare at; may be repeated.")

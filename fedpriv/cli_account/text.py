@@ -6,26 +6,19 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.accounting import NOISE_PARAMETERS, Comparison
+from fedpriv.accounting import Comparison
 from fedpriv.cli_account.answer import Answer
+from fedpriv.registry import MECHANISMS
 from fedpriv.terminal import out
 
 __all__ = ["account_json", "comparison_json", "print_account", "print_comparison"]
 
-_PARAMETERS = {
-    "kappa": "concentration of each draw: the smaller, the more noise",
-    "scale": "scale of the Laplace noise on the sum, over clip_norm",
-    "sigma": "standard deviation of the noise on the sum, over clip_norm",
-}
 _ADJACENCY = "replace-one"
 _ASSUMPTIONS = (
-    "Signal: B gradients that point the same way, each as long as clipping allows, or longer. For clipping in L1 "
-    "(laplace) their coordinates are spread like normal ones, so |g|_1 = sqrt(2 K / pi) |g|_2.",
-    "Noise: root mean square of its length in the mean. gaussian sigma sqrt(K) / B; laplace 2 K scale / (sqrt(pi) B); "
-    "vmf sqrt((1 - A^2) / B) / A, where A is the mean cosine of a draw with its gradient, in each block.",
-    "hgm is shown with even shares, as gaussian; with others the same holds in its own norm |x / sqrt(K r)|.",
-    "Not counted: what clipping distorts, that vmf in blocks gives all of them the same length, and that the size of a "
-    "Poisson batch varies around B.",
+    "Signal: B gradients that point the same way, each as long as clipping allows, or longer.",
+    "Noise: root mean square of its length in the mean.",
+    "Not counted: what clipping distorts, that directional noise in blocks gives all of them the same length, and that "
+    "the size of a Poisson batch varies around B.",
 )
 
 
@@ -36,7 +29,7 @@ def account_json(found: Answer) -> dict[str, Any]:
     """Return plain values, None where no figure is proven."""
     return {
         "mechanism": found.asked.mechanism,
-        found.parameter: found.noise,
+        found.parameter.name: found.release.noise,
         "target_epsilon": found.asked.target_epsilon,
         "unit": found.asked.unit,
         "dimension": found.asked.dimension,
@@ -48,11 +41,11 @@ def account_json(found: Answer) -> dict[str, Any]:
 def print_account(found: Answer) -> None:
     """Print the figures first, then what each rests on."""
     asked, proven = found.asked, found.guarantee
-    means = _PARAMETERS[found.parameter]
+    means = found.parameter.meaning
     if asked.target_epsilon is not None:
         means = f"the least noise for epsilon {_number(asked.target_epsilon)}: {means}"
     figures = _columns("left", "right", "left")
-    figures.add_row(found.parameter, _bold(found.noise), means)
+    figures.add_row(found.parameter.name, _bold(found.release.noise), means)
     figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
     figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
     figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
@@ -74,7 +67,7 @@ def _mechanism(found: Answer) -> str:
     if asked.dimension is None:
         return asked.mechanism
     on = f"{asked.mechanism} on {asked.dimension:,} numbers"
-    if asked.mechanism != "vmf" or asked.blocks == 1:
+    if asked.blocks == 1:
         return on
     sizes = " or ".join(f"{size:,}" for size in sorted(set(found.release.dimensions)))
     return f"{on} in {asked.blocks:,} blocks of {sizes}"
@@ -91,7 +84,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
             "label": contender.label,
             "blocks": len(contender.dimensions),
             "sampling": contender.sampling,
-            NOISE_PARAMETERS[contender.mechanism]: point.noise,
+            _parameter(contender.mechanism): point.noise,
             "epsilon": point.epsilon,
             "noise_to_signal": point.ratio,
             "refusal": point.refusal or None,
@@ -106,7 +99,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "participations": found.participations,
         "batch_size": found.batch_size,
         "dimension": found.dimension,
-        "assumptions": list(_ASSUMPTIONS),
+        "assumptions": _assumptions(found),
         "rows": rows,
     }
 
@@ -128,7 +121,17 @@ def print_comparison(found: Comparison) -> None:
     out.print()
     out.print(table)
     refusals = [f"{each.label}: {point.refusal}" for each, points in found.curves for point in points if point.refusal]
-    _print_list("What it assumes", [*_ASSUMPTIONS, *refusals])
+    _print_list("What it assumes", [*_assumptions(found), *refusals])
+
+
+def _parameter(mechanism: str) -> str:
+    return str(MECHANISMS[mechanism].proof().parameter.name)
+
+
+def _assumptions(found: Comparison) -> list[str]:
+    compared = dict.fromkeys(contender.mechanism for contender, _ in found.curves)
+    ratios = "; ".join(f"{name} {MECHANISMS[name].proof().ratio}" for name in compared)
+    return [*_ASSUMPTIONS, f"Noise over signal: {ratios}."]
 
 
 def _sampling(found: Comparison) -> str:

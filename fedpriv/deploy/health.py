@@ -50,6 +50,6 @@ def check_certificates(folder: DeploymentFolder, record: Record) -> None:
     try:
         end = end_of(path)
     except (OSError, ValueError):
-        raise RunFailedError(f"the certificates are no more there: {path} is missing or damaged; {anew}") from None
+        raise RunFailedError(f"the certificates are gone: {path} is missing or damaged; {anew}") from None
     if end < datetime.now(UTC):
         raise RunFailedError(f"the certificates in {folder.tls} were valid until {end:%Y-%m-%d}; {anew}")

@@ -33,7 +33,7 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
 
     Raises:
         InputError: none is up there, or it has fewer SuperNodes than the experiment has clients.
-        RunFailedError: its server's processes have died, or its certificates are no more valid.
+        RunFailedError: its server's processes have died, or its certificates are no longer valid.
     """
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients
@@ -148,7 +148,7 @@ def _reason(status: flower.RunStatus) -> str:
 
 
 def _stop(deployment: DeploymentFolder, run_id: str) -> None:
-    """Stop a run, if there is still a SuperLink to ask, and wait until its server writes no more."""
+    """Stop a run, if there is still a SuperLink to ask, and wait until its server no longer writes."""
     if not is_serving(deployment, deployment.read()):
         return
     deadline = time.monotonic() + _STOP_SECONDS

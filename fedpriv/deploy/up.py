@@ -107,7 +107,7 @@ def look(path: Path) -> Status:
 
     Raises:
         InputError: none is up in this folder.
-        RunFailedError: the deployment's certificates are no more valid, or the SuperLink does not answer.
+        RunFailedError: the deployment's certificates are no longer valid, or the SuperLink does not answer.
     """
     folder = DeploymentFolder(path)
     record = folder.read()

@@ -2,7 +2,7 @@
 
 from fedpriv.gradients.dense import DenseGradients, zero_gradients
 from fedpriv.gradients.mixing import refuse_mixed_examples
-from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector, flattened
 from fedpriv.gradients.per_example import Route, find_route, per_example_gradients
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Route",
     "Vector",
     "find_route",
+    "flattened",
     "per_example_gradients",
     "refuse_mixed_examples",
     "zero_gradients",

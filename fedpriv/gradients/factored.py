@@ -21,7 +21,7 @@ class FactoredGradients(GradientOperator):
         shapes: the shape of each parameter.
         dtype: of the parameters.
         device: where they are.
-        routes: layer's name -> how its gradients were had.
+        routes: layer's name -> how its gradients were computed.
         chunk_bytes: what a call may take beyond what it returns.
     """
 

@@ -19,7 +19,7 @@ from fedpriv.gradients.calls import Output, Part, Reached, find_parts, reached, 
 from fedpriv.gradients.dense import DenseRows, Forward, Loss, check_losses, dense_rows
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
-from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, full_precision
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, flattened, full_precision
 from fedpriv.gradients.rules import RULES, is_ambiguous
 
 __all__ = ["Entangled", "GhostGradients", "ghost_gradients"]
@@ -270,5 +270,5 @@ def _repeats(again: Tensor, value: Tensor | None, tolerance: float) -> bool:
 def _adds_up(rows: Tensor, total: Tensor | None, tolerance: float) -> bool:
     """Tell whether gradients (B, *shape) add up to that of the batch: not so if the parameter is used elsewhere."""
     difference = rows.sum(dim=0) - (0 if total is None else total)
-    size = torch.linalg.vector_norm(rows.flatten(1), dim=1).sum()
+    size = torch.linalg.vector_norm(flattened(rows), dim=1).sum()
     return not bool(torch.linalg.vector_norm(difference) > tolerance * size)

@@ -1,7 +1,7 @@
 """The abstract operator: all that a mechanism may ask about the gradients of a batch.
 
 A batch of B examples has the per-example gradients g_1..g_B, the columns of a matrix M with one row a parameter. The
-matrix itself is not asked for: a few products with it are enough for nearly every mechanism, and they can be had
+matrix itself is not asked for: a few products with it are enough for nearly every mechanism, and they can be computed
 without it. Only noise on blocks of coordinates that cut through a layer needs gradients written out, some at a time.
 """
 
@@ -21,6 +21,7 @@ __all__ = [
     "GradientOperator",
     "Vector",
     "first_line",
+    "flattened",
     "full_precision",
     "in_double",
 ]
@@ -45,7 +46,7 @@ class GradientOperator(ABC):
         shapes: the shape of each parameter, in the model's order.
         dtype: of the parameters and of everything that is returned but the inner products: float32 or float64.
         device: where the parameters are, and everything that is returned.
-        routes: layer's name -> how its gradients were had and, where that is the slow way, why; for people. ``print``
+        routes: layer's name -> how its gradients are computed and, where that is slow, why; for people. ``print``
             shows them one a line. The name is empty for the model as a whole.
         chunk_bytes: what a call may take beyond what it returns; whoever asks for rows asks for no more at once.
     """
@@ -179,7 +180,10 @@ class GradientOperator(ABC):
         """
         shapes = {name: self.shapes[name] for name in self.names(block)}
         parts = numbers.to(self.device).split([shape.numel() for shape in shapes.values()], dim=-1)
-        return {name: part.unflatten(-1, shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+        return {
+            name: part.view((*part.shape[:-1], *shape))
+            for part, (name, shape) in zip(parts, shapes.items(), strict=True)
+        }
 
     def dimension(self, block: Block | None = None) -> int:
         """Return K, the number of coordinates."""
@@ -188,6 +192,11 @@ class GradientOperator(ABC):
     def names(self, block: Block | None = None) -> Sequence[str]:
         """Return the names of the block's parameters."""
         return tuple(self.shapes) if block is None else block
+
+
+def flattened(rows: Tensor, axes: int = 1) -> Tensor:
+    """Lay the numbers behind the first axes end to end: (N, *shape) -> (N, numbers), also where the shape is empty."""
+    return rows.reshape(*rows.shape[:axes], rows.shape[axes:].numel())
 
 
 def first_line(error: Exception) -> str:

@@ -9,10 +9,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpriv.errors import InputError
+from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.dense import Loss, dense_gradients
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, GradientOperator
-from fedpriv.models import coupled_layers
 
 __all__ = ["Route", "find_route", "layer_of", "per_example_gradients"]
 

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from attacks.observation import list_observations
-from attacks.reconstruction import ATTACKS
 from attacks.threat import threat_model
 from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
@@ -28,6 +27,7 @@ from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
+from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.world import World, build_world
 
@@ -132,7 +132,7 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
     joined = ["joined"] if experiment.adversary.join_uploads and not before.adversary.join_uploads else []
     plans = []
     for name in chosen:
-        usual, config = getattr(before.adversary, name), getattr(experiment.adversary, name)
+        usual, config = before.adversary.settings(name), experiment.adversary.settings(name)
         plans.append(PlannedAttack(name, ",".join([name, *joined, *_differences(usual, config)]), config))
     return tuple(plans)
 
@@ -141,7 +141,7 @@ def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[Target]) 
     """What clients were sent cannot be changed afterwards: an active attack has to be part of the run."""
     crafted = {target.crafted for target in heard}
     for attack in attacks:
-        active = ATTACKS[attack.name].active
+        active = ATTACKS[attack.name].active()
         if active and True not in crafted:
             raise InputError(
                 f"attack {attack.name}: the clients of this run were sent the model, not parameters that were made for "
@@ -300,13 +300,16 @@ def _updated(
     status = str(earlier.summary.get("status", "failed"))
     threshold, scores = experiment.adversary.success_ssim, leakage.scores
     results = attack_results(scores, threshold, leakage.lpips_reason, experiment.seed)
-    sentences = verdict(experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked)
+    sentences = verdict(
+        experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked, leakage.refusals
+    )
     return {
         **earlier.summary,
         "attacks": [asdict(result) for result in results],
         "attack_seconds": {**earlier.summary.get("attack_seconds", {}), **leakage.seconds},
         "verdict": [*_on_the_wire(folder), *sentences],
         "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
+        "refusals": list(dict.fromkeys([*earlier.summary.get("refusals", ()), *leakage.refusals])),
         "threat_model": asdict(threat_model(experiment.adversary)),
         "command": folder.command(),
     }

@@ -16,12 +16,13 @@ from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from attacks.access import Access
 from attacks.baselines import Guess, guesses
 from attacks.campaign import Campaign
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, AttackJob, other_batches
+from attacks.reconstruction import AttackJob, other_batches
 from attacks.referee import Score, Scores, Truth, score, score_guesses
-from attacks.threat import Access, ThreatModel, threat_model
+from attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.victims import (
@@ -36,6 +37,7 @@ from fedpriv.lab.victims import (
 )
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
+from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder, parse_json
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
@@ -112,7 +114,7 @@ class _Heard:
 def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
     """Return the attacks that the settings name."""
     adversary = world.experiment.adversary
-    return tuple(PlannedAttack(name, name, getattr(adversary, name)) for name in adversary.attacks)
+    return tuple(PlannedAttack(name, name, adversary.settings(name)) for name in adversary.attacks)
 
 
 def attack_observations(
@@ -212,11 +214,11 @@ def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[lis
 
 def _suits(attack: PlannedAttack, target: Target) -> bool:
     """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
-    return ATTACKS[attack.name].active == target.crafted
+    return bool(ATTACKS[attack.name].active()) == target.crafted
 
 
 def _unsuited(attack: PlannedAttack) -> str:
-    made = "made for it" if ATTACKS[attack.name].active else "those of the model"
+    made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
     return f"it needs uploads of parameters that are {made}, and none of those was heard"
 
 
@@ -270,7 +272,7 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     if world.experiment.hears_masked:
         # What would be heard without the mechanism is masked as well, and says as little.
         return {PROTECTED: observation}
-    if world.experiment.mechanism.name == "none":
+    if not world.experiment.mechanism.protects:
         return {UNPROTECTED: observation}
     kinds = {PROTECTED: observation}
     if world.experiment.adversary.counterfactual:

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attacks.reconstruction import ATTACKS, AttackRefused
+from attacks.access import Access
+from attacks.reconstruction import AttackRefused
 from attacks.reconstruction import preflight as attack_preflight
-from attacks.threat import Access, threat_model
+from attacks.threat import threat_model
 from fedpriv.budget import last_round
-from fedpriv.config import NOISE_KEYS, Experiment, MechanismConfig
+from fedpriv.config import Experiment
+from fedpriv.mechanisms import MechanismSettings
+from fedpriv.registry import ATTACKS
 from fedpriv.world import World
 from server.crafting import check_crafting
 from server.tap import public_settings
@@ -43,7 +46,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     threat = threat_model(experiment.adversary)
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
-    possible = [name for name in names if name not in refused and not ATTACKS[name].active]
+    possible = [name for name in names if name not in refused and not ATTACKS[name].active()]
     settings = public_settings(world.experiment, world.dataset, world.plans[0])
     if Access.UPLOADS not in threat.grants:
         settings = replace(settings, clients=_asked(experiment))
@@ -107,13 +110,10 @@ def _unreached_rounds(world: World) -> list[str]:
     ]
 
 
-def _ignored_settings(config: MechanismConfig) -> list[str]:
-    """Settings that somebody made and that have no effect; without a mechanism, only those that say how much noise."""
-    if config.name == "none":
-        every = sorted({key for keys in NOISE_KEYS.values() for key in keys})
-        noise = [key for key in every if getattr(config, key) is not None]
-        return [f"mechanism.{key} is set, but mechanism.name is none: uploads go out as they are" for key in noise]
-    usual = MechanismConfig()
-    unread = [key for key in MechanismConfig.model_fields if key not in ("name", "unit", *config.read_keys)]
-    made = [key for key in unread if getattr(config, key) != getattr(usual, key)]
+def _ignored_settings(config: MechanismSettings) -> list[str]:
+    """Settings that somebody made and that have no effect beside the others."""
+    if not config.protects:
+        return []
+    unread = [key for key in type(config).model_fields if key not in ("name", "unit", *config.effective)]
+    made = [key for key in unread if getattr(config, key) != type(config).model_fields[key].default]
     return [f"mechanism.{key} is set, but {config.name} with these settings does not read it" for key in made]

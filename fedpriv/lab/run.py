@@ -20,6 +20,7 @@ from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
+from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
@@ -28,9 +29,9 @@ from fedpriv.world import World, build_world
 from server.app import server_app
 from server.released import check_unchanged, replay, rounds_of
 
-__all__ = ["Engine", "resume_run", "start_run"]
+__all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
 
-_MEMBERSHIP = TypeAdapter(dict[str, Any])
+_OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,19 @@ class Engine:
 
     name: str
     run: Callable[[World, RunFolder, Progress], None]
+
+
+def check_experiment(experiment: Experiment) -> tuple[str, ...]:
+    """Try all that a run needs without running it, and return one line for each thing that misleads.
+
+    Raises:
+        InputError: data, network, mechanism, device or attacks do not fit together.
+    """
+    return _checked(build_world(experiment))
+
+
+def _checked(world: World) -> tuple[str, ...]:
+    return (*warnings_for(world), *rehearse(world))
 
 
 def start_run(
@@ -65,7 +79,7 @@ def start_run(
     """
     secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
     world = build_world(experiment, secret)
-    warnings = warnings_for(world)
+    warnings = _checked(world)
     folder = RunFolder.create(path, experiment)
     with writing(folder.to_resume):
         if experiment.keeps_secret:
@@ -85,8 +99,16 @@ def resume_run(path: Path, progress: Progress) -> Summary:
     experiment = folder.experiment()
     world = build_world(experiment, folder.secret(experiment))
     check_unchanged(world, folder)
-    progress.stage(f"resuming {path}")
+    progress.stage(_resuming(folder))
     return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
+
+
+def _resuming(folder: RunFolder) -> str:
+    path = folder.path / "summary.json"
+    summary = parse_json(path.read_bytes(), _OBJECT, str(path)) if path.is_file() else {}
+    if summary.get("status") == "completed":
+        return f"{folder.path} is finished: no round is missing; its attacks and its report are made again"
+    return f"resuming {folder.path}"
 
 
 def _simulation(experiment: Experiment) -> Engine:
@@ -181,8 +203,9 @@ def _close(
         ),
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
-        verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked),
+        verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked, leakage.refusals),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
+        refusals=leakage.refusals,
         versions=versions(),
         data=_data(world),
         model=_model(world),
@@ -200,7 +223,7 @@ def _audited(folder: RunFolder, status: str) -> dict[str, Any]:
     path = folder.path / "membership.json"
     if status != "completed" or not path.is_file():
         return {}
-    return {"membership": parse_json(path.read_bytes(), _MEMBERSHIP, str(path))}
+    return {"membership": parse_json(path.read_bytes(), _OBJECT, str(path))}
 
 
 def _data(world: World) -> dict[str, Any]:
@@ -245,8 +268,8 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, entries)
     # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
     config = world.plans[ledger.worst.client].config
-    parameters = config.model_dump(mode="json", include=set(config.read_keys), exclude_none=True)
-    noise = {} if mechanism.name == "none" else {"noise": world.experiment.noise}
+    parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
+    noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     return replace(ledger, parameters={**parameters, **noise})
 
 

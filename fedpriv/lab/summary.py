@@ -13,8 +13,8 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from attacks.reconstruction.table import is_active
 from attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
+from attacks.settings import is_active
 from attacks.threat import ThreatModel, threat_model
 from fedpriv.accounting import Guarantee
 from fedpriv.budget import Stop
@@ -84,7 +84,7 @@ class Summary:
     """summary.json.
 
     ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each attack in it, all uploads
-    together (added up over Ray tasks).
+    together (added up over Ray tasks). ``refusals`` are those of the warnings that say what was not attacked, and why.
     """
 
     name: str
@@ -100,6 +100,7 @@ class Summary:
     attack_seconds: Mapping[str, float]
     verdict: tuple[str, ...]
     warnings: tuple[str, ...]
+    refusals: tuple[str, ...]
     versions: Mapping[str, str]
     data: Mapping[str, Any]
     model: Mapping[str, Any]
@@ -218,6 +219,7 @@ def verdict(
     scores: Sequence[Score],
     stops: Sequence[Stop] = (),
     unattacked: int = 0,
+    refusals: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
 
@@ -229,6 +231,7 @@ def verdict(
         scores: of the attacks and guesses.
         stops: clients that are not asked any more.
         unattacked: uploads that were heard and that no attack could work on.
+        refusals: what was not attacked, and why.
     """
     finished = status == "completed"
     parts = _by_conduct(scores)
@@ -237,11 +240,12 @@ def verdict(
     sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += _beside_the_pictures(experiment, parts, unattacked)
+    sentences += _without_result(experiment, scores, refusals)
     if not finished:
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
-        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data rightly.")
+        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data correctly.")
     if worst is not None:
         sentences += _proof(experiment, worst)
     if stops:
@@ -308,7 +312,7 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     if bare[0] == 0:
         return [sentence, "The attacks fail even without protection, so this run says nothing about the mechanism."]
     named, victims = _labels_named(scores)
-    labels = f" The labels of {named} of {victims} are still guessed rightly." if named else ""
+    labels = f" The labels of {named} of {victims} are still guessed correctly." if named else ""
     return [sentence + labels, "That holds for these attacks on these uploads; a stronger attack may do better."]
 
 
@@ -365,6 +369,14 @@ def _beside_the_pictures(experiment: Experiment, parts: Mapping[bool, Sequence[S
     return sentences
 
 
+def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: Sequence[str]) -> list[str]:
+    """Name the attacks that have no result at all, with the first reason; an attack that is not named was made."""
+    made = {score.attack for score in scores}
+    missing = [name for name in experiment.adversary.attacks if name not in made]
+    said = {name: [text for text in refusals if text.startswith(f"attack {name} refused")] for name in missing}
+    return [f"{texts[0][0].upper()}{texts[0][1:]}." for texts in said.values() if texts]
+
+
 def _picked(scores: Sequence[Score], upload: str) -> str:
     """Say how often originals are told from others by the best attack's pictures, if that is news and no chance."""
     ranks: dict[str, list[Score]] = {}
@@ -399,7 +411,7 @@ def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
 
 
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
-    if experiment.mechanism.name == "none":
+    if not experiment.mechanism.protects:
         return ["No mechanism, so no privacy is proven."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"

@@ -9,6 +9,7 @@ from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.errors import InputError, RunInterruptedError, reason_of
 from fedpriv.files import writing
 from fedpriv.lab.preflight import warnings_for
+from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.trial import TrialTask, label, run_trial
 from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings, refuse_trials
@@ -156,7 +157,7 @@ def _kind(experiment: Experiment) -> Experiment:
     The first needs no calibration then, which may take seconds a trial.
     """
     mechanism = experiment.mechanism
-    some = mechanism if mechanism.name == "none" else mechanism.with_noise(1.0)
+    some = mechanism.with_some_noise()
     # Whether clients stop early depends on the noise.
     federation = experiment.federation.model_copy(update={"target_epsilon": None})
     return experiment.model_copy(update={"seed": 0, "mechanism": some, "federation": federation})
@@ -166,4 +167,4 @@ def _check(experiment: Experiment, *, audited: bool) -> tuple[str, ...]:
     world = build_world(experiment)
     if audited:
         StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
-    return warnings_for(world)
+    return (*warnings_for(world), *rehearse(world))

@@ -17,12 +17,14 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from attacks.access import Access
 from attacks.baselines import Guess, guesses
 from attacks.campaign import attack_each
 from attacks.observation import Observation, list_observations, read_observation
-from attacks.reconstruction import ATTACKS, Attack, AttackJob
+from attacks.reconstruction import AttackJob
 from attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
-from attacks.threat import Access, threat_model
+from attacks.settings import AttackSettings
+from attacks.threat import threat_model
 from clients.training import local_upload
 from fedpriv.config import Experiment, load_experiment, load_run
 from fedpriv.errors import InputError
@@ -30,6 +32,7 @@ from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
+from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
@@ -135,13 +138,13 @@ def tune_attack(
             attack needs; or there are too few public images.
     """
     attack = _known(name)
-    if attack.active:
+    if attack.active():
         raise InputError(
             f"{name} is an active attack: its settings decide what clients are sent; there is none to tune"
         )
     experiment = load_run(source, overrides) if source.is_dir() else load_experiment(source, overrides)
     _check_threat(experiment, attack)
-    configs = _configs(attack, getattr(experiment.adversary, name), _parsed(attack, grid))
+    configs = _configs(attack, experiment.adversary.settings(name), _parsed(attack, grid))
     world = build_world(experiment)
     for text in attack_warnings(world, [name]):
         progress.warn(text)
@@ -156,19 +159,20 @@ def tune_attack(
     return replace(tuning, remarks=_remarks(tuning))
 
 
-def _known(name: str) -> Attack:
+def _known(name: str) -> type[AttackSettings]:
     if name not in ATTACKS:
         raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
-    return ATTACKS[name]
+    kind: type[AttackSettings] = ATTACKS[name]
+    return kind
 
 
-def _check_threat(experiment: Experiment, attack: Attack) -> None:
+def _check_threat(experiment: Experiment, attack: type[AttackSettings]) -> None:
     reason = threat_model(experiment.adversary).refusal(f"tuning {attack.name}", (*attack.needs, Access.PUBLIC_DATA))
     if reason is not None:
         raise InputError(reason)
 
 
-def _parsed(attack: Attack, grid: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _parsed(attack: type[AttackSettings], grid: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values to try for each key."""
     if not grid and not attack.tunable:
         raise InputError(f"{attack.name} has no weights to tune; name settings with --grid KEY=VALUE,VALUE")
@@ -178,16 +182,14 @@ def _parsed(attack: Attack, grid: Sequence[str]) -> dict[str, tuple[str, ...]]:
         key = key.strip().removeprefix("adversary.").removeprefix(f"{attack.name}.")
         if not separator or not all(part.strip() for part in listed.split(",")):
             raise InputError(f"--grid {text}: expected KEY=VALUE,VALUE, such as tv=1e-5,1e-4")
-        if key not in attack.config.model_fields:
-            raise InputError(
-                f"--grid {text}: {attack.name} has no setting {key}: {', '.join(attack.config.model_fields)}"
-            )
+        if key not in attack.model_fields:
+            raise InputError(f"--grid {text}: {attack.name} has no setting {key}: {', '.join(attack.model_fields)}")
         values[key] = tuple(part.strip() for part in listed.split(","))
     return values
 
 
 def _configs(
-    attack: Attack, usual: BaseModel, values: dict[str, tuple[str, ...]]
+    attack: type[AttackSettings], usual: BaseModel, values: dict[str, tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], BaseModel]]:
     """Every combination of the values as settings of the attack."""
     combinations = list(itertools.product(*values.values()))
@@ -197,7 +199,7 @@ def _configs(
     for combination in combinations:
         chosen = dict(zip(values, combination, strict=True))
         try:
-            configs.append((tuple(values), attack.config.model_validate({**usual.model_dump(), **chosen})))
+            configs.append((tuple(values), attack.model_validate({**usual.model_dump(), **chosen})))
         except ValidationError as error:
             detail = error.errors()[0]
             raise InputError(f"--grid: {attack.name}.{detail['loc'][0]} = {detail['input']}: {detail['msg']}") from None
@@ -264,7 +266,7 @@ def _public_world(world: World, clients: int) -> World:
 
 def _trial(
     world: World,
-    attack: Attack,
+    attack: type[AttackSettings],
     config: BaseModel,
     keys: Sequence[str],
     rehearsed: Sequence[_Victim],

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.access import Access
 from attacks.observation import (
     Observation,
     list_observations,
@@ -19,10 +20,10 @@ from attacks.observation import (
     read_observation,
 )
 from attacks.referee import Truth
-from attacks.threat import Access, threat_model
+from attacks.threat import threat_model
 from clients.training import local_upload
-from fedpriv.config import MechanismConfig
 from fedpriv.errors import InputError
+from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import numpy_stream
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World, build_world
@@ -153,7 +154,7 @@ def truth(world: World, target: Target) -> Truth:
 
 def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
     """Return what would have been heard if the clients had sent their uploads as they were."""
-    bare = build_world(world.experiment.model_copy(update={"mechanism": MechanismConfig()}))
+    bare = build_world(world.experiment.model_copy(update={"mechanism": mechanism_settings({})}))
     # The same batches, which without a mechanism would not be hidden.
     plans = tuple(replace(plan, seed=own.seed) for plan, own in zip(bare.plans, world.plans, strict=True))
     bare = replace(bare, plans=plans)
@@ -180,7 +181,7 @@ def approximation(world: World, target: Target) -> str:
     }
     differ = [what for what, holds in simplified.items() if holds]
     notes = [f"{', '.join(differ)} differ, and the attack takes them for equal"] if differ else []
-    if config.name != "none" and config.unit == "update":
+    if config.protects and config.unit == "update":
         notes.append("the mechanism acts on each client's update, and the attack models it as acting on their mean")
     return "; ".join(notes)
 

@@ -80,7 +80,7 @@ class Conversation:
             parser.receive_data(data)
             return self._read()
         except (h11.ProtocolError, RuntimeError):
-            # Not HTTP, or no more: what passes from now on is passed on and not read.
+            # Not HTTP, or no longer: what passes from now on is passed on and not read.
             self._follows = False
             return ()
 

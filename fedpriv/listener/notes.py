@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.config import Experiment
@@ -17,7 +18,7 @@ from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
 from fedpriv.listener.conversation import Kind
 from fedpriv.listener.messages import Exchange
-from fedpriv.mechanisms import Redistribution, layer_shares, uniform_shares
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.plan import plan_client
 from fedpriv.wire import unpack
 from server.tap import public_settings
@@ -169,14 +170,9 @@ def _public(
 
 
 def _shares(told: Experiment, parameters: Vector) -> Redistribution | None:
-    """The public vector r of hgm, where it follows from the shapes of the parameters."""
-    config = told.mechanism
-    if config.name != "hgm":
-        return None
-    match config.redistribution:
-        case "uniform":
-            return uniform_shares(parameters)
-        case "layer":
-            return layer_shares(parameters)
-        case "public":
-            raise NotReadableError("mechanism.redistribution = 'public': the shares of the noise are in no message")
+    """How the noise is shared out, where it follows from the shapes of the parameters."""
+
+    def public(_: int) -> tuple[nn.Module, Tensor]:
+        raise NotReadableError("mechanism.redistribution = 'public': the shares of the noise are in no message")
+
+    return told.mechanism.redistributed(parameters, public)

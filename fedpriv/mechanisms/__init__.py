@@ -1,28 +1,14 @@
-"""Privacy mechanisms: each turns the gradients of a batch into one vector that may leave the client."""
+"""Privacy mechanisms, one file each: its settings, its release, what is proven about it, and its words for people.
 
-from fedpriv.mechanisms.base import Mechanism
-from fedpriv.mechanisms.blocks import block_sizes
-from fedpriv.mechanisms.gaussian import GaussianMechanism
-from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
-from fedpriv.mechanisms.laplace import LaplaceMechanism
-from fedpriv.mechanisms.law import Noise
-from fedpriv.mechanisms.none import NoMechanism
-from fedpriv.mechanisms.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
-from fedpriv.mechanisms.registry import build_mechanism
-from fedpriv.mechanisms.vmf import VmfMechanism
+These files are read whenever an experiment is, so they import torch and scipy where they use them.
+"""
 
-__all__ = [
-    "GaussianMechanism",
-    "HeterogeneousGaussianMechanism",
-    "LaplaceMechanism",
-    "Mechanism",
-    "NoMechanism",
-    "Noise",
-    "Redistribution",
-    "VmfMechanism",
-    "block_sizes",
-    "build_mechanism",
-    "layer_shares",
-    "public_shares",
-    "uniform_shares",
-]
+from fedpriv.mechanisms.machinery.settings import (
+    MechanismSettings,
+    NoisySettings,
+    mechanism_settings,
+    noise_keys,
+    recorded_mechanism,
+)
+
+__all__ = ["MechanismSettings", "NoisySettings", "mechanism_settings", "noise_keys", "recorded_mechanism"]

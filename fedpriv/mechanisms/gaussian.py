@@ -1,25 +1,113 @@
 """The Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1), on the operator."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from fedpriv.gradients import Block, GradientOperator, Vector
-from fedpriv.mechanisms.base import (
-    Mechanism,
-    check_clip_norm,
-    check_noise,
-    clip_factor,
-    clip_factors,
-    normal_norm,
-)
-from fedpriv.mechanisms.law import Noise
-from fedpriv.randomness import NoiseStream
+from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
+from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
+from fedpriv.names import AdjacencyName, CalibrationName
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Epsilon
 
-__all__ = ["GaussianMechanism"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.accounting.proofs import Proof
+    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.law import Noise
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+    from fedpriv.randomness import NoiseStream
+
+__all__ = ["GaussianFamily", "GaussianMechanism", "GaussianSettings"]
+
+
+class GaussianFamily(NoisySettings):
+    """Settings of mechanisms whose noise is normal, and for which the Gaussian mechanism's theorems hold."""
+
+    parameter: ClassVar[str] = "sigma"
+    nominal: ClassVar[str] = "of one release alone, without sampling, by --calibration"
+
+    epsilon: Epsilon | None = Field(
+        None, description="the whole run's at delta, by calibration; on updates each upload's own, nominal"
+    )
+    sigma: Multiplier | None = Field(None, description="standard deviation of the noise on the sum, over clip_norm")
+    calibration: CalibrationName = Field(
+        "analytic", description="on updates: from epsilon to sigma; classic: epsilon <= 1 only"
+    )
+    clip_norm: ClipNorm = 1.0
+    adjacency: AdjacencyName = Field(
+        "replace-one",
+        description="which data sets must look alike: one example becomes any other; or, in Poisson batches, one that "
+        "adds zero",
+    )
+
+    @model_validator(mode="after")
+    def _classic_is_proven(self) -> Self:
+        if self._calibrates_each_upload and self.calibration == "classic" and (self.epsilon or 0) > 1:
+            raise ValueError(
+                f"calibration = 'classic' is proven for epsilon <= 1, not for epsilon = {self.epsilon:g}; "
+                "use analytic or extended"
+            )
+        return self
+
+    @property
+    def effective(self) -> tuple[str, ...]:
+        """All but the adjacency of updates, and the calibration where nothing is calibrated by it."""
+        idle = set() if self.unit == "example" else {"adjacency"}
+        idle |= set() if self._calibrates_each_upload else {"calibration"}
+        return tuple(key for key in super().effective if key not in idle)
+
+    @property
+    def adjacent(self) -> AdjacencyName:  # noqa: D102
+        return self.adjacency
+
+    @property
+    def calibrated_epsilon(self) -> float | None:
+        """The target; on examples ``epsilon``, too."""
+        return self.epsilon if self.target_epsilon is None and self.unit == "example" else self.target_epsilon
+
+    @property
+    def single_release(self) -> CalibrationName:  # noqa: D102
+        return self.calibration
+
+    @property
+    def _calibrates_each_upload(self) -> bool:
+        return self.unit == "update" and self.epsilon is not None
+
+
+@MECHANISMS.register
+class GaussianSettings(GaussianFamily):
+    """Clip in L2, add normal noise."""
+
+    title: ClassVar[str] = "Gaussian noise"
+    summary: ClassVar[str] = "Gaussian noise on a sum of gradients that are clipped in the L2 norm, as in DP-SGD."
+    colours: ClassVar[tuple[str, str]] = ("#0072B3", "#56B4EA")
+    marker: ClassVar[str] = "o"
+
+    name: Literal["gaussian"] = Field("gaussian", description="privacy mechanism")
+    clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's Euclidean norm")
+    clipping: Literal["flat", "layer"] = Field(
+        "flat", description="the whole gradient, or each of m tensors to clip_norm / sqrt(m)"
+    )
+
+    @classmethod
+    def proof(cls) -> type[Proof]:  # noqa: D102
+        from fedpriv.accounting.gaussian_proof import GaussianProof
+
+        return GaussianProof
+
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+        return GaussianMechanism(self.given_noise(), self.clip_norm, self.clipping)
+
+    @classmethod
+    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:  # noqa: D102
+        return (("gaussian", whole),)
 
 
 @dataclass(frozen=True)
@@ -49,30 +137,33 @@ class GaussianMechanism(Mechanism):
             raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        from fedpriv.mechanisms.machinery.clipping import clip_factors
+
         released = gradients.draw(noise)
         deviation = self.sigma * self.clip_norm / batch_size
-        blocks = self._blocks(tuple(gradients.shapes))
+        blocks = self.blocks_of(tuple(gradients.shapes))
+        bound = self.clip_norm / math.sqrt(len(blocks))
         for block in blocks:
-            factors = clip_factors(gradients.norms(block), gradients.roundings(block), self._bound(blocks))
+            factors = clip_factors(gradients.norms(block), gradients.roundings(block), bound)
             gradients.add_combination(released, deviation, factors / batch_size, block)
         return released
 
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+        from fedpriv.mechanisms.machinery.clipping import normal_norm
+
         noise = self.sigma * normal_norm(sum(tensors), 1.0, tail)
         return self.clip_norm * (examples + noise) / batch_size
 
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        from fedpriv.mechanisms.machinery.law import Noise
+
         return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+        from fedpriv.mechanisms.machinery.clipping import clip_factor
+
         return clip_factor(squared, self.clip_norm / math.sqrt(blocks))
 
-    def blocks_of(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
-        return self._blocks(names)
-
-    def _blocks(self, names: Block) -> tuple[Block, ...]:
+    def blocks_of(self, names: Block) -> tuple[Block, ...]:
         """What is clipped together."""
         return (names,) if self.clipping == "flat" else tuple((name,) for name in names)
-
-    def _bound(self, blocks: tuple[Block, ...]) -> float:
-        return self.clip_norm / math.sqrt(len(blocks))

@@ -4,27 +4,85 @@ Divide every coordinate k by sqrt(K r_k), apply the Gaussian mechanism, and mult
 proven for the Gaussian mechanism holds, because the division does not depend on the data.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from fedpriv.gradients import Block, GradientOperator, Vector
-from fedpriv.mechanisms.base import (
-    Mechanism,
-    check_clip_norm,
-    check_noise,
-    clip_factor,
-    clip_factors,
-    normal_norm,
-)
-from fedpriv.mechanisms.law import Noise
-from fedpriv.mechanisms.redistribution import Redistribution
-from fedpriv.randomness import NoiseStream
+from fedpriv.mechanisms.gaussian import GaussianFamily
+from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
+from fedpriv.mechanisms.machinery.settings import ClipNorm, PublicModel
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Count, Real
 
-__all__ = ["HeterogeneousGaussianMechanism"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedpriv.accounting.proofs import Proof
+    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.law import Noise
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+    from fedpriv.randomness import NoiseStream
+
+__all__ = ["HeterogeneousGaussianMechanism", "HeterogeneousGaussianSettings"]
+
+
+@MECHANISMS.register
+class HeterogeneousGaussianSettings(GaussianFamily):
+    """Clip in a weighted norm, add normal noise that public shares spread unevenly."""
+
+    title: ClassVar[str] = "heterogeneous Gaussian noise"
+    summary: ClassVar[str] = (
+        "Gaussian noise that public shares r spread unevenly, gradients clipped in |x / sqrt(K r)|."
+    )
+    colours: ClassVar[tuple[str, str]] = ("#CC79A7", "#E6A3C7")
+    marker: ClassVar[str] = "D"
+
+    name: Literal["hgm"] = Field("hgm", description="privacy mechanism")
+    clip_norm: ClipNorm = Field(1.0, description="bound of a gradient x in the norm |x / sqrt(K r)|")
+    redistribution: Literal["uniform", "layer", "public"] = Field(
+        "uniform", description="r, the shares of the noise power: even, even over tensors, or from public images"
+    )
+    inflation: Annotated[Real, Field(gt=0, le=100)] = Field(
+        1.0, description="public: power of the sensitivities that the shares follow; large: more uneven"
+    )
+    public_examples: Count = Field(64, description="public: test images that the shares are computed from")
+
+    @property
+    def effective(self) -> tuple[str, ...]:  # noqa: D102
+        idle = () if self.redistribution == "public" else ("inflation", "public_examples")
+        return tuple(key for key in super().effective if key not in idle)
+
+    @classmethod
+    def proof(cls) -> type[Proof]:  # noqa: D102
+        from fedpriv.accounting.gaussian_proof import HeterogeneousGaussianProof
+
+        return HeterogeneousGaussianProof
+
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+        if redistribution is None:
+            raise ValueError("hgm needs r, the shares of the noise")
+        return HeterogeneousGaussianMechanism(self.given_noise(), self.clip_norm, redistribution)
+
+    def redistributed(self, parameters: Vector, public: PublicModel) -> Redistribution:
+        """Return r, the same for all clients and the whole run."""
+        from fedpriv.mechanisms.machinery.redistribution import layer_shares, public_shares, uniform_shares
+
+        match self.redistribution:
+            case "uniform":
+                return uniform_shares(parameters)
+            case "layer":
+                return layer_shares(parameters)
+            case "public":
+                return public_shares(*public(self.public_examples), self.inflation)
+
+    @property
+    def needs_redistribution(self) -> bool:  # noqa: D102
+        return True
 
 
 @dataclass(frozen=True)
@@ -51,6 +109,8 @@ class HeterogeneousGaussianMechanism(Mechanism):
         check_clip_norm(self.clip_norm)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        from fedpriv.mechanisms.machinery.clipping import clip_factors
+
         norms = gradients.weighted_norms(self._like(self.redistribution.weights, gradients.dtype, gradients.device))
         # The weighted norm of what rounding adds is at most the root of the largest weight times its Euclidean norm.
         roundings = self.redistribution.steepest * gradients.roundings()
@@ -65,15 +125,21 @@ class HeterogeneousGaussianMechanism(Mechanism):
         return {name: value / self.redistribution.deviations[name].to(value) for name, value in released.items()}
 
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+        from fedpriv.mechanisms.machinery.clipping import normal_norm
+
         # The variances K r sum to K; a gradient is at most the largest sqrt(K r) times as long as its weighted norm.
         largest = max(float(value.max()) for value in self.redistribution.deviations.values())
         noise = self.sigma * normal_norm(sum(tensors), largest, tail)
         return self.clip_norm * (examples * largest + noise) / batch_size
 
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        from fedpriv.mechanisms.machinery.law import Noise
+
         return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+        from fedpriv.mechanisms.machinery.clipping import clip_factor
+
         return clip_factor(squared, self.clip_norm)
 
     def deviations(self, names: Block) -> Vector:  # noqa: D102

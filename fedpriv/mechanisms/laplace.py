@@ -1,26 +1,59 @@
 """The Laplace mechanism (Dwork et al. 2006) on per-example gradients that are clipped in the L1 norm."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from scipy.special import gammainccinv
-from torch import Tensor
+from pydantic import Field
 
-from fedpriv.gradients import Block, GradientOperator, Vector
-from fedpriv.mechanisms.base import (
-    Mechanism,
-    check_clip_norm,
-    check_noise,
-    clip_factor,
-    clip_factors,
-)
-from fedpriv.mechanisms.law import LaplaceNoise
-from fedpriv.randomness import NoiseStream
+from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
+from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Epsilon
 
-__all__ = ["LaplaceMechanism"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.accounting.proofs import Proof
+    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.law import LaplaceNoise
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+    from fedpriv.randomness import NoiseStream
+
+__all__ = ["LaplaceMechanism", "LaplaceSettings"]
+
+
+@MECHANISMS.register
+class LaplaceSettings(NoisySettings):
+    """Clip in L1, add Laplace noise."""
+
+    title: ClassVar[str] = "Laplace noise"
+    summary: ClassVar[str] = "Laplace noise on a sum of gradients that are clipped in the L1 norm."
+    colours: ClassVar[tuple[str, str]] = ("#009E73", "#2FC79B")
+    marker: ClassVar[str] = "s"
+    parameter: ClassVar[str] = "scale"
+    nominal: ClassVar[str] = "of one participation, 1 / scale"
+
+    name: Literal["laplace"] = Field("laplace", description="privacy mechanism")
+    epsilon: Epsilon | None = Field(None, description="nominal, of one participation: 1 / scale")
+    scale: Multiplier | None = Field(None, description="scale of the noise on the sum, over clip_norm")
+    clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's L1 norm")
+
+    @classmethod
+    def proof(cls) -> type[Proof]:  # noqa: D102
+        from fedpriv.accounting.pure_proof import LaplaceProof
+
+        return LaplaceProof
+
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+        return LaplaceMechanism(self.given_noise(), self.clip_norm)
+
+    @classmethod
+    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:  # noqa: D102
+        return (("laplace", whole),)
 
 
 @dataclass(frozen=True)
@@ -45,6 +78,8 @@ class LaplaceMechanism(Mechanism):
         check_clip_norm(self.clip_norm)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        from fedpriv.mechanisms.machinery.clipping import clip_factors
+
         # The L1 norm of what rounding adds is at most the root of the number of coordinates times its Euclidean norm.
         roundings = math.sqrt(gradients.dimension()) * gradients.roundings()
         factors = clip_factors(gradients.absolute_sums(), roundings, self.clip_norm)
@@ -55,6 +90,10 @@ class LaplaceMechanism(Mechanism):
         return released
 
     def expected(self, gradient: Vector) -> Vector:  # noqa: D102
+        import torch
+
+        from fedpriv.mechanisms.machinery.clipping import clip_factor
+
         norm = torch.stack([value.abs().sum() for value in gradient.values()]).sum()
         factor = clip_factor(norm.square(), self.clip_norm)
         return {name: factor * value for name, value in gradient.items()}
@@ -64,6 +103,8 @@ class LaplaceMechanism(Mechanism):
         return self.clip_norm * (examples + self.scale * _norm_of_noise(sum(tensors), tail)) / batch_size
 
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> LaplaceNoise:  # noqa: D102
+        from fedpriv.mechanisms.machinery.law import LaplaceNoise
+
         return LaplaceNoise((sum(tensors),), (2 * (self.scale * self.clip_norm / divisor) ** 2,))
 
     def scales(self, names: Block) -> None:
@@ -77,6 +118,8 @@ def _norm_of_noise(dimension: int, tail: float) -> float:
     It is at most the root of the L1 norm, a Gamma variable, times the largest coordinate, one of ``dimension``
     exponential variables; each keeps to its bound but for half of ``tail``.
     """
+    from scipy.special import gammainccinv
+
     total = float(gammainccinv(dimension, tail / 2))
     return math.sqrt(total * math.log(2 * dimension / tail))
 
@@ -91,5 +134,5 @@ def laplace_quantile(uniform: Tensor) -> Tensor:
     """
     twice = uniform * 2
     negative = twice >= 1
-    size = torch.log1p(negative.to(twice) - twice).neg_()
-    return torch.where(negative, -size, size)
+    size = (negative.to(twice) - twice).log1p().neg_()
+    return (-size).where(negative, size)

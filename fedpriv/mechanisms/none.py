@@ -1,19 +1,45 @@
 """No mechanism: the mean gradient as it is. The baseline, without any privacy."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from fedpriv.gradients import GradientOperator, Vector
-from fedpriv.mechanisms.base import Mechanism
-from fedpriv.mechanisms.law import Noise
-from fedpriv.randomness import NoiseStream
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.settings import MechanismSettings
+from fedpriv.registry import MECHANISMS
 
-__all__ = ["NoMechanism"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.gradients import GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.law import Noise
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+    from fedpriv.randomness import NoiseStream
+
+__all__ = ["NoMechanism", "NoneSettings"]
+
+
+@MECHANISMS.register
+class NoneSettings(MechanismSettings):
+    """Uploads go out as they are."""
+
+    title: ClassVar[str] = "no mechanism"
+    colours: ClassVar[tuple[str, str]] = ("#1d2127", "#e8e6e2")
+    marker: ClassVar[str] = "X"
+
+    name: Literal["none"] = Field("none", description="privacy mechanism")
+
+    @property
+    def effective(self) -> tuple[str, ...]:  # noqa: D102
+        return ()
+
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+        return NoMechanism()
 
 
 @dataclass(frozen=True)
@@ -24,6 +50,8 @@ class NoMechanism(Mechanism):
     protects: ClassVar[bool] = False
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        import torch
+
         weights = torch.full((gradients.examples,), 1 / batch_size, dtype=gradients.dtype, device=gradients.device)
         return gradients.combine(weights)
 
@@ -36,7 +64,9 @@ class NoMechanism(Mechanism):
         return math.inf
 
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        from fedpriv.mechanisms.machinery.law import Noise
+
         return Noise((sum(tensors),), (0.0,))
 
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
-        return torch.ones_like(squared)
+        return squared.new_ones(squared.shape)

@@ -1,25 +1,102 @@
 """The directional mechanism: von Mises-Fisher noise on the direction of each gradient (DirDP-SGD, Algorithm 1)."""
 
+from __future__ import annotations
+
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-import torch
-from torch import Tensor
+from pydantic import Field, field_validator, model_validator
 
-from fedpriv.gradients import Block, GradientOperator, Vector
-from fedpriv.mechanisms.base import Mechanism, inverse_norm
-from fedpriv.mechanisms.batch_sum import draw_sum
-from fedpriv.mechanisms.block_sum import draw_block_sums
-from fedpriv.mechanisms.blocks import block_length, block_runs, block_sizes
-from fedpriv.mechanisms.cosine import mean_cosine
-from fedpriv.mechanisms.law import Noise
-from fedpriv.randomness import NoiseStream
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
+from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, NoisySettings
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Epsilon, NonNegative
 
-__all__ = ["VmfMechanism"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.accounting.proofs import Proof
+    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.law import Noise
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+    from fedpriv.randomness import NoiseStream
+
+__all__ = ["MOST_KAPPA", "VmfMechanism", "VmfSettings"]
 
 MOST_KAPPA = 1e7
+
+
+@MECHANISMS.register
+class VmfSettings(NoisySettings):
+    """Keep the direction alone, and turn it by a von Mises-Fisher draw."""
+
+    title: ClassVar[str] = "directional noise (VMF)"
+    summary: ClassVar[str] = (
+        "Directional noise: gradients of length 1, replaced by von Mises-Fisher draws around them (DirDP-SGD)."
+    )
+    colours: ClassVar[tuple[str, str]] = ("#D55E00", "#F5924A")
+    marker: ClassVar[str] = "^"
+    parameter: ClassVar[str] = "kappa"
+    nominal: ClassVar[str] = "the paper's, 2 kappa"
+
+    name: Literal["vmf"] = Field("vmf", description="privacy mechanism")
+    epsilon: Epsilon | None = Field(None, description="nominal, the paper's: 2 kappa")
+    kappa: Annotated[NonNegative, Field(le=MOST_KAPPA)] | None = Field(
+        None, description="concentration of each draw; small: more noise"
+    )
+    clip_norm: ClipNorm = Field(1.0, description="on updates: their public length")
+    blocks: str = Field(
+        "whole", description="one draw for the gradient, one a tensor (layer), or one each D numbers (size:D)"
+    )
+
+    @field_validator("blocks")
+    @classmethod
+    def _block_size(cls, blocks: str) -> str:
+        if blocks not in ("whole", "layer") and not re.fullmatch(r"size:[1-9][0-9]{0,11}", blocks):
+            raise ValueError("allowed: whole, layer, or size:D with a whole number D of 1 or more, such as size:256")
+        return blocks
+
+    @model_validator(mode="after")
+    def _epsilon_fits(self) -> Self:
+        if self.epsilon is not None and self.epsilon > 2 * MOST_KAPPA:
+            raise ValueError(
+                f"epsilon = {self.epsilon:g}: vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa"
+            )
+        return self
+
+    @property
+    def effective(self) -> tuple[str, ...]:
+        """All but ``clip_norm`` on examples, whose directions have length 1."""
+        return tuple(key for key in super().effective if key != "clip_norm" or self.unit == "update")
+
+    @classmethod
+    def proof(cls) -> type[Proof]:  # noqa: D102
+        from fedpriv.accounting.pure_proof import DirectionalProof
+
+        return DirectionalProof
+
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+        """Return the mechanism; the directions of examples have length 1, those of updates ``clip_norm``."""
+        return VmfMechanism(self.given_noise(), self.blocks, 1.0 if self.unit == "example" else self.clip_norm)
+
+    @property
+    def variant(self) -> str:
+        """The blocks."""
+        return self.blocks
+
+    def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:  # noqa: D102
+        return block_sizes(self.blocks, tensors)
+
+    def draws(self, tensors: Sequence[int]) -> int:  # noqa: D102
+        return sum(count for count, _ in block_runs(self.blocks, tensors))
+
+    @classmethod
+    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:  # noqa: D102
+        return (("vmf, whole", whole), (f"vmf, blocks of {max(small)}", small))
 
 
 @dataclass(frozen=True)
@@ -52,6 +129,9 @@ class VmfMechanism(Mechanism):
             raise ValueError(f"scale = {self.scale} is not allowed: it is a finite number above 0")
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        from fedpriv.mechanisms.machinery.batch_sum import draw_sum
+        from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
+
         rng = noise.numpy()
         scale, names = self.scale / batch_size, tuple(gradients.shapes)
         if block_length(self.blocks) is not None:
@@ -64,6 +144,8 @@ class VmfMechanism(Mechanism):
 
     def expected(self, gradient: Vector) -> Vector:
         """Return scale * A_K(kappa) * g / |g| per block, zero for a block that is zero; differentiable."""
+        import torch
+
         tensors = [value.numel() for value in gradient.values()]
         runs = block_runs(self.blocks, tensors)
         flat = torch.cat([value.reshape(-1) for value in gradient.values()])
@@ -76,12 +158,16 @@ class VmfMechanism(Mechanism):
         return examples * self.scale * math.sqrt(len(block_sizes(self.blocks, tensors))) / batch_size
 
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+        from fedpriv.mechanisms.machinery.law import Noise
+
         runs = block_runs(self.blocks, tensors)
         variances = [examples * (self.scale / divisor) ** 2 * self._across(size) for _, size in runs]
         return Noise(tuple(count * size for count, size in runs), tuple(variances))
 
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
         """Return the length of the mean over that of the gradient; 0, and constant, where there is no direction."""
+        from fedpriv.mechanisms.machinery.clipping import inverse_norm
+
         return self._length(dimension) * inverse_norm(squared)
 
     def blocks_of(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
@@ -92,11 +178,17 @@ class VmfMechanism(Mechanism):
 
     def _means(self, blocks: Tensor) -> Tensor:
         """The means of draws around blocks, both (m, d)."""
+        from fedpriv.mechanisms.machinery.clipping import inverse_norm
+
         return self._length(blocks.shape[1]) * (inverse_norm(blocks.square().sum(dim=1, keepdim=True)) * blocks)
 
     def _length(self, dimension: int) -> float:
+        from fedpriv.mechanisms.machinery.cosine import mean_cosine
+
         return self.scale * mean_cosine(self.kappa, dimension)
 
     def _across(self, dimension: int) -> float:
         """The variance of a draw in each coordinate across its mean direction (see the module ``law``)."""
+        from fedpriv.mechanisms.machinery.cosine import mean_cosine
+
         return mean_cosine(self.kappa, dimension) / self.kappa if self.kappa else 1 / dimension

@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from attacks.reconstruction.table import is_active
+from attacks.settings import is_active
 from fedpriv.config import describe
 from fedpriv.errors import InputError
 from fedpriv.runs import RunFolder
@@ -69,7 +69,7 @@ class Setting:
         mse: of the chosen reconstruction attack on the uploads as they were sent.
         auc: of the chosen membership attack.
         epsilon: proven, the largest of the trials.
-        bound: measured from below, the largest of the trials.
+        bound: the empirical lower bound on epsilon, the largest of the trials.
     """
 
     records: tuple[TrialRecord, ...]

@@ -9,8 +9,8 @@ from pathlib import Path
 from jinja2 import Template
 from markupsafe import Markup
 
-from attacks.reconstruction import ATTACKS
 from fedpriv.files import write_whole
+from fedpriv.registry import ATTACKS
 from fedpriv.report import numbers
 from fedpriv.report.comparison import (
     Chosen,

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fedpriv.report import numbers
+from fedpriv.report.citations import cited
 
 __all__ = ["environment", "plain", "svg_uri"]
 
@@ -16,6 +17,7 @@ def environment(**filters: Callable[..., Any]) -> Environment:
     made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {
         "bytes_text": numbers.bytes_text,
+        "cited": cited,
         "count": numbers.count,
         "decibel": numbers.decibel,
         "decimal": numbers.decimal,

@@ -12,10 +12,10 @@ from typing import Any
 from jinja2 import Template
 from markupsafe import Markup
 
-from attacks.reconstruction import ATTACKS
-from fedpriv.config import NOISE_PARAMETER, Experiment, describe
+from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
+from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
@@ -30,13 +30,8 @@ __all__ = ["render_page", "reported", "write_report"]
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
 
-# What is named here otherwise than in the table of attacks, or is not in it.
+# What is no attack, and stands beside them.
 NAMES = {
-    "dlg": "DLG",
-    "idlg": "iDLG",
-    "closed_form": "Closed form",
-    "map": "Noise-adaptive MAP",
-    "custom": "Custom",
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
@@ -107,7 +102,7 @@ def render_page(view: View) -> str:
         title=view.experiment.report.title or view.experiment.name,
         status=view.summary.status if view.summary else "unfinished",
         tiles=tiles(view),
-        mechanism=mechanism_name(view.experiment.mechanism.name),
+        mechanism=view.experiment.mechanism.title,
         plots=_training_plots(view),
         membership=view.membership,
         roc=roc_plot(view.membership.attacks) if view.membership else None,
@@ -140,7 +135,7 @@ def _template() -> Template:
 def _attack_name(label: str) -> str:
     """What scores call an attack, for a reader: its name, and the settings in which it differs from the run's."""
     name, _, settings = label.partition(",")
-    title = NAMES.get(name) or (ATTACKS[name].title if name in ATTACKS else name)
+    title = NAMES.get(name) or (ATTACKS[name].label or ATTACKS[name].title if name in ATTACKS else name)
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
 
 
@@ -201,7 +196,7 @@ class _LedgerTable:
 
 
 def _ledger_table(ledger: Ledger) -> _LedgerTable:
-    noise = NOISE_PARAMETER.get(ledger.mechanism) or ""
+    noise = (MECHANISMS[ledger.mechanism].parameter if ledger.mechanism in MECHANISMS else None) or ""
     differs = len({line.noise for line in ledger.clients}) > 1
     lines = ledger.clients or ((ledger.worst,) if ledger.worst else ())
     statements = tuple(dict.fromkeys(text for line in lines for text in line.theorem.values()))

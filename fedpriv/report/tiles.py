@@ -7,13 +7,13 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attacks.reconstruction.table import is_active
+from attacks.settings import is_active
+from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.view import LedgerLine, Score, View
 
 __all__ = ["Recovered", "Tile", "mechanism_name", "recovered", "tiles", "worst_line"]
 
-MECHANISMS = {"none": "no mechanism", "gaussian": "Gaussian noise", "vmf": "directional noise (VMF)"}
 WEAK = (
     "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
     "this run shows nothing about it."
@@ -83,7 +83,7 @@ def _upload(score: Score) -> tuple[int, int | None]:
 
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
-    return MECHANISMS.get(name, name)
+    return MECHANISMS[name].title if name in MECHANISMS else name
 
 
 def worst_line(view: View) -> LedgerLine | None:
@@ -143,7 +143,7 @@ def _accuracy(view: View) -> Tile:
 
 def _privacy(view: View) -> list[Tile]:
     worst = worst_line(view)
-    if view.experiment.mechanism.name == "none":
+    if not view.experiment.mechanism.protects:
         return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
     if worst is None:
         return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
@@ -201,8 +201,8 @@ def _leakage(view: View) -> list[Tile]:
 def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
     """What an active server recovered; it is never added to what a listener did."""
     kinds = [("unprotected", "without protection")]
-    if view.experiment.mechanism.name != "none":
-        kinds.append(("protected", f"with {mechanism_name(view.experiment.mechanism.name)}"))
+    if view.experiment.mechanism.protects:
+        kinds.append(("protected", f"with {view.experiment.mechanism.title}"))
     found = [
         _counted(f"Worst case, active server: images recovered {how}", part, ACTIVE)
         for kind, how in kinds
@@ -221,7 +221,7 @@ def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
     if view.experiment.hears_masked:
         return [_shielded(view, bare, shielded)]
     first = _bare(view, bare)
-    if view.experiment.mechanism.name == "none" and shielded is None:
+    if not view.experiment.mechanism.protects and shielded is None:
         return [first]
     return [first, _shielded(view, bare, shielded)]
 
@@ -231,7 +231,7 @@ def _bare(view: View, found: Recovered | None) -> Tile:
     if found is None:
         remark = "The unprotected upload was not attacked, so it is not known how strong the attack is."
         return Tile(title, "not tried", words=True, remark=remark)
-    remark = WEAK if found.images == 0 and view.experiment.mechanism.name != "none" else ""
+    remark = WEAK if found.images == 0 and view.experiment.mechanism.protects else ""
     if found.images == 0 and not remark:
         remark = "The attack fails, which is no proof of privacy: a stronger one may succeed."
     return _counted(title, found, remark)
@@ -239,7 +239,7 @@ def _bare(view: View, found: Recovered | None) -> Tile:
 
 def _shielded(view: View, bare: Recovered | None, found: Recovered | None) -> Tile:
     masked = view.experiment.hears_masked
-    how = "from masked uploads" if masked else f"with {mechanism_name(view.experiment.mechanism.name)}"
+    how = "from masked uploads" if masked else f"with {view.experiment.mechanism.title}"
     title = f"Images recovered {how}"
     if found is not None and masked:
         return _counted(title, found, "What the sum of the uploads tells is another question.")

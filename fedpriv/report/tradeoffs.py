@@ -4,6 +4,7 @@ Each mechanism has a colour of Okabe and Ito (2008) and a marker of its own, the
 the same colour; so no two are told apart by colour alone.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,28 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from fedpriv.registry import MECHANISMS
 from fedpriv.report.comparison import Estimate, Setting, pareto_front
-from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, plot
+from fedpriv.report.drawing import LIGHT, Plot, Theme, dress, plot
 from fedpriv.report.numbers import figure
 
 __all__ = ["TRADEOFFS", "Tradeoff", "draw_tradeoff", "series_name", "tradeoff_plot"]
 
-_NAMES = {
-    "none": "no mechanism",
-    "gaussian": "Gaussian",
-    "laplace": "Laplace",
-    "hgm": "heterogeneous Gaussian",
-    "vmf": "directional (VMF)",
-}
-# Light and dark theme; black or white and the colours of Okabe and Ito, lightened for the dark theme.
-_COLOURS = {
-    "none": ("#1d2127", "#e8e6e2"),
-    "gaussian": ("#0072B3", "#56B4EA"),
-    "laplace": ("#009E73", "#2FC79B"),
-    "hgm": ("#CC79A7", "#E6A3C7"),
-    "vmf": ("#D55E00", "#F5924A"),
-}
-_MARKERS = {"none": "X", "gaussian": "o", "laplace": "s", "hgm": "D", "vmf": "^"}
+# An axis whose figures differ by less than this factor is widened to it on either side.
+_NARROW = 2.0
 _BLOCK_MARKERS = ("^", "v", "<", ">", "p", "h", "*", "d")
 
 
@@ -98,7 +86,7 @@ TRADEOFFS = (
 def series_name(series: tuple[str, str]) -> str:
     """Return the name of a mechanism and its blocks."""
     mechanism, blocks = series
-    name = _NAMES.get(mechanism, mechanism)
+    name = MECHANISMS[mechanism].title if mechanism in MECHANISMS else mechanism
     if not blocks:
         return name
     unit = {"whole": "whole gradient", "layer": "a block a tensor"}.get(blocks, f"blocks of {blocks.partition(':')[2]}")
@@ -128,7 +116,7 @@ def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Seque
     data, model = settings[0].facet
     names = ", ".join(series_name(one) for one in present)
     alt = f"{tradeoff.name} of {model} on {data}: {present.total()} settings of {names}."
-    return plot(build, alt, dict(_COLOURS.values()))
+    return plot(build, alt, dict(kind.colours for kind in MECHANISMS.values()))
 
 
 def draw_tradeoff(
@@ -170,6 +158,10 @@ def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:
     if tradeoff.logarithmic:
         axes.set_xscale("log")
         wide = max(costs) > 1e3 * min(costs)
+        if max(costs) < _NARROW * min(costs):
+            # Else ticks would differ in digits that are not shown.
+            middle = math.sqrt(min(costs) * max(costs))
+            axes.set_xlim(middle / _NARROW, middle * _NARROW)
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
         # Long numbers in a row would run into each other.
         largest = 1e4 if wide else 1e7
@@ -180,7 +172,7 @@ def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:
 def _draw_series(
     axes: Axes, points: Sequence[tuple[Estimate, Estimate]], series: tuple[str, str], marker: str, tradeoff: Tradeoff
 ) -> None:
-    colour = _COLOURS.get(series[0], (LIGHT.line, DARK.line))[0]
+    colour = MECHANISMS[series[0]].colours[0] if series[0] in MECHANISMS else LIGHT.line
     for horizontal in (True, False):
         _draw_intervals(axes, points, colour, horizontal=horizontal)
     costs = [cost.value for cost, _ in points]
@@ -188,7 +180,7 @@ def _draw_series(
     sign = 1 if tradeoff.less_is_better else -1
     front = pareto_front([(sign * cost, gain) for cost, gain in zip(costs, gains, strict=True)])
     if len(front) > 1:
-        # In the order of rising cost: what is had at this cost lasts up to the next point.
+        # In the order of rising cost: the accuracy at this cost holds up to the next point.
         axes.step(
             [costs[index] for index in front], [gains[index] for index in front], where="post", color=colour,
             linewidth=1.2, alpha=0.75,
@@ -240,7 +232,7 @@ def _draw_reference(axes: Axes, cost: float | None) -> None:
 
 def _marker(series: tuple[str, str], every: Sequence[tuple[str, str]]) -> str:
     mechanism, blocks = series
-    if mechanism != "vmf":
-        return _MARKERS.get(mechanism, "P")
-    known = [other for name, other in every if name == "vmf"]
+    if not blocks:
+        return MECHANISMS[mechanism].marker if mechanism in MECHANISMS else "P"
+    known = [other for name, other in every if name == mechanism]
     return _BLOCK_MARKERS[known.index(blocks) % len(_BLOCK_MARKERS)]

@@ -228,7 +228,7 @@ class Membership:
 
     Attributes:
         attacks: in the audit's order.
-        epsilon_bound: from below.
+        epsilon_bound: the empirical lower bound on epsilon.
         references: models that were trained for it.
         proven_epsilon: what the ledger claims under the bound's adjacency; ``None`` where it claims nothing comparable.
         proven_adjacency: the ledger's.

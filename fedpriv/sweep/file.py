@@ -38,8 +38,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedpriv.config import Count, Experiment, Integer, NonNegative, Positive, override, read_toml, validated
+from fedpriv.config import Experiment, override, read_toml, validated
 from fedpriv.errors import InputError
+from fedpriv.settings import Count, Integer, NonNegative, Positive
 
 __all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "plain_settings", "refuse_trials"]
 

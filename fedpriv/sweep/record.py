@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.blocks import block_runs
+from fedpriv.registry import MECHANISMS
 from fedpriv.runs import RunFolder, parse_json
 
 __all__ = ["COMPLETED", "FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "failed_record", "read_record"]
@@ -65,14 +65,14 @@ class TrialRecord(_Record):
 
     data: str = Field("", description="data set")
     model: str = Field("", description="network")
-    mechanism: str = Field("", description="none, gaussian, laplace, vmf, hgm")
+    mechanism: str = Field("", description="as in the settings")
     blocks: str | None = Field(None, description="vmf: whole, layer, or size:D")
     draws: int | None = Field(None, description="vmf: m, the draws that make up one example's noisy gradient")
     noise: float | None = Field(None, description="kappa, sigma or scale of the worst client, calibrated or as given")
     parameters: int | None = Field(None, description="numbers that are trained")
     rounds: int | None = Field(None, description="rounds finished")
 
-    accuracy: float | None = Field(None, description="share of the test data classified rightly after the last round")
+    accuracy: float | None = Field(None, description="share of the test data classified correctly after the last round")
     accuracy_low: float | None = Field(None, description="low end of its 95 % interval over test examples (Wilson)")
     accuracy_high: float | None = Field(None, description="high end of the same")
     loss: float | None = Field(None, description="mean cross entropy on the test data")
@@ -87,6 +87,7 @@ class TrialRecord(_Record):
 
     reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
     memberships: tuple[MembershipFigures, ...] = Field((), description="one for each attack of the audit")
+    refusals: tuple[str, ...] = Field((), description="what was not attacked, and why")
     epsilon_bound: float | None = Field(None, description="measured: epsilon is at least this, by canaries")
     bound_confidence: float | None = Field(None, description="with this confidence")
     refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")
@@ -162,6 +163,7 @@ class _Summary(_Record):
     data: Mapping[str, Any] = Field(default_factory=dict)
     model: Mapping[str, Any] = Field(default_factory=dict)
     membership: _Membership | None = None
+    refusals: tuple[str, ...] = ()
 
 
 class _Ledger(_Record):
@@ -206,7 +208,7 @@ def read_record(
         data=experiment.data.name,
         model=experiment.model.name,
         mechanism=experiment.mechanism.name,
-        blocks=experiment.mechanism.blocks if experiment.mechanism.name == "vmf" else None,
+        blocks=experiment.mechanism.variant,
         draws=_draws(experiment, summary),
         noise=_noise(ledger),
         parameters=summary.model.get("parameters"),
@@ -218,6 +220,7 @@ def read_record(
         **proven.model_dump(),
         reconstructions=tuple(_reconstruction(one) for one in summary.attacks),
         memberships=tuple(_member(one) for one in found.attacks) if found else (),
+        refusals=summary.refusals,
         epsilon_bound=found.epsilon_bound.epsilon if found else None,
         bound_confidence=found.epsilon_bound.confidence if found else None,
         refuted=_refuted(found),
@@ -239,7 +242,7 @@ def failed_record(
         data=experiment.data.name,
         model=experiment.model.name,
         mechanism=experiment.mechanism.name,
-        blocks=experiment.mechanism.blocks if experiment.mechanism.name == "vmf" else None,
+        blocks=experiment.mechanism.variant,
     )
 
 
@@ -256,13 +259,12 @@ def _bytes(path: Path) -> bytes:
 
 def _draws(experiment: Experiment, summary: _Summary) -> int | None:
     tensors: Sequence[int] | None = summary.model.get("tensors")
-    if experiment.mechanism.name != "vmf" or tensors is None:
-        return None
-    return sum(count for count, _ in block_runs(experiment.mechanism.blocks, tensors))
+    return None if tensors is None else experiment.mechanism.draws(tensors)
 
 
 def _noise(ledger: _Ledger) -> float | None:
-    given = [ledger.parameters[key] for key in ("kappa", "sigma", "scale") if key in ledger.parameters]
+    every = [kind.parameter for kind in MECHANISMS.values() if kind.parameter]
+    given = [ledger.parameters[key] for key in every if key in ledger.parameters]
     return float(given[0]) if given else None
 
 

@@ -78,7 +78,8 @@ def _attacks(record: TrialRecord) -> Iterator[tuple[str, Reconstruction | Member
 def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
     for name in TrialRecord.model_fields:
         if name not in _PARTS:
-            yield name, getattr(record, name)
+            value = getattr(record, name)
+            yield name, "; ".join(value) or None if name == "refusals" else value
     for key, value in record.settings.items():
         yield f"set.{key}", value
     for name, part in _attacks(record):

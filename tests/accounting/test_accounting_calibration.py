@@ -2,12 +2,10 @@
 
 import itertools
 import math
-from typing import get_args
 
 import pytest
 
 from fedpriv.accounting import (
-    MechanismName,
     Release,
     analytic_sigma,
     calibrate,
@@ -17,6 +15,7 @@ from fedpriv.accounting import (
     nominal_noise,
 )
 from fedpriv.errors import InputError
+from fedpriv.registry import MECHANISMS
 
 SETTINGS = [("example", "shuffled"), ("example", "fixed"), ("example", "full"), ("update", "full")]
 PARAMETER = {"gaussian": "sigma", "hgm": "sigma", "laplace": "scale", "vmf": "kappa"}
@@ -24,9 +23,7 @@ FULL = {"sampling": "full", "rate": 1.0, "participations": 1}
 
 
 def epsilon_with(noise, delta, *, mechanism, sampling, rate, participations, dimensions=(1,), unit="example"):
-    noises = {"kappa": None, "sigma": None, "scale": None, PARAMETER[mechanism]: noise}
-    release = Release(mechanism, unit, sampling, rate, participations, dimensions, **noises, clip_norm=1.0, delta=delta)
-    return guarantee(release).epsilon
+    return guarantee(Release(mechanism, unit, sampling, rate, participations, dimensions, noise, delta)).epsilon
 
 
 def check(target, delta, **options):
@@ -104,8 +101,8 @@ def test_bad_delta_is_refused(mechanism, delta):
 
 
 def test_only_mechanisms_with_noise_are_calibrated():
-    assert set(PARAMETER) == set(get_args(MechanismName)) - {"none"}
-    with pytest.raises(InputError, match="mechanism = none: has no noise"):
+    assert set(PARAMETER) == set(MECHANISMS) - {"none"}
+    with pytest.raises(InputError, match="mechanism = none: nothing is proven"):
         calibrate(1.0, 1e-5, mechanism="none", **FULL)
 
 
@@ -135,8 +132,7 @@ def test_the_nominal_epsilon_of_pure_mechanisms(mechanism, expected):
     noise = nominal_noise(0.8, 1e-5, mechanism=mechanism)
     assert noise == expected
     options = {"mechanism": mechanism, "sampling": "full", "rate": 1.0, "participations": 7}
-    noises = {"kappa": None, "sigma": None, "scale": None, PARAMETER[mechanism]: noise}
-    found = guarantee(Release(unit="example", dimensions=(50,), clip_norm=1.0, delta=1e-5, **options, **noises))
+    found = guarantee(Release(unit="example", dimensions=(50,), noise=noise, delta=1e-5, **options))
     assert found.nominal_epsilon == 0.8
 
 

@@ -98,7 +98,7 @@ def test_closed_forms_refuse_what_is_not_proven():
 
 def release(sampling, sigma, participations, rate=0.1, delta=1e-5, adjacency="replace-one"):
     count = participations
-    return Release("gaussian", "example", sampling, rate, count, (10,), None, sigma, None, 3.0, delta, adjacency)
+    return Release("gaussian", "example", sampling, rate, count, (10,), sigma, delta, adjacency)
 
 
 def poisson(*values):

@@ -5,14 +5,12 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from fedpriv.accounting import (
     ORDERS,
-    MechanismName,
     Release,
     amplified_pure,
     amplified_rdp,
@@ -25,17 +23,18 @@ from fedpriv.accounting import (
 )
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.errors import InputError
+from fedpriv.registry import MECHANISMS
 
 LENET = (300, 12, 3600, 12, 3600, 12, 76800, 10)
 FIGURES = ("nominal_epsilon", "pure_epsilon", "epsilon")
 
 
 def vmf(sampling="shuffled", kappa=2.0, participations=3, dimensions=(1000,), rate=0.1, unit="example", delta=1e-5):
-    return Release("vmf", unit, sampling, rate, participations, dimensions, kappa, None, None, 1.0, delta)
+    return Release("vmf", unit, sampling, rate, participations, dimensions, kappa, delta)
 
 
 def gaussian(sampling="shuffled", sigma=2.0, participations=3, rate=0.1, unit="example", delta=1e-5):
-    return Release("gaussian", unit, sampling, rate, participations, (1000,), None, sigma, None, 1.0, delta)
+    return Release("gaussian", unit, sampling, rate, participations, (1000,), sigma, delta)
 
 
 def zero_out(sampling="poisson", **options):
@@ -47,7 +46,7 @@ def hgm(sampling="shuffled", **options):
 
 
 def laplace(sampling="shuffled", scale=2.0, participations=3, rate=0.1, unit="example", delta=1e-5):
-    return Release("laplace", unit, sampling, rate, participations, (1000,), None, None, scale, 1.0, delta)
+    return Release("laplace", unit, sampling, rate, participations, (1000,), scale, delta)
 
 
 BUILDS = [gaussian, hgm, laplace, vmf]
@@ -57,7 +56,7 @@ EVERY = [*EXAMPLE, ("update", "full")]
 
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
 def test_nothing_is_proven_without_a_mechanism(unit, sampling):
-    found = guarantee(Release("none", unit, sampling, 0.1, 3, (10,), None, None, None, 1.0, 1e-5))
+    found = guarantee(Release("none", unit, sampling, 0.1, 3, (10,), None, 1e-5))
     assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (None, None, None)
     assert "without noise" in found.theorem["epsilon"]
     assert found.delta == 1e-5
@@ -237,7 +236,7 @@ def test_the_running_figure_is_never_below_the_final_one_and_not_far(build, unit
 
 
 def test_the_running_figure_without_a_mechanism_is_infinite():
-    release = Release("none", "example", "full", 1.0, 3, (10,), None, None, None, 1.0, 1e-5)
+    release = Release("none", "example", "full", 1.0, 3, (10,), None, 1e-5)
     assert running_epsilon(release) == math.inf
     assert running_epsilon(replace(release, participations=0)) == math.inf
 
@@ -256,10 +255,10 @@ def test_the_running_figure_never_falls(build, sampling):
 @pytest.mark.parametrize(("unit", "sampling"), EVERY)
 def test_more_of_anything_costs_more(unit, sampling):
     for build, change in (
-        (vmf, {"kappa": 2.2}),
-        (gaussian, {"sigma": 1.8}),
-        (hgm, {"sigma": 1.8}),
-        (laplace, {"scale": 1.8}),
+        (vmf, {"noise": 2.2}),
+        (gaussian, {"noise": 1.8}),
+        (hgm, {"noise": 1.8}),
+        (laplace, {"noise": 1.8}),
     ):
         base = build(sampling, unit=unit)
         found = guarantee(base).epsilon
@@ -267,11 +266,6 @@ def test_more_of_anything_costs_more(unit, sampling):
         assert found < guarantee(replace(base, **change)).epsilon
         assert found < guarantee(replace(base, delta=1e-6)).epsilon
         assert found <= guarantee(replace(base, rate=0.2)).epsilon
-
-
-@pytest.mark.parametrize("build", BUILDS)
-def test_clip_norm_does_not_matter(build):
-    assert guarantee(replace(build(), clip_norm=77.0)) == guarantee(build())
 
 
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 30.0])
@@ -283,7 +277,7 @@ def test_more_blocks_cost_more(kappa):
 
 
 def test_every_mechanism_is_tested_here():
-    assert {build().mechanism for build in BUILDS} == set(get_args(MechanismName)) - {"none"}
+    assert {build().mechanism for build in BUILDS} == set(MECHANISMS) - {"none"}
 
 
 # ---- input ----------------------------------------------------------------------------------------------------------
@@ -292,14 +286,14 @@ def test_every_mechanism_is_tested_here():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mechanism": "cauchy"}, "mechanism = cauchy: allowed is none, gaussian, laplace, vmf, hgm"),
+        ({"mechanism": "cauchy"}, "mechanism = cauchy: allowed is gaussian, hgm, laplace, none, vmf"),
         ({"unit": "person"}, "unit = person"),
         ({"sampling": "cyclic"}, "sampling = cyclic"),
         ({"unit": "update"}, "with unit = update allowed is full"),
         ({"adjacency": "add-one"}, "adjacency = add-one: allowed is replace-one, zero-out"),
         ({"adjacency": "zero-out"}, "adjacency = zero-out: with mechanism = vmf and sampling = shuffled allowed is"),
         ({"adjacency": "zero-out", "sampling": "poisson"}, "with mechanism = vmf and sampling = poisson allowed is"),
-        ({"adjacency": "zero-out", "mechanism": "gaussian", "sigma": 1.0}, "mechanism = gaussian and sampling = shuf"),
+        ({"adjacency": "zero-out", "mechanism": "gaussian", "noise": 1.0}, "mechanism = gaussian and sampling = shuf"),
         ({"rate": 0.0}, "rate = 0"),
         ({"rate": 1.1}, "rate = 1.1"),
         ({"rate": math.nan}, "rate = nan"),
@@ -308,25 +302,23 @@ def test_every_mechanism_is_tested_here():
         ({"participations": True}, "participations = True"),
         ({"dimensions": ()}, "dimensions"),
         ({"dimensions": (5, 0)}, "dimensions"),
-        ({"kappa": None}, "kappa = None"),
-        ({"kappa": -1.0}, "kappa = -1"),
-        ({"kappa": 1.1e7}, "allowed is from 0 to 1e[+]07"),
-        ({"kappa": math.nan}, "kappa = nan"),
-        ({"clip_norm": 0.0}, "clip_norm = 0"),
-        ({"clip_norm": math.inf}, "clip_norm = inf"),
+        ({"noise": None}, "kappa = None"),
+        ({"noise": -1.0}, "kappa = -1"),
+        ({"noise": 1.1e7}, "allowed is from 0 to 1e[+]07"),
+        ({"noise": math.nan}, "kappa = nan"),
         ({"delta": 0.0}, "delta = 0"),
         ({"delta": 1.0}, "delta = 1"),
         ({"delta": math.nan}, "delta = nan"),
-        ({"mechanism": "gaussian"}, "sigma = None"),
-        ({"mechanism": "gaussian", "sigma": 0.0}, "sigma = 0"),
-        ({"mechanism": "gaussian", "sigma": math.inf}, "sigma = inf"),
-        ({"mechanism": "gaussian", "sigma": math.nan}, "sigma = nan"),
-        ({"mechanism": "hgm"}, "sigma = None"),
-        ({"mechanism": "hgm", "sigma": math.nan}, "sigma = nan"),
-        ({"mechanism": "laplace"}, "scale = None"),
-        ({"mechanism": "laplace", "scale": 0.0}, "scale = 0"),
-        ({"mechanism": "laplace", "scale": 2e12}, "allowed is from 1e-09 to 1e[+]12"),
-        ({"mechanism": "laplace", "scale": math.nan}, "scale = nan"),
+        ({"mechanism": "gaussian", "noise": None}, "sigma = None"),
+        ({"mechanism": "gaussian", "noise": 0.0}, "sigma = 0"),
+        ({"mechanism": "gaussian", "noise": math.inf}, "sigma = inf"),
+        ({"mechanism": "gaussian", "noise": math.nan}, "sigma = nan"),
+        ({"mechanism": "hgm", "noise": None}, "sigma = None"),
+        ({"mechanism": "hgm", "noise": math.nan}, "sigma = nan"),
+        ({"mechanism": "laplace", "noise": None}, "scale = None"),
+        ({"mechanism": "laplace", "noise": 0.0}, "scale = 0"),
+        ({"mechanism": "laplace", "noise": 2e12}, "allowed is from 1e-09 to 1e[+]12"),
+        ({"mechanism": "laplace", "noise": math.nan}, "scale = nan"),
     ],
 )
 def test_bad_releases_are_refused_in_one_line(change, words):

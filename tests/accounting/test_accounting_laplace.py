@@ -191,7 +191,7 @@ def test_many_releases_lie_between_two_randomised_responses(shift, count, delta)
 
 
 def release(sampling="shuffled", scale=2.0, participations=3, rate=0.1, unit="example", delta=1e-5):
-    return Release("laplace", unit, sampling, rate, participations, (1000,), None, None, scale, 1.0, delta)
+    return Release("laplace", unit, sampling, rate, participations, (1000,), scale, delta)
 
 
 @pytest.mark.parametrize(("unit", "sampling"), [("example", "shuffled"), ("example", "full"), ("update", "full")])

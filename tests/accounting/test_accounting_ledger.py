@@ -39,9 +39,7 @@ def test_worst_first_in_whatever_order_the_lines_come(rotation):
 
 
 def test_the_runs_figure_is_the_worst_clients_not_a_sum():
-    releases = [
-        Release("gaussian", "example", "shuffled", 0.1, count, (10,), None, 3.0, None, 1.0, 1e-5) for count in (1, 5, 3)
-    ]
+    releases = [Release("gaussian", "example", "shuffled", 0.1, count, (10,), 3.0, 1e-5) for count in (1, 5, 3)]
     lines = [LedgerEntry(client, 50, guarantee(release)) for client, release in enumerate(releases)]
     ledger = Ledger.of("example", "gaussian", {"sigma": 3.0}, lines)
     assert ledger.worst.client == 1
@@ -53,7 +51,7 @@ def test_the_runs_figure_is_the_worst_clients_not_a_sum():
     list(itertools.product(["none", "gaussian", "vmf"], ["shuffled", "fixed", "poisson", "full"])),
 )
 def test_json_round_trip_keeps_every_bit(mechanism, sampling):
-    release = Release(mechanism, "example", sampling, 0.1, 3, (100, 7), 1 / 3, 7 / 3, 5 / 3, 1.0, 1e-5)
+    release = Release(mechanism, "example", sampling, 0.1, 3, (100, 7), 7 / 3, 1e-5)
     lines = [LedgerEntry(k, 40 + k, guarantee(replace(release, participations=k + 1))) for k in range(3)]
     ledger = Ledger.of("example", mechanism, {"kappa": 1 / 3, "blocks": "layer"}, lines)
     assert Ledger.from_json(json.loads(json.dumps(ledger.to_json(), allow_nan=False))) == ledger

@@ -162,7 +162,7 @@ def test_runs_agree_with_dp_accountings_distribution(sigma, rate, steps):
 
 
 def test_the_check_value_of_the_documentation():
-    """docs/privacy.md: the same run on the two scales, and with batches of a fixed size."""
+    """docs/mechanisms.md: the same run on the two scales, and with batches of a fixed size."""
     run = release(1.0, 0.01, 1000)
     assert proven_epsilon(run) == pytest.approx(2.846, abs=5e-4)
     assert running_epsilon(run) == pytest.approx(3.111, abs=5e-4)

@@ -146,6 +146,18 @@ class Bare(nn.Module):
         return self.last(torch.tanh(self.scale * x.flatten(1)))
 
 
+class Temperature(nn.Module):
+    """A parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(144, CLASSES)
+        self.factor = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * self.last(torch.tanh(self.factor * x.flatten(1)))
+
+
 class Changed(nn.Module):
     """The input of a layer is changed after the layer has read it."""
 
@@ -199,6 +211,7 @@ VMAP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "twice": (Twice, "called 2 times"),
     "functional": (Functional, "outside"),
     "bare": (Bare, "holds parameters itself"),
+    "temperature": (Temperature, "holds parameters itself"),
     "changed": (Changed, "in place"),
     "mixing": (Mixing, "alone"),
     "normalised": (Normalised, "norm mixes"),

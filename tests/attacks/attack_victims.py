@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from attacks.observation import Observation, PublicSettings
-from fedpriv.config import MechanismConfig, ModelConfig
+from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import build_mechanism
+from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models import build_model
 from tests.noise import stream
 
@@ -70,8 +70,8 @@ def observe(
     """One FedSGD upload of a batch of images (B, C, H, W) on the [0, 1] scale."""
     reference = next(model.parameters())
     x = normalise(images).to(reference)
-    config = MechanismConfig.model_validate(mechanism)
-    built = build_mechanism(config)
+    config = mechanism_settings(mechanism)
+    built = config.mechanism()
     generator = stream(noise_seed + 1000 * client)
     upload = built.release(DenseGradients(example_gradients(model, x, labels)), len(x), generator)
     changes = {"mechanism": dict(mechanism), "batch_size": len(x), "shape": tuple(x.shape[1:]), **changes}

@@ -10,11 +10,11 @@ from torch import nn
 
 from attacks import campaign
 from attacks.campaign import attack_each, fault
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
-from fedpriv.config import IgaConfig
 
-CONFIG = IgaConfig(iterations=5, restarts=2)
+CONFIG = IgaSettings(iterations=5, restarts=2)
 
 
 def spoilt(observation: Observation, **upload: torch.Tensor) -> Observation:

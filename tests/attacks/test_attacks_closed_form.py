@@ -20,15 +20,17 @@ from attack_victims import (
 from torch import nn
 
 from attacks.campaign import attack_each
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, run_attack
-from fedpriv.config import ClosedFormConfig, DataConfig, IgaConfig, ModelConfig
+from fedpriv.config import DataConfig, ModelConfig
 from fedpriv.data import load_dataset
 from fedpriv.errors import InputError
 from fedpriv.metrics import match
 from fedpriv.models import build_model
 
-CONFIG = ClosedFormConfig()
+CONFIG = ClosedFormSettings()
 
 
 @pytest.mark.parametrize("hidden", [(256,), pytest.param((1024, 1024), marks=pytest.mark.slow)])
@@ -146,5 +148,5 @@ def test_a_refusal_is_one_line_and_of_that_victim_only(name: str) -> None:
 
 def test_it_takes_no_settings_of_other_attacks() -> None:
     model = mlp()
-    with pytest.raises(InputError, match="closed_form takes ClosedFormConfig; given IgaConfig"):
-        run_attack(AttackJob("closed_form", observe_digits(model, 1)[0], model, IgaConfig(), 0))
+    with pytest.raises(InputError, match="closed_form takes ClosedFormSettings; given IgaSettings"):
+        run_attack(AttackJob("closed_form", observe_digits(model, 1)[0], model, IgaSettings(), 0))

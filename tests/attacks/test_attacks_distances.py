@@ -8,7 +8,7 @@ from attacks.reconstruction.dummy_gradients.targets import Targets
 from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
 from attacks.reconstruction.matching.matcher import Comparison
 from attacks.reconstruction.upload_model.model import UploadModel
-from fedpriv.mechanisms import NoMechanism
+from fedpriv.mechanisms.none import NoMechanism
 
 Blocks = tuple[tuple[str, ...], ...]
 SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 1, 3, 3)}

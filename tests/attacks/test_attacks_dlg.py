@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, OwnHead, digits, errors, lenet, mlp, observe, observe_digits
 from torch import nn
 
+from attacks.methods.dlg import DlgSettings
 from attacks.reconstruction import AttackJob, run_attack
-from fedpriv.config import DlgConfig
 
 SLOW = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def test_recovers_digits_and_their_labels(make: Any) -> None:
     """Peers report the label of an unrelated random template: right images with wrong labels."""
     model = make()
     heard, truth, labels = observe_digits(model, 4, first=30)
-    found = run_attack(AttackJob("dlg", heard, model, DlgConfig(iterations=80, restarts=3), 0))
+    found = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=80, restarts=3), 0))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     assert float(errors([result.images for result in found], truth).max()) < 1e-3
     for result, original, label in zip(found, truth, labels, strict=True):
@@ -34,7 +34,7 @@ def test_recovers_digits_and_their_labels(make: Any) -> None:
 def test_recovers_digits_on_the_sigmoid_lenet(init: str) -> None:
     model = lenet(init)
     heard, truth, labels = observe_digits(model, 2)
-    found = run_attack(AttackJob("dlg", heard, model, DlgConfig(iterations=150, restarts=2), 0))
+    found = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=150, restarts=2), 0))
     assert float(errors([result.images for result in found], truth).max()) < 1e-3
     assert [result.labels.tolist() for result in found] == labels.tolist()
 
@@ -43,7 +43,7 @@ def test_recovers_digits_on_the_sigmoid_lenet(init: str) -> None:
 def test_most_restarts_succeed_on_the_sigmoid_lenet() -> None:
     model = lenet()
     heard, truth, labels = observe_digits(model, 8, first=200)
-    found = run_attack(AttackJob("dlg", heard, model, DlgConfig(), 0))
+    found = run_attack(AttackJob("dlg", heard, model, DlgSettings(), 0))
     every = [float(errors([a.images], truth[k][None])) for k, result in enumerate(found) for a in result.attempts]
     assert sum(error < 1e-3 for error in every) > len(every) / 2
     assert float(errors([result.images for result in found], truth).max()) < 1e-4
@@ -54,7 +54,7 @@ def test_the_reported_loss_is_the_squared_distance_at_the_reported_images() -> N
     model = mlp().double()
     heard, _, _ = observe_digits(model, 3)
     for observation, result in zip(
-        heard, run_attack(AttackJob("dlg", heard, model, DlgConfig(iterations=150), 0)), strict=True
+        heard, run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=150), 0)), strict=True
     ):
         x = ((result.images - MEAN) / STD).double()  # clamped, but at the solution nothing is outside the range
         gradients = torch.autograd.grad(F.cross_entropy(model(x), result.labels), list(model.parameters()))
@@ -80,7 +80,7 @@ def test_knows_what_the_mechanism_does_to_the_length(mechanism: dict[str, object
     """Clipping and normalisation alone protect nothing from an attacker who is told of them."""
     model = mlp()
     heard, truth, labels = observe_digits(model, 4, mechanism=mechanism)
-    found = run_attack(AttackJob("dlg", heard, model, DlgConfig(iterations=100, restarts=1), 0))
+    found = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=100, restarts=1), 0))
     assert float(errors([result.images for result in found], truth).median()) < 0.02
     assert [result.labels.tolist() for result in found] == labels.tolist()
 
@@ -92,7 +92,7 @@ def test_a_small_batch(attack_restarts: int) -> None:
     rows = [3, 8]
     model: nn.Module = mlp()
     heard = [observe(model, images[rows], truth[rows])]
-    (found,) = run_attack(AttackJob("dlg", heard, model, DlgConfig(iterations=300, restarts=attack_restarts), 0))
+    (found,) = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=300, restarts=attack_restarts), 0))
     assert found.images.shape == (2, 1, 8, 8)
     assert len(found.attempts) == attack_restarts
     if attack_restarts == 8:

@@ -66,7 +66,7 @@ def made(name: str, model: nn.Module, images: Tensor, labels: Tensor, each: bool
     return build(Network(model), trained(model), images, labels, each=each)
 
 
-@pytest.mark.parametrize("name", [*GHOST, "twice", "bare", "functional", "transposed"])
+@pytest.mark.parametrize("name", [*GHOST, "twice", "bare", "temperature", "functional", "transposed"])
 @pytest.mark.parametrize("examples", [1, 3])
 @pytest.mark.parametrize("each", [True, False])
 def test_everything_that_is_asked_and_its_derivatives(name: str, examples: int, each: bool) -> None:

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, Headless, digits, errors, lenet, mlp, observe, observe_digits
 from torch import Tensor, nn
 
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.recipes.descent import Best
 from fedpriv import metrics
-from fedpriv.config import IgaConfig
 from fedpriv.randomness import torch_stream
 
 
@@ -28,7 +28,7 @@ def plain_loss(model: nn.Module, observation: Observation, x: Tensor, y: Tensor,
 
 
 def plain_iga(
-    model: nn.Module, observation: Observation, labels: Tensor, config: IgaConfig, seed: int, restart: int
+    model: nn.Module, observation: Observation, labels: Tensor, config: IgaSettings, seed: int, restart: int
 ) -> tuple[Tensor, float, list[float]]:
     """Inverting Gradients as one would write it for a single victim: Adam by hand, one restart."""
     generator = torch_stream(seed, "attack iga", observation.round, observation.client, restart)
@@ -58,7 +58,7 @@ def test_same_numbers_as_a_plain_loop(make: Any, examples: int) -> None:
     """Three victims with two restarts each in one batch against six plain loops, in float64."""
     model = make().double()
     images, truth = digits()
-    config = IgaConfig(iterations=16, restarts=2, tv=1e-3)
+    config = IgaSettings(iterations=16, restarts=2, tv=1e-3)
     heard, labels = [], []
     for client in range(3):
         rows = list(range(10 * client, 10 * client + examples))
@@ -78,7 +78,7 @@ def test_the_kept_images_are_those_of_the_kept_loss() -> None:
     """Peers store loss(x_t) with x_{t+1}. Here steps are huge and the best iterate never is the last."""
     model = mlp().double()
     heard, _, labels = observe_digits(model, 6)
-    config = IgaConfig(iterations=5, learning_rate=30.0, tv=1.0)
+    config = IgaSettings(iterations=5, learning_rate=30.0, tv=1.0)
     last_was_best = 0
     for observation, label, result in zip(
         heard, labels, run_attack(AttackJob("iga", heard, model, config, 1)), strict=True
@@ -105,7 +105,7 @@ def test_bookkeeping_row_by_row() -> None:
 def test_stays_in_the_box() -> None:
     model = mlp()
     heard, _, _ = observe_digits(model, 2)
-    for result in run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=5, learning_rate=50.0), 0)):
+    for result in run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=5, learning_rate=50.0), 0)):
         assert float(result.images.min()) >= 0
         assert float(result.images.max()) <= 1
 
@@ -114,7 +114,7 @@ def test_stays_in_the_box() -> None:
 def test_recovers_digits(make: Any) -> None:
     model = make()
     heard, truth, labels = observe_digits(model, 3, first=20)
-    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=80, tv=1e-5), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=80, tv=1e-5), 0))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.8
@@ -125,7 +125,7 @@ def test_recovers_digits(make: Any) -> None:
 def test_recovers_digits_from_both_lenets(init: str) -> None:
     model = lenet(init)
     heard, truth, _ = observe_digits(model, 8, first=50)
-    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=600, tv=1e-6), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=600, tv=1e-6), 0))
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.95
 
@@ -135,7 +135,7 @@ def test_recovers_a_small_batch() -> None:
     rows = [0, 1, 2]
     model = mlp(hidden=(128,))
     (found,) = run_attack(
-        AttackJob("iga", [observe(model, images[rows], truth[rows])], model, IgaConfig(iterations=300), 0)
+        AttackJob("iga", [observe(model, images[rows], truth[rows])], model, IgaSettings(iterations=300), 0)
     )
     assert found.labels.tolist() == [0, 1, 2]
     order = metrics.match(images[rows], found.images)
@@ -145,7 +145,7 @@ def test_recovers_a_small_batch() -> None:
 def test_labels_that_cannot_be_read_off_are_optimised() -> None:
     model = Headless()
     heard, truth, labels = observe_digits(model, 4)
-    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=250, tv=1e-6, restarts=4), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=250, tv=1e-6, restarts=4), 0))
     assert all("optimised with the images" in result.note for result in found)
     assert [result.labels.tolist() for result in found] == labels.tolist()
     assert float(errors([result.images for result in found], truth).median()) < 1e-2
@@ -156,7 +156,7 @@ def test_layer_blocks_use_each_blocks_angle() -> None:
     model = mlp().double()
     mechanism = {"name": "vmf", "kappa": 1e7, "blocks": "layer"}
     heard, truth, labels = observe_digits(model, 3, mechanism=mechanism)
-    config = IgaConfig(iterations=150, tv=0.0)
+    config = IgaSettings(iterations=150, tv=0.0)
     found = run_attack(AttackJob("iga", heard, model, config, 0))
     assert float(errors([result.images for result in found], truth).median()) < 1e-2
     for observation, label, result in zip(heard, labels, found, strict=True):

@@ -19,15 +19,19 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
+from attacks.access import Access
 from attacks.baselines import guesses
 from attacks.campaign import attack_each
+from attacks.methods.imprint import ImprintSettings
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, AttackJob, AttackRefused, Reconstruction, run_attack
+from attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 from attacks.reconstruction.first_layer.imprint import craft_parameters, find_imprint_layers, refuse_local_training
 from attacks.referee import Truth, score
-from attacks.threat import LISTENERS, Access, ThreatModel, threat_model
-from fedpriv.config import ACTIVE_ATTACKS, ACTIVE_LISTENERS, AdversaryConfig, ImprintConfig
+from attacks.threat import LISTENERS, ThreatModel, threat_model
+from fedpriv.config import AdversaryConfig
+from fedpriv.config.sections import ACTIVE_LISTENERS
 from fedpriv.gradients import Vector
+from fedpriv.registry import ATTACKS
 
 SHAPE = (1, 8, 8)
 PUBLIC = slice(-1000, None)
@@ -48,7 +52,7 @@ def crafted(hidden: tuple[int, ...] = (400, 32), bins: int | None = None) -> tup
 
 
 def read(heard: Observation, model: nn.Module) -> Reconstruction:
-    (found,) = run_attack(AttackJob("imprint", [heard], model, ImprintConfig(), 0, public_images=digits()[0][PUBLIC]))
+    (found,) = run_attack(AttackJob("imprint", [heard], model, ImprintSettings(), 0, public_images=digits()[0][PUBLIC]))
     return found
 
 
@@ -204,9 +208,9 @@ def test_a_passive_adversary_is_refused(name: str) -> None:
 
 
 def test_the_settings_know_who_is_active() -> None:
-    """fedpriv.config comes before the threat models and the table of attacks, and must say the same."""
+    """fedpriv.config comes before the threat models, and must say the same."""
     assert {name for name, one in LISTENERS.items() if Access.ACTIVE in one.grants} == set(ACTIVE_LISTENERS)
-    assert {name for name, attack in ATTACKS.items() if attack.active} == set(ACTIVE_ATTACKS)
+    assert [name for name, attack in ATTACKS.items() if attack.active()] == ["imprint"]
 
 
 def test_without_public_images_it_is_refused() -> None:
@@ -277,7 +281,7 @@ def test_the_one_that_cannot_be_read_does_not_stop_the_others() -> None:
     broken = observe(model, images[4:8], labels[4:8], client=1)
     honest = {name: value + 0.01 * torch.randn(value.shape) for name, value in parameters.items()}
     broken = Observation(1, 1, honest, broken.upload, broken.settings)
-    campaign = attack_each(AttackJob("imprint", [good, broken], model, ImprintConfig(), 0))
+    campaign = attack_each(AttackJob("imprint", [good, broken], model, ImprintSettings(), 0))
     assert list(campaign.found) == [0]
     assert "not made for imprint" in campaign.failures[1]
 

@@ -12,13 +12,16 @@ import torch.nn.functional as F
 from attack_victims import parameters_of
 from torch import Tensor, nn
 
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.idlg import IdlgSettings
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation, PublicSettings
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
 from attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv import metrics
-from fedpriv.config import DataConfig, DlgConfig, IdlgConfig, IgaConfig, ModelConfig
+from fedpriv.config import DataConfig, ModelConfig
 from fedpriv.data import Dataset, load_dataset
 from fedpriv.models import build_model
 
@@ -86,7 +89,7 @@ def test_inverting_gradients_on_the_untrained_lenet(cifar: Dataset) -> None:
     """The paper's 18.0 +- 3.3 dB (Geiping et al. 2020, table 1). Measured: 19.5 dB, all labels."""
     model = network(cifar, "default")
     heard, truth = single(model, cifar, 32)
-    found = run_attack(AttackJob("iga", heard, model, IgaConfig(iterations=2400, restarts=1, tv=1e-4), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=2400, restarts=1, tv=1e-4), 0))
     assert float(metrics.psnr(truth, torch.cat([one.images for one in found])).median()) >= 18.0
     assert [one.labels.tolist() for one in found] == cifar.y_test[:32, None].tolist()
 
@@ -95,7 +98,7 @@ def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:
     """Zhu et al. 2019. Measured after 250 iterations: 16 of 16 below 5e-3, the largest 4.3e-3, all labels."""
     model = network(cifar, "uniform")
     heard, truth = single(model, cifar, 16)
-    found = run_attack(AttackJob("dlg", heard, model, DlgConfig(iterations=250, restarts=8), 0))
+    found = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=250, restarts=8), 0))
     errors = metrics.mse(truth, torch.cat([one.images for one in found]))
     assert int((errors < 5e-3).sum()) >= 13  # 80 % of 16
     assert [one.labels.tolist() for one in found] == cifar.y_test[:16, None].tolist()
@@ -109,11 +112,11 @@ def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:
     ],
 )
 def test_federated_averaging_with_four_images_and_four_steps(cifar: Dataset, batch: int, rate: float) -> None:
-    """Unrolled, untrained LeNet, labels unknown. Where labels are not inferred right, less: docs/results.md."""
+    """Unrolled, untrained LeNet, labels unknown. Less where labels are not inferred: docs/known-answers.md."""
     model = network(cifar, "default")
     pairs = [trained(model, cifar, client, batch, rate) for client in range(4)]
     assert all(observation.labels is None for observation, _ in pairs)
-    found = run_attack(AttackJob("idlg", [one for one, _ in pairs], model, IdlgConfig(iterations=100, restarts=1), 0))
+    found = run_attack(AttackJob("idlg", [one for one, _ in pairs], model, IdlgSettings(iterations=100, restarts=1), 0))
     scores = [
         metrics.psnr(truth, one.images[metrics.match(truth, one.images)])
         for one, (_, truth) in zip(found, pairs, strict=True)

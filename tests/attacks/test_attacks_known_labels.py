@@ -6,10 +6,11 @@ import pytest
 import torch
 from attack_victims import digits, errors, mlp, observe, observe_digits
 
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.iga import IgaSettings
 from attacks.reconstruction import AttackJob, run_attack
-from fedpriv.config import DlgConfig, IgaConfig
 
-CONFIGS = {"dlg": DlgConfig(iterations=60, restarts=2), "iga": IgaConfig(iterations=80, tv=1e-5)}
+CONFIGS = {"dlg": DlgSettings(iterations=60, restarts=2), "iga": IgaSettings(iterations=80, tv=1e-5)}
 BOTH = pytest.mark.parametrize("name", list(CONFIGS))
 
 
@@ -58,7 +59,7 @@ def test_granted_labels_survive_noise_that_hides_them() -> None:
     model = mlp()
     heard, _, labels = observe_digits(model, 4, mechanism={"name": "vmf", "kappa": 0.0})
     told = [replace(one, labels=(int(label),)) for one, label in zip(heard, labels, strict=True)]
-    config = IgaConfig(iterations=5)
+    config = IgaSettings(iterations=5)
     assert [
         int(one.labels) for one in run_attack(AttackJob("iga", told, model, config, 0))
     ] == labels.flatten().tolist()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, observe, observe_digits
 from torch import Tensor, nn
 
+from attacks.methods.map import MapSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.dummy_gradients.network import Network
@@ -16,7 +17,7 @@ from attacks.reconstruction.posterior.label_evidence import BEHIND, DRAWS, SEED,
 from attacks.reconstruction.posterior.likelihood import Whitening
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.config import MapConfig, ModelConfig
+from fedpriv.config import ModelConfig
 from fedpriv.models import build_model
 
 PUBLIC = digits()[0][600:]
@@ -127,7 +128,7 @@ def test_nothing_heard_still_gives_an_image() -> None:
     """Forty labels are open, ten are searched with; the image is the guess."""
     model = many_classes()
     heard, truth, _ = observe_digits(model, 2, mechanism=MECHANISMS["nothing heard"], classes=CLASSES)
-    found = run_attack(AttackJob("map", heard, model, MapConfig(iterations=20), 0, public_images=PUBLIC))
+    found = run_attack(AttackJob("map", heard, model, MapSettings(iterations=20), 0, public_images=PUBLIC))
     reached = errors([result.images for result in found], truth)
     guess = (PUBLIC.mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))
     assert bool((reached <= 1.05 * guess).all())

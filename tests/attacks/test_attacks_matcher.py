@@ -19,8 +19,8 @@ from attacks.reconstruction.matching.distances import angle, squared_distance
 from attacks.reconstruction.matching.matcher import Comparison, Matcher
 from attacks.reconstruction.matching.memory import chunks, row_bytes
 from attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.config import MechanismConfig
-from fedpriv.mechanisms import Redistribution, build_mechanism, layer_shares, uniform_shares
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, uniform_shares
 
 MECHANISMS = [
     {"name": "none"},
@@ -74,8 +74,8 @@ def test_gradients(name: str, examples: int, shared: bool, each: bool) -> None:
 def plain_expected(model: nn.Module, observation: Observation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """The expected upload of one victim's dummies, written out with plain autograd; standardised."""
     leaves = {key: value.clone().requires_grad_() for key, value in observation.parameters.items()}
-    config = MechanismConfig.model_validate(observation.settings.mechanism)
-    mechanism = build_mechanism(config, observation.redistribution)
+    config = mechanism_settings(observation.settings.mechanism)
+    mechanism = config.mechanism(observation.redistribution)
     gradients = []
     for k in range(len(images)):
         loss = soft_loss(functional_call(model, leaves, (images[k : k + 1],)), labels[k : k + 1])
@@ -90,8 +90,8 @@ def plain_expected(model: nn.Module, observation: Observation, images: Tensor, l
 def one_mismatch(model: nn.Module, observation: Observation, images: Tensor, labels: Tensor, kind: str) -> Tensor:
     """The objective of one victim, written out: expected upload of the dummies against what was heard."""
     expected = plain_expected(model, observation, images, labels)
-    config = MechanismConfig.model_validate(observation.settings.mechanism)
-    heard = build_mechanism(config, observation.redistribution).standardise(observation.upload)
+    config = mechanism_settings(observation.settings.mechanism)
+    heard = config.mechanism(observation.redistribution).standardise(observation.upload)
     if kind == "squared":
         return sum((expected[key] - heard[key]).square().sum() for key in expected)
     if kind == "L1":

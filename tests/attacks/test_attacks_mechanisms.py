@@ -8,13 +8,14 @@ import torch
 from attack_victims import digits, errors, example_gradients, mlp, normalise, parameters_of, settings
 from safetensors.torch import load_file, save_file
 
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation, read_observation, write_observation
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
-from fedpriv.config import IgaConfig, MechanismConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import Redistribution, build_mechanism, layer_shares
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares
 from tests.noise import stream
 
 SHAPES = {"a": (3, 2), "b": (4,)}
@@ -44,7 +45,7 @@ def uneven(shapes: dict[str, tuple[int, ...]]) -> Redistribution:
 def test_expected_uploads(mechanism: dict[str, object], unit: str, algorithm: str, size: int) -> None:
     """Against the mechanism's own expectation, one batch at a time, as the client would have applied it."""
     shares, rate = uneven(SHAPES), 0.4
-    built = build_mechanism(MechanismConfig.model_validate({**mechanism, "unit": unit}), shares)
+    built = mechanism_settings({**mechanism, "unit": unit}).mechanism(shares)
     public = settings(
         mechanism={**mechanism, "unit": unit}, algorithm=algorithm, batch_size=size, learning_rate=rate, local_steps=1
     )
@@ -70,7 +71,7 @@ def through_hgm(shares: Redistribution, sigma: float, victims: int = 1) -> tuple
     network = mlp(hidden=(32,))
     images, labels = digits()
     config = {"name": "hgm", "sigma": sigma, "clip_norm": 1.0}
-    built = build_mechanism(MechanismConfig.model_validate(config), shares)
+    built = mechanism_settings(config).mechanism(shares)
     heard = []
     for client in range(victims):
         one = slice(client, client + 1)
@@ -155,7 +156,7 @@ def test_knowing_the_shares_helps_the_adversary() -> None:
     shares = of_the_network({"output.weight": 0.998, "output.bias": 0.001})
     heard, truth = through_hgm(shares, 0.05, victims=4)
     even = Redistribution({name: torch.full_like(value, 1 / shares.dimension) for name, value in shares.shares.items()})
-    attack = IgaConfig(iterations=600, tv=1e-5)
+    attack = IgaSettings(iterations=600, tv=1e-5)
     found = [
         errors([one.images for one in run_attack(AttackJob("iga", told, mlp(hidden=(32,)), attack, 3))], truth)
         for told in (heard, [replace(one, redistribution=even) for one in heard])

@@ -163,6 +163,37 @@ def test_a_batch(attack: str) -> None:
     assert found.loss == min(loss for loss in found.losses if loss is not None)
 
 
+class Attention(nn.Module):
+    """Each row of a picture is a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.body, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        logits: Tensor = self.last((rows + self.body(rows, rows, rows, need_weights=False)[0]).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("attack", ["dlg", "iga", "map"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_attention_can_be_attacked(attack: str, count: int) -> None:
+    """Torch cannot differentiate its fast kernels for attention twice."""
+    model = Attention()
+    images, labels = batch(count)
+    gradient(model, images, labels)
+    begun, found = (
+        reconstruct(model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, attack=attack,
+                    labels=labels.tolist(), batch_size=count, mean=MEAN, std=STD, iterations=steps, restarts=1)
+        for steps in (1, 15)
+    )  # fmt: skip
+    assert begun.loss is not None and found.loss is not None
+    assert found.loss < begun.loss
+
+
 def test_without_normalisation_images_are_what_the_model_sees() -> None:
     model = mlp()
     images, labels = batch()
@@ -352,7 +383,10 @@ def test_no_warning_without_a_reason() -> None:
     gradient(model, *batch())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reconstruct(model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, iterations=2)
+        for known in ({"mean": MEAN, "std": STD}, {"value_range": (0, 1)}):
+            reconstruct(
+                model, F.cross_entropy, [value.grad for value in model.parameters()], SHAPE, iterations=2, **known
+            )
 
 
 def ones(model: nn.Module, **changes: Any) -> dict[str, Any]:
@@ -363,6 +397,12 @@ MODEL = mlp()
 LIST = [torch.ones_like(value) for value in MODEL.parameters()]
 BIAS = "output.bias"
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "one end of a range": ({"value_range": 6}, "value_range = 6: two numbers, the lowest and the highest"),
+    "an empty range": ({"value_range": (1, 1)}, "value_range = (1, 1): finite numbers are wanted, the lower one first"),
+    "an endless range": ({"value_range": (0, float("inf"))}, "value_range = (0, inf): finite numbers are wanted"),
+    "public images out of range": (
+        {"public_images": torch.ones(3, *SHAPE), "value_range": (-1, 0.5)}, "numbers from -1 to 0.5 are wanted"
+    ),
     "wrong shape": (
         {"upload": ones(MODEL, **{BIAS: torch.ones(9)})}, "output.bias has the shape (9,), in the model (10,)"
     ),
@@ -441,6 +481,58 @@ def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
     with pytest.raises(InputError) as caught:
         reconstruct(model, F.cross_entropy, [torch.ones_like(value) for value in model.parameters()], SHAPE)
     assert words in str(caught.value)
+
+
+def table_row() -> tuple[nn.Module, Tensor, list[Tensor]]:
+    """A model of standardised rows of a table, one row, and its gradient."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model, row = nn.Sequential(nn.Flatten(), nn.Linear(12, 30), nn.Sigmoid(), nn.Linear(30, 3)), torch.randn(1, 12)
+    loss = F.cross_entropy(model(row.view(1, 1, 1, 12)), torch.tensor([1]))
+    return model, row, list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize("attack", ["dlg", "closed_form"])
+def test_a_row_of_a_table_needs_its_range(attack: str) -> None:
+    model, row, gradients = table_row()
+    found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack, value_range=(-6, 6))
+    assert float((found.images.flatten(1) - row).square().mean()) < 1e-6
+    assert "bound" not in found.note
+
+
+@pytest.mark.parametrize("attack", ["dlg", "closed_form", "iga", "map"])
+def test_clipping_to_a_range_that_was_assumed_is_a_warning(attack: str) -> None:
+    model, row, gradients = table_row()
+    with pytest.warns(AttackWarning, match=r"values lie on a bound of \[0, 1\], which is assumed"):
+        found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack)
+    assert float((found.images.flatten(1) - row).square().mean()) > 0.1
+    assert "lie on a bound" in found.note
+
+
+def test_a_range_is_a_unit() -> None:
+    """The same pictures from 0 to 255 and from 0 to 1."""
+    images, labels = batch()
+    model = mlp()
+    gradient(model, images, labels)
+    grads = [value.grad for value in model.parameters()]
+    public = digits()[0][10:20]
+    one = reconstruct(model, F.cross_entropy, grads, SHAPE, **QUICK, public_images=public)
+    scaled = {**QUICK, "mean": 255 * np.asarray(MEAN), "std": 255 * np.asarray(STD), "value_range": (0, 255)}
+    other = reconstruct(model, F.cross_entropy, grads, SHAPE, **scaled, public_images=255 * public)
+    assert torch.allclose(one.images, other.images / 255, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_differentiated_twice() -> None:
+    class Margins(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            margins = F.multi_margin_loss(logits, torch.zeros(len(x), dtype=torch.long), reduction="none")
+            return logits * (1 + margins[:, None])
+
+    model = Margins()
+    gradient(model, *batch())
+    with pytest.warns(AttackWarning, match="cannot be differentiated twice"), pytest.raises(InputError, match="iga"):
+        reconstruct(model, F.cross_entropy, forms(model)["names"], SHAPE, attack="iga", iterations=2)
 
 
 def test_attacks_know_no_flower() -> None:

@@ -25,15 +25,18 @@ from attack_victims import (
 from torch import Tensor, nn
 
 from attacks.campaign import attack_each
+from attacks.methods.custom import CustomSettings
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.idlg import IdlgSettings
 from attacks.observation import Observation
-from attacks.reconstruction import ATTACKS, AttackJob, run_attack
+from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.priors import fit_prior
 from attacks.reconstruction.recipes.coordinates import coordinates_of
 from attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, STARTS, Recipe
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.config import CustomConfig, DlgConfig, IdlgConfig
+from fedpriv.registry import ATTACKS
 
 OPTIMISERS = ("lbfgs", "adam", "signed-adam")
 VARIABLES = ("pixels", "decorrelated")
@@ -41,7 +44,7 @@ PLAIN = ("squared-distance", "cosine")  # the likelihood has tests of its own
 PUBLIC = digits()[0][800:]
 
 
-def plain_loss(model: nn.Module, heard: Observation, images: Tensor, label: Tensor, config: CustomConfig) -> float:
+def plain_loss(model: nn.Module, heard: Observation, images: Tensor, label: Tensor, config: CustomSettings) -> float:
     """Objective plus priors as one would write them for a single image on [0, 1], by autograd."""
     x = normalise(images).double()
     gradients = torch.autograd.grad(F.cross_entropy(model(x), label), list(model.parameters()))
@@ -64,7 +67,7 @@ def test_all_parts_combine(objective: str, optimiser: str, variables: str, start
     heard, _, labels = observe_digits(model, 2, mechanism={"name": "none"})
     noisy, _, _ = observe_digits(model, 2)
     heard = [noisy[0], heard[1]]
-    config = CustomConfig(
+    config = CustomSettings(
         objective=objective, optimiser=optimiser, variables=variables, start=start, iterations=15, tv=1e-3,
         public_mean=1e-3, learning_rate=0.02,
     )  # fmt: skip
@@ -84,7 +87,7 @@ def test_all_parts_combine(objective: str, optimiser: str, variables: str, start
 def test_parts_combine_for_networks_in_single_precision(optimiser: str, variables: str, start: str) -> None:
     model = mlp("tanh")
     heard, _, labels = observe_digits(model, 1)
-    config = CustomConfig(optimiser=optimiser, variables=variables, start=start, iterations=3, learning_rate=0.02)
+    config = CustomSettings(optimiser=optimiser, variables=variables, start=start, iterations=3, learning_rate=0.02)
     (found,) = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     assert found.loss is not None
     assert found.labels.tolist() == labels[0].tolist()
@@ -97,7 +100,7 @@ def test_the_likelihood_of_normal_noise_is_a_squared_distance(optimiser: str) ->
     model = mlp("tanh").double()
     noise = {"name": "gaussian", "sigma": sigma, "clip_norm": bound}
     (heard,), _, label = observe_digits(model, 1, mechanism=noise)
-    config = CustomConfig(objective="likelihood", optimiser=optimiser, iterations=15, tv=0.0)
+    config = CustomSettings(objective="likelihood", optimiser=optimiser, iterations=15, tv=0.0)
     (found,) = run_attack(AttackJob("custom", [heard], model, config, 0))
     x = normalise(found.images).double()
     gradients = torch.autograd.grad(F.cross_entropy(model(x), label[0]), list(model.parameters()))
@@ -116,7 +119,7 @@ def test_a_heavy_prior_decides(prior: str) -> None:
     heard, truth, _ = observe_digits(model, 2)
     weights = {"tv": 0.0, "public_mean": 0.0, "gaussian": 0.0, prior: 1e4}
     optimiser = "adam" if prior == "tv" else "lbfgs"
-    config = CustomConfig(optimiser=optimiser, box=False, iterations=400, learning_rate=0.05, **weights)
+    config = CustomSettings(optimiser=optimiser, box=False, iterations=400, learning_rate=0.05, **weights)
     found = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     mean = PUBLIC[torch.arange(len(PUBLIC)) % 5 != 4].mean(dim=0)
     fitted = fit_prior(normalise(PUBLIC))
@@ -157,7 +160,7 @@ def test_the_box_is_kept_and_only_where_it_is_asked_for() -> None:
     for optimiser, variables, box in itertools.product(OPTIMISERS, VARIABLES, (False, True)):
         recipe = Recipe("cosine", optimiser, variables=variables, box=box)
         run = ATTACKS["custom"].runs[0]
-        config = CustomConfig(optimiser=optimiser, variables=variables, box=box, iterations=5, tv=0.0)
+        config = CustomSettings(optimiser=optimiser, variables=variables, box=box, iterations=5, tv=0.0)
         images = run(scene, rows, numbers, torch.zeros(1, 1, 10), config, lambda done, losses: None).images.detach()
         inside = bool(torch.allclose(images, scene.box(images).to(images), atol=1e-6))
         assert inside == box, (recipe, float(images.abs().max()))
@@ -207,7 +210,7 @@ def test_starts_are_where_they_say() -> None:
 def test_a_start_that_cannot_be_had_is_one_line() -> None:
     model = lenet()
     heard, _, _ = observe_digits(model, 2)
-    result = attack_each(AttackJob("custom", heard, model, CustomConfig(start="closed-form", iterations=2), 0))
+    result = attack_each(AttackJob("custom", heard, model, CustomSettings(start="closed-form", iterations=2), 0))
     assert set(result.failures) == {0, 1}
     assert "first layer multiplies the image itself" in result.failures[0]
     assert "\n" not in result.failures[0]
@@ -228,7 +231,7 @@ def test_idlg_names_every_label_of_single_examples(name: str) -> None:
     """All of 60, whatever the images come to."""
     model = MODELS[name]()
     heard, _, labels = observe_digits(model, 60, first=200)
-    found = run_attack(AttackJob("idlg", heard, model, IdlgConfig(iterations=1, restarts=1), 0))
+    found = run_attack(AttackJob("idlg", heard, model, IdlgSettings(iterations=1, restarts=1), 0))
     assert [one.labels.tolist() for one in found] == labels.tolist()
     assert all(one.note == "" for one in found)
 
@@ -245,14 +248,14 @@ def test_idlg_is_dlg_that_knows_the_labels(make: Any) -> None:
     logits = torch.zeros(3, 1, 10).double()
     rows, known = (prepare_victims(one, network.names, network.device) for one in (heard, told))
 
-    def run(name: str, victims: Any, config: DlgConfig) -> Any:
+    def run(name: str, victims: Any, config: DlgSettings) -> Any:
         return ATTACKS[name].runs[0](scene, victims, numbers, logits, config, lambda done, losses: None)
 
-    one, other = run("idlg", rows, IdlgConfig(iterations=30)), run("dlg", known, DlgConfig(iterations=30))
+    one, other = run("idlg", rows, IdlgSettings(iterations=30)), run("dlg", known, DlgSettings(iterations=30))
     assert torch.equal(one.images, other.images)
     assert torch.equal(one.labels, other.labels)
     wrong = [replace(victim, labels=(victim.labels + 1) % 10) for victim in known]
-    assert run("idlg", wrong, IdlgConfig(iterations=1)).labels.tolist() == [[(int(k) + 1) % 10] for k in labels]
+    assert run("idlg", wrong, IdlgSettings(iterations=1)).labels.tolist() == [[(int(k) + 1) % 10] for k in labels]
 
 
 def test_the_best_of_restarts_is_chosen_by_its_own_loss() -> None:
@@ -263,7 +266,7 @@ def test_the_best_of_restarts_is_chosen_by_its_own_loss() -> None:
     images, labels = digits()
     noise = {"name": "vmf", "kappa": 0.0}
     heard = [observe(model, images[[k]], labels[[k]], client=k, mechanism=noise) for k in range(6)]
-    config = CustomConfig(iterations=20, restarts=6)
+    config = CustomSettings(iterations=20, restarts=6)
     found = run_attack(AttackJob("custom", heard, model, config, 0))
     nearest = 0
     for k, one in enumerate(found):

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, normalise, observe, settings
 
 from attacks.campaign import attack_each
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.iga import IgaSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, other_batches, run_attack
 from attacks.reconstruction.dummy_gradients.network import Network
@@ -17,7 +20,6 @@ from attacks.reconstruction.matching.distances import angle, squared_distance
 from attacks.reconstruction.matching.matcher import Matcher
 from attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from attacks.reconstruction.upload_model.repeated import join
-from fedpriv.config import ClosedFormConfig, DlgConfig, IgaConfig
 
 NOISE = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}
 
@@ -122,9 +124,9 @@ def test_the_squared_distance_of_several_is_that_of_plain_autograd() -> None:
 
 
 CONFIGS = {
-    "closed_form": ClosedFormConfig(),
-    "iga": IgaConfig(iterations=200, tv=1e-3),
-    "dlg": DlgConfig(iterations=30, restarts=1),
+    "closed_form": ClosedFormSettings(),
+    "iga": IgaSettings(iterations=200, tv=1e-3),
+    "dlg": DlgSettings(iterations=30, restarts=1),
 }
 
 
@@ -175,7 +177,7 @@ def test_a_broken_one_among_them_is_named() -> None:
     model = mlp()
     heard = repeated(model, 3)
     broken = replace(heard[1], upload={**heard[1].upload, "output.bias": torch.full((10,), torch.nan)})
-    result = attack_each(AttackJob("iga", [(heard[0], broken), heard[2]], model, IgaConfig(iterations=2), 0))
+    result = attack_each(AttackJob("iga", [(heard[0], broken), heard[2]], model, IgaSettings(iterations=2), 0))
     assert set(result.found) == {1}
     assert "NaN or infinity among its upload" in result.failures[0]
 

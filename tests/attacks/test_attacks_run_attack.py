@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, normalise, observe, observe_digits, parameters_of, settings
 
 from attacks.baselines import guesses
+from attacks.methods.dlg import DlgSettings
+from attacks.methods.iga import IgaSettings
+from attacks.methods.map import MapSettings
 from attacks.observation import Observation, read_observation, write_observation
-from attacks.reconstruction import ATTACKS, AttackJob, AttackRefused, Attempt, run_attack
+from attacks.reconstruction import AttackJob, AttackRefused, Attempt, run_attack
 from attacks.reconstruction import engine as room
 from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.matching import evaluation, memory
@@ -20,10 +23,11 @@ from attacks.reconstruction.recipes.descent import run_recipe
 from attacks.reconstruction.recipes.parts import Recipe
 from attacks.reconstruction.scene import Scene
 from attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.config import AdversaryConfig, DlgConfig, IgaConfig, MapConfig
+from fedpriv.config import AdversaryConfig
+from fedpriv.registry import ATTACKS
 
-SHORT = {"dlg": DlgConfig(iterations=5, restarts=3), "iga": IgaConfig(iterations=6, restarts=3)}
-LONG = {"dlg": DlgConfig(iterations=100, restarts=2), "iga": IgaConfig(iterations=80, tv=1e-5)}
+SHORT = {"dlg": DlgSettings(iterations=5, restarts=3), "iga": IgaSettings(iterations=6, restarts=3)}
+LONG = {"dlg": DlgSettings(iterations=100, restarts=2), "iga": IgaSettings(iterations=80, tv=1e-5)}
 BOTH = pytest.mark.parametrize("name", ["dlg", "iga"])
 
 
@@ -94,7 +98,7 @@ def test_that_nothing_could_be_compiled_is_in_the_notes(name: str, monkeypatch: 
     monkeypatch.setattr(evaluation, "_compiled", none)
     monkeypatch.setattr(evaluation, "LONG", 0.0)
     model, heard = doubled(1)
-    config = {"iga": IgaConfig(iterations=6), "map": MapConfig(iterations=20)}[name]
+    config = {"iga": IgaSettings(iterations=6), "map": MapSettings(iterations=20)}[name]
     (found,) = run_attack(AttackJob(name, heard, model, config, 0))
     assert "not compiled: No working C++ compiler found" in found.note
 
@@ -174,7 +178,7 @@ def test_strong_noise_protects(name: str, mechanism: dict[str, object]) -> None:
     model = mlp()
     clean, truth, _ = observe_digits(model, 4)
     noisy, _, _ = observe_digits(model, 4, mechanism=mechanism)
-    config = {"dlg": DlgConfig(iterations=60, restarts=1), "iga": IgaConfig(iterations=80, tv=1e-5)}[name]
+    config = {"dlg": DlgSettings(iterations=60, restarts=1), "iga": IgaSettings(iterations=80, tv=1e-5)}[name]
     found = run_attack(AttackJob(name, [*clean, *noisy], model, config, 0))
     images = [result.images for result in found]
     guess = guesses(digits()[0][1000:])[0].image.expand_as(truth[0])
@@ -238,7 +242,7 @@ def test_results() -> None:
             assert len(result.attempts) == config.restarts
             assert all(0 < attempt.iterations <= config.iterations for attempt in result.attempts)
             assert result.seconds > 0
-    assert run_attack(AttackJob("iga", [], model, IgaConfig(), 0)) == []
+    assert run_attack(AttackJob("iga", [], model, IgaSettings(), 0)) == []
 
 
 def test_leaves_the_global_generator_and_the_network_alone() -> None:
@@ -253,12 +257,12 @@ def test_leaves_the_global_generator_and_the_network_alone() -> None:
 def test_wrong_calls() -> None:
     model, heard = doubled(2)
     with pytest.raises(AttackRefused, match=f"known: {', '.join(ATTACKS)}"):
-        run_attack(AttackJob("gan", heard, model, IgaConfig(), 0))
-    with pytest.raises(AttackRefused, match="IgaConfig"):
-        run_attack(AttackJob("iga", heard, model, DlgConfig(), 0))
+        run_attack(AttackJob("gan", heard, model, IgaSettings(), 0))
+    with pytest.raises(AttackRefused, match="IgaSettings"):
+        run_attack(AttackJob("iga", heard, model, DlgSettings(), 0))
     alien = replace(heard[1], settings=replace(heard[1].settings, mean=(0.9,)))
     with pytest.raises(AttackRefused, match="different data sets"):
-        run_attack(AttackJob("iga", [heard[0], alien], model, IgaConfig(), 0))
+        run_attack(AttackJob("iga", [heard[0], alien], model, IgaSettings(), 0))
 
 
 def test_the_table_of_attacks_is_that_of_the_settings() -> None:

@@ -5,9 +5,10 @@ from typing import get_args
 
 import pytest
 
-from attacks.reconstruction import ATTACKS
-from attacks.threat import LISTENERS, Access, threat_model
+from attacks.access import Access
+from attacks.threat import LISTENERS, threat_model
 from fedpriv.config import AdversaryConfig
+from fedpriv.registry import ATTACKS
 
 NAMES = tuple(LISTENERS)
 KNOBS = {

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from attack_victims import NONE, digits, lenet, mlp, normalise, parameters_of, settings
 from torch import Tensor, nn
 
+from attacks.methods.dlg import DlgSettings
 from attacks.observation import Observation
 from attacks.reconstruction import AttackJob, run_attack
 from attacks.reconstruction.dummy_gradients.network import Network
@@ -17,7 +18,7 @@ from attacks.reconstruction.matching.matcher import Matcher
 from attacks.reconstruction.upload_model.model import prepare_victims
 from attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
 from clients.training import local_upload
-from fedpriv.config import DlgConfig, Experiment
+from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
 from fedpriv.world import State, World, build_world
 from server.aggregation import mean_upload
@@ -303,7 +304,7 @@ def test_dlg_recovers_the_image_of_one_example_after_many_steps_with_momentum() 
         algorithm="fedavg", learning_rate=0.05, momentum=0.9, batch_size=1, local_steps=5, client_examples=1
     )
     observation = Observation(1, 0, parameters_of(model), upload, public)
-    (found,) = run_attack(AttackJob("dlg", [observation], model, DlgConfig(iterations=100, restarts=2), seed=1))
+    (found,) = run_attack(AttackJob("dlg", [observation], model, DlgSettings(iterations=100, restarts=2), seed=1))
     assert float((found.images - images[:1]).square().mean()) < 1e-4
     assert found.labels.tolist() == y.tolist()
     assert "5 local steps" in found.note

@@ -12,9 +12,8 @@ from attacks.observation import Observation
 from attacks.reconstruction import AttackRefused, refusal
 from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
 from attacks.reconstruction.upload_model.unroll import LocalTraining
-from fedpriv.config import MechanismConfig
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import build_mechanism
+from fedpriv.mechanisms import mechanism_settings
 
 CPU = torch.device("cpu")
 
@@ -129,8 +128,8 @@ def test_zero_upload_is_noted() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_expected_uploads(mechanism: dict[str, object], unit: str, algorithm: str, size: int) -> None:
     """Against the mechanism's own expectation, one batch at a time, as the client would have applied it."""
-    config = MechanismConfig.model_validate({**mechanism, "unit": unit})
-    built = build_mechanism(config)
+    config = mechanism_settings({**mechanism, "unit": unit})
+    built = config.mechanism()
     rate = 0.4
     public = settings(
         mechanism={**mechanism, "unit": unit}, algorithm=algorithm, batch_size=size, learning_rate=rate, local_steps=1

@@ -36,6 +36,13 @@ def outputs(folder: Path) -> list[str]:
     return ["--json", f"{folder}/rows.jsonl", "--page", f"{folder}/page.md", "--pictures", f"{folder}/pictures"]
 
 
+def outcomes(text: str) -> dict[str, str]:
+    """The only line of the table of outcomes, by column."""
+    lines = text.partition("## What stops these attacks")[2].strip().splitlines()
+    names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], lines[2]))
+    return dict(zip(names, values, strict=True))
+
+
 def results(folder: Path) -> dict[tuple[str, str], Any]:
     return {(cell.mechanism, cell.attack): row for cell, row in read_rows(folder / "rows.jsonl").items()}
 
@@ -126,20 +133,20 @@ def test_the_page_has_every_cell_and_keeps_what_is_around(measured: Path) -> Non
     assert "stale words" not in text
     cells = [line for line in text.splitlines() if "| closed_form |" in line]
     assert len(cells) == 4  # each in the summary and among the details
-    assert "images are recovered with `none`" in text
+    assert outcomes(text)["images are recovered"] == "`none`, `gaussian:0.001`"
     heads = [line.count("|") for line in text.splitlines() if line.startswith("|")]
-    assert set(heads) == {12, 11}
+    assert set(heads) == {3, 8, 11, 12}
 
 
-def test_an_image_that_counts_as_recovered_but_is_not_told_is_no_leak(measured: Path) -> None:
+def test_an_image_that_counts_as_recovered_but_is_not_identified_is_no_leak(measured: Path) -> None:
     rows = list(read_rows(measured / "rows.jsonl").values())
     lucky = [
         replace(row, result=replace(row.result, recovered=1, identified=0)) if row.result and row.cell.model else row
         for row in rows
     ]
-    words = "counted as recovered, but told from others no more often than chance, with `none`, `gaussian:0.001`"
-    assert words in tables(lucky)
-    assert words not in tables(rows)
+    column = "counted as recovered, but identified no more often than by chance"
+    assert outcomes(tables(lucky))[column] == "`none`, `gaussian:0.001`"
+    assert outcomes(tables(rows))[column] == ""
 
 
 def test_pictures_have_a_row_for_each_mechanism(measured: Path) -> None:
@@ -200,9 +207,9 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_published_page_is_what_the_published_figures_say() -> None:
-    """So that docs/attacks.md and its figures cannot drift apart."""
+    """So that docs/attacks-tables.md and its figures cannot drift apart."""
     rows = list(read_rows(DOCS / "attacks.jsonl").values())
-    text = (DOCS / "attacks.md").read_text(encoding="utf-8")
+    text = (DOCS / "attacks-tables.md").read_text(encoding="utf-8")
     assert rows
     assert text.partition(BEGIN)[2].partition(END)[0].strip() == tables(rows).strip()
     for line in (DOCS / "attacks.jsonl").read_text(encoding="utf-8").splitlines():

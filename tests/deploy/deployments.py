@@ -11,6 +11,7 @@ __all__ = ["SMALL", "fedpriv", "free_ports", "one_line"]
 SMALL = """
 name = "small"
 seed = 3
+noise = "reproducible"
 [model]
 name = "mlp"
 hidden = [12]

@@ -104,6 +104,17 @@ class Residual(nn.Module):
         return self.head(self.second(inner) + x)
 
 
+class Temperature(nn.Module):
+    """A parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.factor * x)
+
+
 class ChangesInput(nn.Module):
     """The input of a layer is changed in place after the layer has seen it."""
 
@@ -241,6 +252,11 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Linear(6, 7), nn.PReLU(7), Head(7)),
         vectors(6),
         {"0": "ghost: Linear", "1": "dense: PReLU", "2.out": "ghost: Linear"},
+    ),
+    "temperature": (
+        lambda: nn.Sequential(nn.Linear(6, 7), Temperature(), Head(7)),
+        vectors(6),
+        {"0": "ghost: Linear", "1": "dense: Temperature", "2.out": "ghost: Linear"},
     ),
     "conv-transpose": (
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2), Head(98)),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.gradients import GradientOperator, per_example_gradients
-from fedpriv.mechanisms import GaussianMechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
 from tests.noise import stream
 
 EXAMPLES, POSITIONS, WIDTH = 4, 2, 64

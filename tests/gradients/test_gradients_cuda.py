@@ -7,7 +7,7 @@ import torch
 from gradient_models import CASES, build, loss
 
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
-from fedpriv.mechanisms import VmfMechanism
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 pytestmark = [

@@ -5,7 +5,8 @@ import torch
 
 from fedpriv.gradients import DenseGradients
 from fedpriv.gradients.norms import PIECE, row_norms
-from fedpriv.mechanisms import GaussianMechanism, VmfMechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 # Of rows of one piece, whose sum torch makes, and of their combination.

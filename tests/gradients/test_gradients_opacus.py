@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import Vector, per_example_gradients
-from fedpriv.mechanisms import GaussianMechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.models import build_model
 from fedpriv.randomness import torch_stream
+from tests.noise import stream
 
 BATCH, CLASSES = 64, 10
 MODELS = {
@@ -40,7 +41,7 @@ def batch(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def ours(name: str, clip_norm: float, dtype: torch.dtype) -> Vector:
     x, y = batch(name, dtype)
     gradients = per_example_gradients(network(name, dtype), partial(functional.cross_entropy, reduction="none"), x, y)
-    return GaussianMechanism(0.0, clip_norm).release(gradients, BATCH, torch_stream(0, "no noise"))
+    return GaussianMechanism(0.0, clip_norm).release(gradients, BATCH, stream())
 
 
 def opacus_hooks(name: str, clip_norm: float, dtype: torch.dtype) -> Vector:

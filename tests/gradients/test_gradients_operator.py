@@ -33,7 +33,7 @@ def make(
 
 
 def matrix(rows: dict[str, Tensor], names: tuple[str, ...] | None = None) -> Tensor:
-    return torch.cat([rows[name].flatten(1) for name in (names or tuple(rows))], dim=1)
+    return torch.cat([rows[name].reshape(len(rows[name]), -1) for name in (names or tuple(rows))], dim=1)
 
 
 def assert_rows(operator: GradientOperator, rows: dict[str, Tensor], block: Block | None, room: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Small experiments that go all the way, what they leave behind, and clients that misbehave."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from clients.app import client_app, identify
 from fedpriv.config import Experiment
@@ -36,6 +38,25 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         base = tree.get(name, {})
         tree[name] = {**(base if isinstance(base, dict) else {}), **keys}
     return Experiment.model_validate(tree)
+
+
+class _Scaled(nn.Module):
+    """A network with two parameters that have no dimensions."""
+
+    def __init__(self, numbers: int, classes: int) -> None:
+        super().__init__()
+        self.hidden, self.last = nn.Linear(numbers, 6), nn.Linear(6, classes)
+        self.share, self.temperature = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.hidden(x.flatten(1)))
+        logits: torch.Tensor = self.temperature * self.last(hidden + self.share * hidden.square())
+        return logits
+
+
+def scaled(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Build a model with parameters that have no dimensions."""
+    return _Scaled(math.prod(shape), classes)
 
 
 def left_behind(path: Path) -> dict[str, object]:

@@ -10,13 +10,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from attacks.observation import read_observation
-from clients.app import identify, train
+from clients.app import client_app, identify
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError, RunInterruptedError
 from fedpriv.gradients import Vector
 from fedpriv.lab import attack_run, resume_run, start_run, tune_attack
 from fedpriv.lab import run as lab_run
 from fedpriv.progress import Silent
+from fedpriv.randomness import Secret
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.wire import unpack
@@ -54,21 +55,25 @@ class Spy:
     def __init__(self) -> None:
         self.sent: dict[tuple[int, int], Vector] = {}
         self.uploads: dict[tuple[int, int], Vector] = {}
-        self.app = ClientApp()
-        self.app.query()(identify)
 
-        @self.app.train()
+    def client_app(self, secret: Secret | None) -> ClientApp:
+        real, bound = client_app(secret), ClientApp()
+        bound.query()(identify)
+
+        @bound.train()
         def spied(message: Message, context: Context) -> Message:
             key = int(str(message.content.config_records["task"]["round"])), int(context.node_config["partition-id"])
             self.sent[key] = unpack(message.content.array_records["parameters"])
-            reply = train(message, context)
+            reply = real(message, context)
             self.uploads[key] = unpack(reply.content.array_records["upload"])
             return reply
+
+        return bound
 
 
 def spied_run(settings: Experiment, path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
     spy = Spy()
-    monkeypatch.setattr(lab_run, "client_app", spy.app)
+    monkeypatch.setattr(lab_run, "client_app", spy.client_app)
     start_run(settings, path, "", Silent())
     return spy
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from attacks.observation import list_observations, read_observation
-from fedpriv.config import NOISE_PARAMETER, Experiment
+from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
@@ -60,11 +60,11 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
     }
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     config = built.plans[ledger["worst"]["client"]].config
-    parameter = NOISE_PARAMETER[config.name]
+    parameter = config.parameter
     assert ledger["mechanism"] == config.name
     assert ledger["unit"] == config.unit
     assert ledger["parameters"][parameter] == config.noise
-    assert set(ledger["parameters"]) <= {*config.read_keys, "noise"}
+    assert set(ledger["parameters"]) <= {*config.effective, "noise"}
     assert not {"epsilon", "target_epsilon", "calibration"} & set(ledger["parameters"])
     assert ledger["worst"]["epsilon"] > 0
     if "target_epsilon" in MECHANISMS[name]:
@@ -117,6 +117,37 @@ def test_precision_from_the_clients_to_the_checkpoint(
     assert after is not None
     assert before.tensors.keys() == after.tensors.keys()
     assert all(torch.equal(after.tensors[key], value) for key, value in before.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "federation"),
+    [
+        *((name, {}) for name in ("none", *MECHANISMS)),
+        *(
+            (name, federation)
+            for name in ("gaussian, target", "hgm, public", "vmf, update")
+            for federation in ({"algorithm": "fedavg"}, {"secure_aggregation": True})
+        ),
+    ],
+    ids=str,
+)
+def test_parameters_without_dimensions(name: str, federation: dict[str, object], tmp_path: Path) -> None:
+    """Temperatures and the like: every release, also summed under masks, and the attack that models its noise."""
+    settings = experiment(
+        model={"name": "tests.integration.small:scaled", "hidden": []},
+        mechanism=MECHANISMS.get(name, {"name": "none"}),
+        federation={"rounds": 1, **federation},
+        training={"batch_size": 1},
+        adversary={"attacks": ["map"], "victims": 1, "counterfactual": False, "map": {"iterations": 1}},
+        data={"train_examples": 8},
+    )
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    assert summary.status == "completed"
+    assert "map" in {attack.attack for attack in summary.attacks}
+    after = RunFolder.open(tmp_path / "run").load_checkpoint()
+    assert after is not None
+    assert after.tensors["parameters/temperature"].shape == ()
+    assert float(after.tensors["parameters/temperature"]) != 1
 
 
 def test_public_examples_must_be_there() -> None:

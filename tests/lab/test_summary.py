@@ -12,8 +12,8 @@ from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.runs import RoundRecord
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
-VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, None, None, 1.0, 1e-5))
-NONE = guarantee(Release("none", "example", "shuffled", 0.1, 3, (100,), None, None, None, 1.0, 1e-5))
+VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
+NONE = guarantee(Release("none", "example", "shuffled", 0.1, 3, (100,), None, 1e-5))
 
 
 def line(
@@ -63,6 +63,19 @@ def test_another_attack_adds_its_victims() -> None:
     assert "recovers 2 of 2 images." in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
 
 
+def test_an_attack_without_a_result_is_named_with_its_reason() -> None:
+    scores = [line(0, "dlg", "unprotected", True)]
+    refusals = [
+        "observation 0001-0003 is left out: the settings do not account for it",
+        "attack iga refused: it needs the batch size",
+        "attack dlg refused, round 1, client 1, unprotected: it lacks a tensor",
+    ]
+    experiment = settings("none", attacks=["dlg", "iga"])
+    said = verdict(experiment, "completed", LAST, NONE, scores, refusals=refusals)
+    assert [text for text in said if "refused" in text] == ["Attack iga refused: it needs the batch size."]
+    assert "refused" not in " ".join(verdict(experiment, "completed", LAST, NONE, scores))
+
+
 def test_restarts_that_the_attack_did_not_choose_do_not_count() -> None:
     scores = [line(0, "dlg", "unprotected", True, chosen=False), line(0, "dlg", "unprotected", False)]
     assert "recovers 0 of 1" in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
@@ -73,7 +86,7 @@ def test_restarts_that_the_attack_did_not_choose_do_not_count() -> None:
 def test_labels_that_leak_are_told() -> None:
     scores = [line(i, "iga", "unprotected", True) for i in (0, 1)]
     scores += [line(0, "iga", "protected", False, label_correct=True), line(1, "iga", "protected", False)]
-    assert "The labels of 1 of 2 are still guessed rightly." in text(settings(), scores)
+    assert "The labels of 1 of 2 are still guessed correctly." in text(settings(), scores)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from vmf_oracle import draw_sums
 
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.mechanisms import VmfMechanism
-from fedpriv.mechanisms.batch_sum import _draw_parts, _grouped, _walk, group_size
-from fedpriv.mechanisms.span import Basis, spectral_basis
+from fedpriv.mechanisms.machinery.batch_sum import _draw_parts, _grouped, _walk, group_size
+from fedpriv.mechanisms.machinery.span import Basis, spectral_basis
+from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import build_model
 from tests.noise import stream
 
@@ -67,7 +67,7 @@ CUT_BY_SIZE = {
 def test_groups_agree_with_adding_up(
     case: str, examples: int, dimension: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedpriv.mechanisms.batch_sum.group_size", lambda gradients, block: size)
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
     rows, count = gradients(case, examples, dimension), 300
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(63))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 64), expected) > ALARM
@@ -90,7 +90,7 @@ def test_batches_are_cut_where_pairs_are_dear() -> None:
 @pytest.mark.parametrize("examples", [0, 1, 4, 7, 16, 35])
 def test_groups_cover_the_batch(examples: int, size: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, all but the last of one size, and the normal vectors of those drawn together within the memory."""
-    monkeypatch.setattr("fedpriv.mechanisms.batch_sum.group_size", lambda gradients, block: size)
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
     rows = torch.arange(12.0 * examples).view(examples, 12)
     parts = _grouped(DenseGradients({"a": rows}, chunk_bytes=chunk_bytes), None)
     assert torch.equal(torch.cat([part.rows(0, part.examples)["a"] for part, _ in parts]), rows)
@@ -158,7 +158,7 @@ def test_agrees_with_scipy(dimension: int, kappa: float) -> None:
 def test_agrees_with_adding_up_many_times(
     case: str, examples: int, dimension: int, kappa: float, dtype: torch.dtype
 ) -> None:
-    """1,700 draws against 27,200 tell as much as 2,000 against 8,000, and the former are the dear ones."""
+    """1,700 draws against 27,200 tell as much as 2,000 against 8,000, and the former are the expensive ones."""
     rows, count = gradients(case, examples, dimension), 1700
     expected = draw_sums(rows, kappa, 16 * count, np.random.default_rng(45))
     assert smallest_pvalue(rows, ours(rows, kappa, count, dtype, 46), expected) > ALARM

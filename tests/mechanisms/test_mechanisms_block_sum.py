@@ -14,10 +14,10 @@ from sum_comparison import Floats, gradients, smallest_pvalue
 from vmf_oracle import draw_sums
 
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import VmfMechanism, block_sizes
-from fedpriv.mechanisms import block_sum as block_sum_module
-from fedpriv.mechanisms.block_sum import draw_block_sums
-from fedpriv.mechanisms.blocks import block_length, block_runs
+from fedpriv.mechanisms.machinery import block_sum as block_sum_module
+from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
+from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 ALARM = 1e-4

@@ -17,16 +17,14 @@ from torch import Tensor, nn
 
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector, per_example_gradients
 from fedpriv.gradients.rounding import ACCURACY
-from fedpriv.mechanisms import (
-    GaussianMechanism,
-    HeterogeneousGaussianMechanism,
-    LaplaceMechanism,
-    Mechanism,
-    Redistribution,
-    VmfMechanism,
-    batch_sum,
-    block_sizes,
-)
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
+from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.machinery import batch_sum
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 # The noise of a draw with the largest concentration is shorter than this, and a block of float32 is rounded by less.

@@ -17,7 +17,7 @@ from vmf_oracle import angle_law
 
 from fedpriv.config import load_experiment
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import Redistribution, layer_shares
+from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares
 from fedpriv.plan import Plan, plan_client
 from tests.noise import stream
 
@@ -70,24 +70,24 @@ def test_added_noise(tmp_path: Path, settings: tuple[str, ...], dtype: torch.dty
     plan = planned(tmp_path, (30_000, 10_000), (*settings, f"unit={unit}"), layer_shares(zero))
     told = plan.accounted([1])
     assert told.mechanism == plan.config.name
-    assert dict(setting.split("=") for setting in settings)["clip_norm"] == f"{told.clip_norm:g}"
+    assert dict(setting.split("=") for setting in settings)["clip_norm"] == f"{plan.config.clip_norm:g}"
     given = dict(setting.split("=") for setting in settings)
     if told.mechanism == "laplace":
-        assert told.scale == pytest.approx(float(given.get("scale", 1 / float(given.get("epsilon", 1)))))
+        assert told.noise == pytest.approx(float(given.get("scale", 1 / float(given.get("epsilon", 1)))))
     else:
-        assert told.sigma == float(given["sigma"])
+        assert told.noise == float(given["sigma"])
     noise = released(plan, zero, 3)
     for name, size in (("a", 30_000), ("b", 10_000)):
         assert noise[name].dtype == dtype
-        width = told.clip_norm / divisor(plan)
+        width = plan.config.clip_norm / divisor(plan)
         if told.mechanism == "hgm":
             width *= math.sqrt(40_000 / (2 * size))
         measured = noise[name].double().numpy().ravel()
         for factor, right in ((1.0, True), (1.2, False), (1 / 1.2, False)):
             if told.mechanism == "laplace":
-                law = stats.laplace(scale=factor * width * told.scale)
+                law = stats.laplace(scale=factor * width * told.noise)
             else:
-                law = stats.norm(scale=factor * width * told.sigma)
+                law = stats.norm(scale=factor * width * told.noise)
             assert fits(measured, law) is right
 
 
@@ -114,7 +114,7 @@ def test_turned_directions(
     options = ("name=vmf", setting, f"blocks={blocks}", f"unit={unit}", "clip_norm=0.5")
     plan = planned(tmp_path, (12, 6), options)
     told = plan.accounted([1])
-    assert told.kappa == 12.0
+    assert told.noise == 12.0
     assert told.dimensions == sizes
     length = (0.5 if unit == "update" else 1.0) / divisor(plan)
     draws = np.stack([flat(released(plan, gradient, index)) for index in range(600)]) / length
@@ -126,7 +126,7 @@ def test_turned_directions(
         cosines = draws[:, block] @ mean[block] / np.linalg.norm(mean[block])
         found = np.arccos(np.clip(cosines, -1, 1))
         for factor, right in ((1.0, True), (2.0, False), (0.5, False)):
-            angles, cumulative = angle_law(factor * told.kappa, size)
+            angles, cumulative = angle_law(factor * told.noise, size)
             pvalue = stats.kstest(found, lambda x, a=angles, c=cumulative: np.interp(x, a, c)).pvalue
             assert bool(pvalue > ALARM) is right
 
@@ -153,7 +153,7 @@ def test_one_update_gets_the_noise_of_its_calibration(
     settings = (f"name={name}", "unit=update", f"epsilon={epsilon}", f"calibration={calibration}", "clip_norm=0.3")
     plan = planned(tmp_path, (40_000,), settings, layer_shares(zero))
     told = plan.accounted([1])
-    assert told.sigma == pytest.approx(2 * sigma, rel=5e-4)
+    assert told.noise == pytest.approx(2 * sigma, rel=5e-4)
     proven = plan.guarantee([1]).epsilon
     assert proven is not None
     assert proven <= epsilon * (1 + 1e-9)
@@ -178,7 +178,7 @@ def test_a_target_reaches_the_noise(tmp_path: Path, name: str, unit: str) -> Non
     assert reached is not None
     assert 6 * (1 - 2e-3) <= reached <= 6
     if name == "vmf":
-        kappa = plan.accounted(every).kappa
+        kappa = plan.accounted(every).noise
         assert kappa is not None
         release = flat(released(plan, one, 0)) * divisor(plan)
         # The cosine of one draw in 40,000 dimensions: mean kappa / K, deviation 1 / sqrt(K).

@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 from vmf_oracle import angle_law
 
-from fedpriv.mechanisms.cosine import Cosines, draw_cosines, draw_uniform_cosines, mean_cosine
+from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines, draw_uniform_cosines, mean_cosine
 
 ALARM = 1e-5
 COUNT = 20_000

@@ -17,7 +17,8 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import GaussianMechanism, NoMechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.none import NoMechanism
 from tests.noise import stream
 
 ALARM = 1e-6

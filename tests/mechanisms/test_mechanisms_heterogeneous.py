@@ -18,14 +18,9 @@ from torch import Tensor, nn
 
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import (
-    GaussianMechanism,
-    HeterogeneousGaussianMechanism,
-    Redistribution,
-    layer_shares,
-    public_shares,
-    uniform_shares,
-)
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
+from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
 from tests.noise import stream
 
 ALARM = 1e-6
@@ -234,7 +229,7 @@ def test_public_shares_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_network("mlp")
     images = torch.randn(7, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(59))
     whole = public_shares(model, images, 1.0)
-    monkeypatch.setattr("fedpriv.mechanisms.redistribution.PIECE", 2 * whole.dimension)
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.redistribution.PIECE", 2 * whole.dimension)
     np.testing.assert_allclose(flat(public_shares(model, images, 1.0).shares), flat(whole.shares), rtol=1e-12)
 
 

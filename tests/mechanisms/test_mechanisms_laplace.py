@@ -16,8 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.gradients import DenseGradients, Vector
-from fedpriv.mechanisms import LaplaceMechanism
-from fedpriv.mechanisms.laplace import laplace_quantile
+from fedpriv.mechanisms.laplace import LaplaceMechanism, laplace_quantile
 from tests.noise import stream
 
 ALARM = 1e-6

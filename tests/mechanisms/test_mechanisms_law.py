@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.config import MechanismConfig
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import Redistribution, build_mechanism
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from tests.noise import stream
 
 SIZES = {"a": 400, "b": 100}
@@ -31,7 +31,7 @@ def built(name: str) -> Any:
     raw = {key: torch.linspace(0.2, 2.0, size) for key, size in SIZES.items()}
     total = sum(float(value.sum()) for value in raw.values())
     shares = Redistribution({key: value / total for key, value in raw.items()})
-    return build_mechanism(MechanismConfig.model_validate(MECHANISMS[name]), shares)
+    return mechanism_settings(MECHANISMS[name]).mechanism(shares)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -12,7 +12,11 @@ from torch.nn import functional
 
 from fedpriv.gradients import DenseGradients, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.mechanisms import GaussianMechanism, Mechanism, NoMechanism, VmfMechanism, block_sizes
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.none import NoMechanism
+from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 
 BLOCKS = ["whole", "layer", "size:1", "size:4", "size:99"]

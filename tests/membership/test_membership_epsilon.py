@@ -28,7 +28,7 @@ from attacks.membership.epsilon import (
 )
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import GaussianMechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
 from tests.noise import stream
 
 SURE = 0.999

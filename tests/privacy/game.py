@@ -38,12 +38,12 @@ from torch.nn.functional import cross_entropy
 
 from clients.app import client_app
 from fedpriv.accounting import guarantee
-from fedpriv.config import NOISE_PARAMETER, Experiment
+from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.errors import RunFailedError
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms import Mechanism, build_mechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret
 from fedpriv.threads import cpu_threads
@@ -278,7 +278,7 @@ class Game:
         mechanism = experiment.mechanism
         if noise == 1 or mechanism.noise is None:
             return experiment
-        louder = mechanism.noise * (1 / noise if NOISE_PARAMETER[mechanism.name] == "kappa" else noise)
+        louder = mechanism.noise * (1 / noise if mechanism.parameter == "kappa" else noise)
         return experiment.model_copy(update={"mechanism": mechanism.with_noise(louder)})
 
 
@@ -378,7 +378,7 @@ class Table:
 
     @cached_property
     def _mechanism(self) -> Mechanism:
-        return build_mechanism(self.plan.config, self.plan.redistribution)
+        return self.plan.config.mechanism(self.plan.redistribution)
 
     def _expected(self, side: str, rows: NDArray[np.int64]) -> Tensor:
         """What the mechanism releases on average for the mean gradient of some rows; none, or no number, is zero."""

@@ -19,10 +19,12 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from fedpriv.config import NOISE_PARAMETER, Experiment
+from fedpriv.config import Experiment
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
-from fedpriv.mechanisms import Redistribution, build_mechanism, layer_shares, public_shares, uniform_shares
+from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
 from fedpriv.plan import Plan, plan_client
+from fedpriv.randomness import Secret
+from fedpriv.registry import MECHANISMS
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, claims
 
@@ -70,7 +72,7 @@ class MechanismGame:
     def plan(self, copies: int, *, seed: int = 0, noise: float = 1.0) -> Plan:
         """The plan of a client that holds one batch of ``copies`` side by side, with ``noise`` times the noise."""
         name = str(self.mechanism["name"])
-        key, longer = str(NOISE_PARAMETER[name]), copies ** (1 / self.additive) if self.additive else 1.0
+        key, longer = str(MECHANISMS[name].parameter), copies ** (1 / self.additive) if self.additive else 1.0
         value = float(str(self.mechanism[key])) * (1 / noise if key == "kappa" else noise / longer)
         mechanism = {**self.mechanism, key: value, "clip_norm": CLIP_NORM * longer, "unit": self.unit}
         tree = {"seed": seed, "mechanism": mechanism, "training": {"batch_size": self.batch}}
@@ -131,8 +133,12 @@ def released(game: MechanismGame, plan: Plan, sign: float) -> Iterator[Tensor]:
     """
     gradients = game.gradients(sign)
     update = gradients.combine(torch.ones(1)) if game.unit == "update" else {}
+    secret = Secret.of_seed(plan.seed)
     for step in count(1):
-        vector = plan.release_update(update, step) if game.unit == "update" else plan.release_gradient(gradients, step)
+        noise = secret.stream("game", step)
+        vector = (
+            plan.release_update(update, noise) if game.unit == "update" else plan.release_gradient(gradients, noise)
+        )
         yield game.flat(vector)
 
 
@@ -141,7 +147,7 @@ def play_mechanism(game: MechanismGame, noise: float = 1.0) -> Verdict:
     plans = {side: game.plan(game.copies, seed=seed, noise=noise) for seed, side in enumerate(("left", "right"))}
     streams = {side: released(game, plans[side], sign) for side, sign in (("left", 1.0), ("right", -1.0))}
     alone = game.plan(1)
-    mechanism = build_mechanism(alone.config, alone.redistribution)
+    mechanism = alone.config.mechanism(alone.redistribution)
     parameters = dict(_Heads(game.tensors).named_parameters())
     gradient = {name: torch.tensor([part]) for name, part in zip(parameters, game.victim, strict=True)}
     centre = _laid_out(mechanism.standardise(mechanism.expected(gradient)))

@@ -96,7 +96,8 @@ class Positions(nn.Module):
         self.weights = 1e7 * (torch.rand(width, generator=generator) + 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        logit = ((self.layer(x.flatten(1, 2) + 1) @ self.weights) * self.signs).sum(dim=1, keepdim=True)
+        weights, signs = self.weights.to(x), self.signs.to(x)
+        logit = ((self.layer(x.flatten(1, 2) + 1) @ weights) * signs).sum(dim=1, keepdim=True)
         return torch.cat([torch.zeros_like(logit), logit], dim=1)
 
 

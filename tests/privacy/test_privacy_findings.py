@@ -28,7 +28,8 @@ from fedpriv.errors import InputError
 from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.lab import resume_run, start_run
-from fedpriv.mechanisms import GaussianMechanism, Mechanism
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.progress import Silent
 from fedpriv.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.runs import RunFolder
@@ -317,15 +318,15 @@ def any_length(gradients: GradientOperator, block: Block | None) -> Tensor:
 
 CANCELLING: dict[str, object] = {
     "fedpriv.gradients.factored.FactoredGradients.roundings": no_rounding,
-    "fedpriv.mechanisms.batch_sum._shortest": any_length,
+    "fedpriv.mechanisms.machinery.batch_sum._shortest": any_length,
 }
 
 # finding -> module.name of what fixes it: what stands in for it.
 FIXES: dict[str, dict[str, object]] = {
-    "1: NaN": {"fedpriv.mechanisms.base.Mechanism._admitted": refusing},
+    "1: NaN": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
     "1: raises": {"clients.training._unless_raised": lambda _, compute: compute()},
     "1: raises in a batch only": {"clients.training.where_sound": where_alone},
-    "1: overflow": {"fedpriv.mechanisms.base.Mechanism._admitted": refusing},
+    "1: overflow": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
     "2: mixing": {"fedpriv.world._refuse_leaks": lambda *_: None},
     "3: collisions": {"clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
     "3: replay": {"fedpriv.randomness.Secret.drawn": staticmethod(lambda: Secret.of_seed(0))},

@@ -157,10 +157,7 @@ def _ledger(recipe: Recipe) -> Ledger:
             rate=1 / (140 + 5 * (client % 9)),
             participations=recipe.finished,
             dimensions=(15_826,),
-            kappa=recipe.noise if mechanism == "vmf" else None,
-            sigma=recipe.noise if mechanism == "gaussian" else None,
-            scale=None,
-            clip_norm=1.0,
+            noise=None if mechanism == "none" else recipe.noise,
             delta=1e-5,
         )
         for client in range(recipe.clients)
@@ -317,7 +314,7 @@ def _verdict(recipe: Recipe, last: dict[str, Any], worst: dict[str, Any], scores
         if tried:
             sentences.append(f"From {upload} uploads the eavesdropper recovers {len(hits)} of {len(tried)} images.")
     sentences.append(
-        f"After {last['round']} rounds the model classifies {last['accuracy']:.1%} of the test data rightly."
+        f"After {last['round']} rounds the model classifies {last['accuracy']:.1%} of the test data correctly."
     )
     if worst["epsilon"] is not None:
         sentences.append(f"Proven for the whole run: epsilon {worst['epsilon']:.4g} at delta {worst['delta']:g}.")

@@ -3,11 +3,13 @@
 import math
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from chromium import Browser
+from matplotlib.figure import Figure
 from scipy.stats import ttest_1samp
 from test_report_page import parse
 
@@ -16,7 +18,7 @@ from fedpriv.errors import InputError
 from fedpriv.report import write_comparison
 from fedpriv.report.comparison import Chosen, choose_attacks, estimate, pareto_front, settings_of, sources_of
 from fedpriv.report.comparison_page import render_comparison
-from fedpriv.report.tradeoffs import TRADEOFFS, tradeoff_plot
+from fedpriv.report.tradeoffs import TRADEOFFS, draw_tradeoff, tradeoff_plot
 from fedpriv.sweep import TrialRecord
 
 CHOSEN = Chosen("iga", "lira-online")
@@ -125,6 +127,20 @@ def test_each_mechanism_has_a_colour_and_a_marker_of_its_own(number: int) -> Non
     assert "directional (VMF), whole gradient" in light
 
 
+@pytest.mark.parametrize("least", [0.1, 3.0, 7.96, 8.0, 99_999.0])
+@pytest.mark.parametrize("factor", [1.0, 1.0001, 1.01, 1.3, 1.99, 2.0, 4.0, 900.0, 1e6])
+def test_the_ticks_of_proven_epsilon_are_distinct(least: float, factor: float) -> None:
+    proven = [one for one in settings_of(synthetic(24), CHOSEN) if one.epsilon and one.accuracy][:2]
+    pair = [replace(one, epsilon=epsilon) for one, epsilon in zip(proven, (least, least * factor), strict=True)]
+    axes = Figure().subplots()
+    draw_tradeoff(axes, pair, TRADEOFFS[2], [one.series for one in pair])
+    left, right = axes.get_xlim()
+    shown = [tick for tick in axes.xaxis.get_majorticklocs() if left <= tick <= right]
+    labels = axes.xaxis.get_major_formatter().format_ticks(shown)
+    assert left < least <= least * factor < right
+    assert len(labels) == len(set(labels)) > 0
+
+
 def test_settings_without_both_figures_have_no_plot() -> None:
     bare = [record for record in synthetic(10) if record.mechanism == "none"]
     assert tradeoff_plot(settings_of(bare, CHOSEN), TRADEOFFS[2], [("none", "")]) is None
@@ -179,12 +195,14 @@ def test_a_thousand_trials_make_a_file_below_10_megabytes(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_the_page_is_shown_whole_and_without_complaint(tmp_path: Path, browser: Browser) -> None:
     path = write_comparison(synthetic(60), tmp_path / "report.html", title="many")
-    for width in (360, 1200):
+    for width in (360, 1280):
         for scheme in ("light", "dark"):
             browser.open(path, width, scheme)
             browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
             assert browser.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
             assert browser.evaluate("document.images.length") == 6
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            table = "document.querySelector('.scroller')"
+            assert width < 1280 or browser.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
             assert browser.complaints() == []
             assert browser.requests() == [path.resolve().as_uri()]

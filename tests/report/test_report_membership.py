@@ -1,4 +1,4 @@
-"""Membership in the report of a run: the attacks, their curves, and epsilon from below beside what is proven."""
+"""Membership in a report: the attacks, their curves, and the empirical lower bound on epsilon beside what is proven."""
 
 import json
 from collections.abc import Callable

@@ -13,8 +13,9 @@ from clients.training import local_upload
 from fedpriv.data import Sampling
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.gradients import DenseGradients
-from fedpriv.mechanisms import LaplaceMechanism, VmfMechanism
-from fedpriv.mechanisms.base import normal_norm
+from fedpriv.mechanisms.laplace import LaplaceMechanism
+from fedpriv.mechanisms.machinery.clipping import normal_norm
+from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.runs import Failure
 from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world

@@ -93,9 +93,9 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
     monkeypatch.undo()
     again, notes = run(asked, tmp_path / "out")
     assert notes.begun == [] and again == records
-    mended, notes = run(asked, tmp_path / "out", retry=True)
+    repeated, notes = run(asked, tmp_path / "out", retry=True)
     assert notes.begun == [2]
-    assert [record.status for record in mended] == ["completed"] * 3
+    assert [record.status for record in repeated] == ["completed"] * 3
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
     console.print(display.table())
     console.print(result_table(synthetic(4)))
     text = console.export_text()
-    assert "name=vmf, kappa=5.0" in text and "round 0 of 2" in text
+    assert "mechanism.name=vmf" in text and "round 0 of 2" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -335,6 +335,25 @@ def test_the_list_is_the_check(tmp_path: Path, fedpriv: Fedpriv) -> None:
         "trial": 4, "settings": {"mechanism.name": "none", "mechanism.kappa": 3.0}, "seed": 4,
     }  # fmt: skip
     assert not (tmp_path / "sweeps").exists()
+
+
+def test_a_refused_attack_is_named_beside_what_it_leaves_empty(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    base = SMALL | {
+        "model": {"name": "lenet"},
+        "adversary": {"attacks": ["closed_form"], "victims": 1},
+        "federation": {"clients": 2, "rounds": 1},
+    }
+    write(tmp_path, base=base, seeds=[1], list={"noise": NOISES[:1]})
+    reason = "closed_form needs a network whose first layer multiplies the image itself"
+    code, _, shown = fedpriv("sweep", "sweep.toml", "--list")
+    assert code == 0 and f"warning: attack closed_form refuses an upload of random images: {reason}" in shown
+    code, printed, _ = fedpriv("sweep", "sweep.toml", "--out", "out")
+    assert code == 0 and f"trial 1: attack closed_form refused: {reason}" in printed
+    (row,) = [line for line in printed.splitlines() if line.lstrip().startswith("1 ")]
+    assert " refused " in row
+    assert f'<td colspan="9">attack closed_form refused: {reason}' in (tmp_path / "out" / "report.html").read_text()
+    (figure,) = figures(tmp_path / "out")
+    assert figure["refusals"].startswith("attack closed_form refused")
 
 
 def test_the_command_in_the_folder_goes_on_with_it(tmp_path: Path, fedpriv: Fedpriv) -> None:

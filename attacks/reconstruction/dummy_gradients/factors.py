@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attacks.reconstruction.dummy_gradients.targets import Matrix, Targets
-from fedpriv.gradients import Block
+from fedpriv.gradients import Block, flattened
 
 __all__ = ["Factor", "Outer", "Written"]
 
@@ -73,7 +73,7 @@ class Written(Factor):
     @cached_property
     def _flat(self) -> Tensor:
         """(N, U, numbers)."""
-        return self._rows.flatten(2)
+        return flattened(self._rows, 2)
 
     @staticmethod
     def joined(factors: Sequence["Written"]) -> "Written":

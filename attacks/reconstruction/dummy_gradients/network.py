@@ -2,22 +2,27 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.reconstruction.dummy_gradients.convolution import by_patches
 from attacks.reconstruction.dummy_gradients.layers import RULES, Entry, taped_forward
 from attacks.reconstruction.errors import AttackRefused
 from fedpriv.gradients import Vector
-from fedpriv.models import coupled_layers
+from fedpriv.gradients.coupled import coupled_layers
 
-__all__ = ["Loss", "Network", "soft_cross_entropy"]
+__all__ = ["Loss", "Network", "soft_cross_entropy", "twice_differentiable"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits (B, classes), label probabilities (B, classes)) -> losses (B,)."""
+
+twice_differentiable = partial(sdpa_kernel, SDPBackend.MATH)
+"""A context, or a decorator, in which attention uses the only kernel that torch can differentiate twice."""
 
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedpriv.gradients.ghost import Entangled, ghost_gradients
 
 __all__ = ["dummy_gradients", "ghost_dummies", "ghost_obstacle", "plain_dummies", "written_dummies"]
 
-# Up to so many parameters the gradient of a single dummy batch is had by ordinary autograd, without any batching.
+# Up to so many parameters the gradient of a single dummy batch is computed by ordinary autograd, without any batching.
 SMALL = 2**18
 PROBE = 20240301  # the seed of the images and parameters that a network is tried with; it decides nothing else
 PROBED = 11  # images in one such batch: a prime that is no usual length of an axis

@@ -83,7 +83,7 @@ class Targets:
     def rows(self) -> Vector:
         """Each row's target, written out: (N, *shape)."""
         return {
-            name: self.flat((name,)).expand(len(self), -1).unflatten(1, value.shape)
+            name: self.flat((name,)).expand(len(self), -1).view(len(self), *value.shape)
             for name, value in self.vectors[0].items()
         }
 

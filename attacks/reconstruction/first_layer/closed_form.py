@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.methods.closed_form import ClosedFormSettings
 from attacks.reconstruction.dummy_gradients.routes import dummy_gradients
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
@@ -27,7 +28,6 @@ from attacks.reconstruction.matching.memory import chunks
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.upload_model.model import Victim
-from fedpriv.config import ClosedFormConfig
 from fedpriv.gradients import Vector
 
 __all__ = ["read_images", "run_closed_form"]
@@ -43,7 +43,7 @@ MIXED = (
 
 
 def run_closed_form(
-    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ClosedFormConfig, report: Report
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ClosedFormSettings, report: Report
 ) -> Outcome:
     """Run the attack.
 

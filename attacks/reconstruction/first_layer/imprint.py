@@ -24,21 +24,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from attacks.methods.imprint import ImprintSettings
 from attacks.observation import PublicSettings
 from attacks.reconstruction.errors import AttackRefused
-from attacks.threat import Access, ThreatModel
+from attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
 
 __all__ = [
-    "NEEDS",
     "ImprintLayers",
     "craft_parameters",
     "find_imprint_layers",
     "is_crafted",
     "refuse_local_training",
 ]
-
-NEEDS = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE, Access.PUBLIC_DATA, Access.ACTIVE)
 
 PROBE = 20240409  # the seed of the images by which the layers are found; it decides nothing else
 COLUMN = 20240410  # the seed of the second layer's column
@@ -148,7 +146,7 @@ def is_crafted(parameters: Vector, layers: ImprintLayers) -> bool:
 
 
 def _require(threat: ThreatModel) -> None:
-    reason = threat.refusal("imprint", NEEDS)
+    reason = threat.refusal(ImprintSettings.name, ImprintSettings.needs)
     if reason is not None:
         raise AttackRefused(f"{reason}; {threat.conduct}")
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from attacks.methods.imprint import ImprintSettings
 from attacks.reconstruction.dummy_gradients.routes import dummy_gradients
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.first_layer.imprint import ImprintLayers, find_imprint_layers, is_crafted
@@ -26,7 +27,6 @@ from attacks.reconstruction.priors import GaussianPrior
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.upload_model.model import Victim
-from fedpriv.config import ImprintConfig
 
 __all__ = ["UNREAD", "Imprint", "read_imprint", "run_imprint"]
 
@@ -79,7 +79,7 @@ class Imprint:
 
 
 def run_imprint(
-    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ImprintConfig, report: Report
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ImprintSettings, report: Report
 ) -> Outcome:
     """Run the attack on victims, one after the other.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attacks.reconstruction.priors import GaussianPrior
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.cosine import mean_cosine
+from fedpriv.mechanisms.machinery.cosine import mean_cosine
 
 __all__ = ["RankOne", "exact", "quotient", "rank_one"]
 

@@ -1,7 +1,7 @@
 """The images of a whole batch from the gradient of a first Linear layer followed by ReLU: exact without noise.
 
 The gradient is ``E X`` with the examples' errors E (outputs, B) and their images X (B, P): a matrix of rank B, from
-which E and X can be had only up to a mixing matrix Q. But a ReLU that lets an example through at half of its outputs
+which E and X are known only up to a mixing matrix Q. But a ReLU that lets an example through at half of its outputs
 leaves half of that example's column of E zero, and hardly any other combination of columns has so many zeros
 (Dimitrov, Baader, Mueller and Vechev 2024: SPEAR). So Q's columns are looked for among the vectors that make B - 1
 randomly chosen rows zero: if an example was stopped at all of them, one of these vectors is its own.

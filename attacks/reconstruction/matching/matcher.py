@@ -13,7 +13,7 @@ from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.dummy_gradients.routes import dummy_gradients
 from attacks.reconstruction.dummy_gradients.targets import Targets
 from attacks.reconstruction.upload_model.model import UploadModel, Victim
-from fedpriv.gradients import Block, Vector
+from fedpriv.gradients import Block, Vector, flattened
 
 __all__ = ["Comparison", "Matcher", "Objective", "Precision", "wide"]
 
@@ -231,11 +231,11 @@ def _squared(gradients: DummyGradients, block: Block, weights: Tensor) -> Tensor
 
 def _weighted(weights: Tensor, rows: Tensor) -> Tensor:
     """The sum over the units of rows (N, U, *shape) with weights (N, U): (N, *shape)."""
-    return torch.bmm(weights[:, None], rows.flatten(2)).reshape(len(rows), *rows.shape[2:])
+    return torch.bmm(weights[:, None], flattened(rows, 2)).reshape(len(rows), *rows.shape[2:])
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).flatten(1).sum(dim=1)
+    return flattened(one * other).sum(dim=1)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

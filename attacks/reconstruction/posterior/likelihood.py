@@ -1,7 +1,8 @@
 """How probable images are after an upload was heard: the noise of its mechanism, and what images look like.
 
 Minus the logarithm of ``p(upload | images, labels) p(images)``, on one scale: the noise is public, so that no weight
-between the two is left to be chosen. The upload's density is the mechanism's own (:mod:`fedpriv.mechanisms.law`).
+between the two is left to be chosen. The upload's density is the mechanism's own (see the module
+``fedpriv.mechanisms.machinery.law``).
 """
 
 import math
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from attacks.reconstruction.matching.matcher import Comparison
 from attacks.reconstruction.priors import GaussianPrior
-from fedpriv.gradients import Vector
+from fedpriv.gradients import Vector, flattened
 
 __all__ = ["Whitening", "misfit"]
 
@@ -30,7 +31,7 @@ def misfit(comparison: Comparison) -> Tensor:
 
 
 def _flat(vectors: Vector) -> Tensor:
-    return torch.cat([value.flatten(1) for value in vectors.values()], dim=1)
+    return torch.cat([flattened(value) for value in vectors.values()], dim=1)
 
 
 @dataclass(frozen=True)

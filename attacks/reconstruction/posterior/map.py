@@ -28,6 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.methods.closed_form import ClosedFormSettings
+from attacks.methods.map import MapSettings
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.first_layer.closed_form import run_closed_form
 from attacks.reconstruction.matching.evaluation import Evaluator, Losses
@@ -41,7 +43,6 @@ from attacks.reconstruction.posterior.smoothing import SmoothKinks
 from attacks.reconstruction.results import Outcome
 from attacks.reconstruction.scene import Report, Scene
 from attacks.reconstruction.upload_model.model import UploadModel, Victim
-from fedpriv.config import ClosedFormConfig, MapConfig
 
 __all__ = ["run_map"]
 
@@ -64,7 +65,7 @@ Tell = Callable[[float, Tensor], None]
 
 
 def run_map(
-    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: MapConfig, report: Report
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: MapSettings, report: Report
 ) -> Outcome:
     """Run the attack on rows of (victim, restart) together.
 
@@ -218,7 +219,7 @@ def _closed_form(
         numbers = list({id(victim): row for row, victim in enumerate(rows) if victim.model == model}.values())
         victims = [rows[row] for row in numbers]
         try:
-            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormConfig(), _silent)
+            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormSettings(), _silent)
         except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
             continue
         coordinates = whitening.coordinates(read.images)
@@ -262,7 +263,7 @@ def _explains(one: _Ended) -> bool:
     return bool(one.loss < one.start.coordinates.square().sum() / 2)
 
 
-def _gated(scene: Scene, ended: Sequence[_Ended], config: MapConfig) -> list[_Ended]:
+def _gated(scene: Scene, ended: Sequence[_Ended], config: MapSettings) -> list[_Ended]:
     """For each row's most probable labels the image that is read together with the units."""
     alike: dict[tuple[int, UploadModel], list[_Start]] = {}
     for one in _best(ended).values():
@@ -297,7 +298,7 @@ class _Search:
         tell: told how it goes.
     """
 
-    def __init__(self, scene: Scene, config: MapConfig, starts: Sequence[_Start], tell: Tell) -> None:
+    def __init__(self, scene: Scene, config: MapSettings, starts: Sequence[_Start], tell: Tell) -> None:
         self._config = config
         self._starts = starts
         self._tell = tell

@@ -3,7 +3,7 @@
 Every attack compares in gradient space. A FedSGD upload is a mean gradient already. A FedAvg upload is parameters after
 minus before, and with ``s`` steps of plain SGD at learning rate ``lr`` it is ``-lr`` times the sum of the steps'
 gradients; so ``-upload / (lr * s)`` is compared. After one step of SGD that is the mean gradient at the parameters
-before the round; for several steps, and for Adam, what dummies would send is had by training on them (see
+before the round; for several steps, and for Adam, what dummies would send is computed by training on them (see
 :mod:`~attacks.reconstruction.upload_model.unroll`).
 """
 
@@ -21,9 +21,11 @@ from attacks.reconstruction.dummy_gradients.dummies import DummyGradients
 from attacks.reconstruction.dummy_gradients.network import Network
 from attacks.reconstruction.errors import AttackRefused
 from attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
-from fedpriv.config import MechanismConfig
 from fedpriv.gradients import Block, Vector
-from fedpriv.mechanisms import Mechanism, Noise, Redistribution, build_mechanism
+from fedpriv.mechanisms import recorded_mechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.law import Noise
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 __all__ = ["UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
 
@@ -59,7 +61,7 @@ class UploadModel:
     @staticmethod
     def of(settings: PublicSettings, redistribution: Redistribution | None = None) -> "UploadModel":
         """Read the public settings; ``redistribution`` is r, for hgm."""
-        config = MechanismConfig.model_validate(settings.mechanism)
+        config = recorded_mechanism(settings.mechanism)
         fedavg = settings.algorithm == "fedavg"
         training = LocalTraining(
             settings.optimizer,
@@ -71,7 +73,7 @@ class UploadModel:
         )
         steps = training.equal_steps if fedavg and config.unit == "example" else 1.0
         return UploadModel(
-            mechanism=build_mechanism(config, redistribution),
+            mechanism=config.mechanism(redistribution),
             unit=config.unit,
             step=training.length if fedavg else 1.0,
             signed=-1 if fedavg else 1,

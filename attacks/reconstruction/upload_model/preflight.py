@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks.observation import PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy
+from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
 from attacks.reconstruction.upload_model.model import refusal
-from fedpriv.models import coupled_layers, dropout_layers
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
+from fedpriv.gradients.operator import first_line
+from fedpriv.registry import ATTACKS
 
 __all__ = ["preflight", "whole_numbers"]
 
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
-
-NEED_SMOOTH = ("dlg", "idlg")  # attacks by L-BFGS
 
 
 def preflight(
@@ -70,7 +70,7 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
             f"layer {coupled[0]} (BatchNorm) is in evaluation mode and uses its running statistics, the attacks those "
             "of their dummy batch: they model another gradient, and their failure is no evidence of privacy"
         )
-    smooth = [name for name in attacks if name in NEED_SMOOTH]
+    smooth = [name for name in attacks if name in ATTACKS and ATTACKS[name].smooth]
     if kinked and smooth:
         kind = type(model.get_submodule(kinked[0])).__name__
         made = "is made" if len(smooth) == 1 else "are made"
@@ -99,6 +99,7 @@ def _about_examples(settings: PublicSettings) -> list[str]:
     return lines
 
 
+@twice_differentiable()
 def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> list[str]:
     """Try the gradient at random images: a network that passes nothing on to its input cannot be attacked."""
     network = Network(model, loss)
@@ -112,7 +113,10 @@ def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> l
     if not any(bool(value.any()) for value in gradients.values()):
         return ["the gradient at random images is zero: uploads say nothing"]
     squares = torch.stack([value.square().sum() for value in gradients.values()]).sum()
-    (felt,) = torch.autograd.grad(squares, images, allow_unused=True) if squares.requires_grad else (None,)
+    try:
+        (felt,) = torch.autograd.grad(squares, images, allow_unused=True) if squares.requires_grad else (None,)
+    except RuntimeError as error:
+        return [f"the network cannot be differentiated twice, which nearly all attacks need: {first_line(error)}"]
     if felt is None or not bool(felt.any()):
         return ["the gradient does not depend on the image (a zero last layer, or dead units): attacks cannot start"]
     return []

@@ -17,8 +17,8 @@ With S the inner products of the directions, F such that Q = (mu_1 .. mu_B) F ha
 Q^T h from the inner products of h with the gradients, all of it is one combination of gradients plus a multiple of h. A
 zero gradient has no direction: its draw is uniform, t_i = 0, a_i = 1, and its p_i is not made orthogonal to anything.
 
-Where inner products are dear a batch is cut into groups: sums of different examples are independent, so their sum is
-the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
+Where inner products are expensive a batch is cut into groups: sums of different examples are independent, so their sum
+is the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
 """
 
 import math
@@ -34,8 +34,8 @@ from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, within
 from fedpriv.gradients.rounding import ACCURACY, LOST, SMALLEST_SIDE, roundoff
-from fedpriv.mechanisms.cosine import Floats, draw_cosines, draw_uniform_cosines
-from fedpriv.mechanisms.span import Basis, spectral_basis, triangular_basis
+from fedpriv.mechanisms.machinery.cosine import Floats, draw_cosines, draw_uniform_cosines
+from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_sum", "group_size"]

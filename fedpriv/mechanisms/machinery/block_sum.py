@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.gradients import GradientOperator, Vector
+from fedpriv.gradients import GradientOperator, Vector, flattened
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.cosine import Cosines, draw_cosines
+from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines
 from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_block_sums"]
@@ -57,7 +57,7 @@ def draw_block_sums(
     together = max(1, gradients.chunk_bytes // (8 * max(1, total.nbytes)))
     for start in range(0, gradients.examples, together):
         rows = gradients.rows(start, min(start + together, gradients.examples))
-        flat = torch.cat([value.flatten(1) for value in rows.values()], dim=1)
+        flat = torch.cat([flattened(value) for value in rows.values()], dim=1)
         parts = zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True)
         for (_, size), sums, some in parts:
             _add_draws(sums.view(-1, size), some.unflatten(1, (-1, size)), kappa, noise, rng)

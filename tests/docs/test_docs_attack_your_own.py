@@ -1,23 +1,14 @@
 """docs/attack-your-own.md does what it says: its examples are run from its own text."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "attack-your-own.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+from tests.docs.pages import ROOT, blocks, executed
 
-
-def executed(*examples: str) -> dict[str, Any]:
-    """Run examples one after the other in one namespace, as a reader who types them into one session."""
-    names: dict[str, Any] = {}
-    with torch.random.fork_rng(devices=[]):
-        for example in examples:
-            exec(compile(example, str(PAGE), "exec"), names)
-    return names
+PAGE = ROOT / "docs" / "attack-your-own.md"
+EXAMPLES = [block.text for block in blocks(PAGE) if block.language == "python"]
 
 
 def test_the_page_has_the_examples() -> None:
@@ -25,6 +16,7 @@ def test_the_page_has_the_examples() -> None:
     assert all("flwr" not in example for example in (EXAMPLES[0], EXAMPLES[2]))
 
 
+@pytest.mark.slow
 def test_a_gradient_from_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     names = executed(EXAMPLES[0])
     found, image, label = names["found"], names["image"], names["label"]
@@ -34,10 +26,12 @@ def test_a_gradient_from_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == f"label: {int(label)} true: {int(label)}\nmean squared error: {error}\n"
 
 
+@pytest.mark.slow
 def test_a_flower_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adversary's program stands alone: it has the two files and nothing of the client's."""
     monkeypatch.chdir(tmp_path)
-    names = executed(*EXAMPLES[1:])
-    found, images, labels = names["found"], names["images"], names["labels"]
+    client = executed(EXAMPLES[1])
+    found, images, labels = executed(EXAMPLES[2])["found"], client["images"], client["labels"]
     assert sorted(found.labels.tolist()) == sorted(labels.tolist())
     order = [found.labels.tolist().index(int(label)) for label in labels]
     errors = (found.images[order] - images).square().flatten(1).mean(dim=1)
@@ -56,13 +50,3 @@ def test_a_list_of_numpy_arrays_is_the_same_upload(tmp_path: Path, monkeypatch: 
     assert listed != adversary
     exec(compile(listed, str(PAGE), "exec"), names)
     assert torch.equal(by_name.images, names["found"].images)
-
-
-def test_every_named_command_exists() -> None:
-    from typer.testing import CliRunner
-
-    from fedpriv.cli_attack import attack_app
-
-    options = CliRunner().invoke(attack_app, ["DIR", "--help"], env={"COLUMNS": "200"}).output
-    for option in set(re.findall(r"fedpriv attack runs.*?(--\w+)", PAGE.read_text())):
-        assert option in options

@@ -1,0 +1,29 @@
+"""The first Linear layer in closed form (Phong et al. 2018; batches: SPEAR, Dimitrov et al. 2024)."""
+
+from typing import ClassVar
+
+from attacks.settings import AttackSettings, Runs
+from fedpriv.registry import ATTACKS
+
+__all__ = ["ClosedFormSettings"]
+
+
+@ATTACKS.register
+class ClosedFormSettings(AttackSettings):
+    """The first Linear layer's gradient read without optimisation: no settings."""
+
+    name: ClassVar[str] = "closed_form"
+    title: ClassVar[str] = "First Linear layer in closed form"
+    label: ClassVar[str] = "Closed form"
+    reference: ClassVar[str] = (
+        "Phong, Aono, Hayashi, Wang and Moriai: Privacy-Preserving Deep Learning via Additively Homomorphic "
+        "Encryption, 2018; batches: Dimitrov, Baader, Müller and Vechev: SPEAR, NeurIPS 2024"
+    )
+    iterations: ClassVar[int] = 1
+    restarts: ClassVar[int] = 1
+
+    @classmethod
+    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+        from attacks.reconstruction.first_layer.closed_form import run_closed_form
+
+        return (run_closed_form,)

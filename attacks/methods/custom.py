@@ -1,0 +1,83 @@
+"""Gradient matching of parts of your own choice."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from attacks.settings import MatchingSettings, Runs
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attacks.reconstruction.results import Outcome
+    from attacks.reconstruction.scene import Report, Scene
+    from attacks.reconstruction.upload_model.model import Victim
+
+__all__ = ["CustomSettings"]
+
+
+@ATTACKS.register
+class CustomSettings(MatchingSettings):
+    """Gradient matching of parts of your own choice."""
+
+    name: ClassVar[str] = "custom"
+    title: ClassVar[str] = "Parts of your own choice"
+    label: ClassVar[str] = "Custom"
+    reference: ClassVar[str] = "Geiping et al., NeurIPS 2020, and Zhu et al., NeurIPS 2019, for the parts"
+    tunable: ClassVar[tuple[str, ...]] = ("tv",)
+
+    objective: Literal["squared-distance", "cosine", "likelihood"] = Field(
+        "cosine", description="how gradients are compared; likelihood: of the mechanism's noise"
+    )
+    optimiser: Literal["lbfgs", "adam", "signed-adam"] = Field(
+        "signed-adam", description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only"
+    )
+    schedule: Literal["constant", "steps", "cosine"] = Field(
+        "cosine", description="of Adam's learning rate; steps: times 0.1 at 3/8, 5/8 and 7/8"
+    )
+    variables: Literal["pixels", "decorrelated"] = Field(
+        "pixels", description="decorrelated: coordinates in which pixels of photographs are independent"
+    )
+    start: Literal["normal", "uniform", "public-mean", "closed-form"] = Field(
+        "normal", description="normal: of the variables; uniform: over the valid pixels; the others: around an image"
+    )
+    box: bool = Field(True, description="keep images within the valid range of pixels")
+    read_labels: bool = Field(True, description="read labels off the last layer; where not, optimise them")
+    iterations: Count = Field(1000, description="steps")
+    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+    learning_rate: Positive = Field(0.1, description="of Adam, at the start")
+    tv: NonNegative = Field(1e-4, description="weight of the total variation")
+    public_mean: NonNegative = Field(0.0, description="weight of the squared distance from the mean public image")
+    gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
+
+    @classmethod
+    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+        return (run_custom,)
+
+
+def run_custom(
+    scene: "Scene",
+    rows: "Sequence[Victim]",
+    images: "Tensor",
+    logits: "Tensor",
+    config: CustomSettings,
+    report: "Report",
+) -> "Outcome":
+    """Run the recipe that the settings are; arguments as for ``run_recipe``."""
+    from attacks.reconstruction.recipes.descent import run_recipe
+    from attacks.reconstruction.recipes.parts import Recipe
+
+    recipe = Recipe(
+        config.objective,
+        config.optimiser,
+        config.schedule,
+        config.variables,
+        config.start,
+        config.box,
+        ("tv", "public_mean", "gaussian"),
+        ("known", "read", "optimised") if config.read_labels else ("known", "optimised"),
+    )
+    return run_recipe(recipe, scene, rows, images, logits, config, report)

@@ -1,0 +1,37 @@
+"""Deep Leakage from Gradients (Zhu et al. 2019)."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from attacks.settings import MatchingSettings
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count
+
+if TYPE_CHECKING:
+    from attacks.reconstruction.recipes.parts import Recipe
+
+__all__ = ["DlgSettings"]
+
+
+@ATTACKS.register
+class DlgSettings(MatchingSettings):
+    """L-BFGS on the squared distance of gradients."""
+
+    name: ClassVar[str] = "dlg"
+    title: ClassVar[str] = "Deep Leakage from Gradients"
+    label: ClassVar[str] = "DLG"
+    reference: ClassVar[str] = "Zhu, Liu and Han: Deep Leakage from Gradients, NeurIPS 2019"
+    smooth: ClassVar[bool] = True
+
+    iterations: Count = Field(300, description="L-BFGS iterations")
+    restarts: Count = Field(8, description="random starts; the one with the lowest loss of its own is kept")
+
+    @classmethod
+    def methods(cls) -> "tuple[Recipe, ...]":  # noqa: D102
+        from attacks.reconstruction.recipes.parts import Recipe
+
+        return (
+            Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
+            Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),
+        )

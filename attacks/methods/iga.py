@@ -1,0 +1,34 @@
+"""Inverting Gradients (Geiping et al. 2020)."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from attacks.settings import MatchingSettings
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from attacks.reconstruction.recipes.parts import Recipe
+
+__all__ = ["IgaSettings"]
+
+
+@ATTACKS.register
+class IgaSettings(MatchingSettings):
+    """Signed Adam on the angle between gradients, with total variation."""
+
+    name: ClassVar[str] = "iga"
+    title: ClassVar[str] = "Inverting Gradients"
+    reference: ClassVar[str] = "Geiping, Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020"
+    tunable: ClassVar[tuple[str, ...]] = ("tv",)
+
+    iterations: Count = Field(2400, description="signed Adam steps")
+    learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
+    tv: NonNegative = Field(1e-4, description="weight of the total variation")
+
+    @classmethod
+    def methods(cls) -> "tuple[Recipe, ...]":  # noqa: D102
+        from attacks.reconstruction.recipes.parts import Recipe
+
+        return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv",)),)

@@ -1,0 +1,41 @@
+"""Robbing the Fed (Fowl et al. 2022): parameters that the server has made; only for an active adversary."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from attacks.access import Access
+from attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Integer
+
+__all__ = ["ImprintSettings"]
+
+
+@ATTACKS.register
+class ImprintSettings(AttackSettings):
+    """Clients get a first layer whose rows each hold back one image."""
+
+    name: ClassVar[str] = "imprint"
+    title: ClassVar[str] = "Imprint, an active server"
+    reference: ClassVar[str] = "Fowl, Geiping, Czaja, Goldblum and Goldstein: Robbing the Fed, ICLR 2022"
+    needs: ClassVar[tuple[Access, ...]] = (
+        *GRADIENT_MATCHING,
+        Access.PUBLIC_DATA,
+        Access.ACTIVE,
+    )
+    iterations: ClassVar[int] = 1
+    restarts: ClassVar[int] = 1
+
+    bins: Annotated[Integer, Field(ge=2, le=10_000_000)] | None = Field(
+        None, description="rows of the first layer used as bins for the images' brightness; unset: all"
+    )
+    public_examples: Annotated[Integer, Field(ge=2, le=10_000_000)] = Field(
+        10_000, description="public images (test images), at most, whose brightness sets the cut points between bins"
+    )
+
+    @classmethod
+    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+        from attacks.reconstruction.first_layer.imprint_reading import run_imprint
+
+        return (run_imprint,)

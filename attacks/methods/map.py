@@ -1,0 +1,34 @@
+"""The most probable images given upload, noise and prior (after Balunović et al. 2022)."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from attacks.settings import AttackSettings, Runs
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count, Positive
+
+__all__ = ["MapSettings"]
+
+
+@ATTACKS.register
+class MapSettings(AttackSettings):
+    """Maximum a posteriori under the mechanism's own noise."""
+
+    name: ClassVar[str] = "map"
+    title: ClassVar[str] = "Noise-adaptive maximum a posteriori"
+    label: ClassVar[str] = "Noise-adaptive MAP"
+    reference: ClassVar[str] = (
+        "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022; with the "
+        "mechanism's own noise"
+    )
+
+    iterations: Count = Field(400, description="steps of Adam")
+    restarts: Count = Field(1, description="random starts; the most probable result is kept")
+    learning_rate: Positive = Field(0.05, description="of Adam, in standard deviations of the prior")
+
+    @classmethod
+    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+        from attacks.reconstruction.posterior.map import run_map
+
+        return (run_map,)

@@ -1,0 +1,95 @@
+"""What the settings of every attack have in common, and what all others ask of an attack through them."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from attacks.access import Access
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count, Section
+
+if TYPE_CHECKING:
+    from attacks.reconstruction.recipes.parts import Recipe
+    from attacks.reconstruction.results import Outcome
+
+__all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "is_active"]
+
+# A sum of several clients' uploads serves as well: it is an upload of their examples together.
+GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
+
+Runs = Callable[..., "Outcome"]
+"""What runs an attack on a chunk of rows: (scene, rows, images, logits, settings, report) -> Outcome."""
+
+
+class AttackSettings(Section):
+    """The section ``[adversary.NAME]``; an attack is a subclass with a name, entered in ``ATTACKS``.
+
+    Attributes:
+        name: in the experiment file.
+        title: what it is called.
+        label: the same, short; empty: the title.
+        reference: the paper.
+        needs: what the threat model must grant.
+        tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
+        smooth: whether it needs a network that can be differentiated twice everywhere.
+        iterations: steps.
+        restarts: random starts.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    label: ClassVar[str] = ""
+    reference: ClassVar[str]
+    needs: ClassVar[tuple[Access, ...]] = GRADIENT_MATCHING
+    tunable: ClassVar[tuple[str, ...]] = ()
+    smooth: ClassVar[bool] = False
+
+    @classmethod
+    def methods(cls) -> "tuple[Recipe | Runs, ...]":
+        """Its parts; or, where it is not made of them, what runs it.
+
+        Of a victim's restarts the first runs the first of them, the second the second, and so on, and then from the
+        start again.
+        """
+        raise NotImplementedError(f"attack {cls.name} does not say what runs it")
+
+    @classmethod
+    def runs(cls) -> tuple[Runs, ...]:
+        """What runs it on a chunk of rows, for a victim's restarts in turn."""
+        from attacks.reconstruction.recipes.descent import run_recipe
+        from attacks.reconstruction.recipes.parts import Recipe
+
+        return tuple(partial(run_recipe, one) if isinstance(one, Recipe) else one for one in cls.methods())
+
+    @classmethod
+    def parts(cls) -> Mapping[str, str]:
+        """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
+        from attacks.reconstruction.recipes.parts import Recipe
+
+        every = [one.parts for one in cls.methods() if isinstance(one, Recipe)]
+        kinds = every[0] if every else ()
+        return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in every)) for kind in kinds}
+
+    @classmethod
+    def active(cls) -> bool:
+        """Whether the clients must have been sent parameters of the adversary's own making: a worst case."""
+        return Access.ACTIVE in cls.needs
+
+
+class MatchingSettings(AttackSettings):
+    """Settings of attacks that optimise from random starts."""
+
+    iterations: Count
+    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+
+
+def is_active(label: str) -> bool:
+    """Whether an attack needs parameters of the adversary's own making.
+
+    Args:
+        label: the attack's name, or the name with settings as scores have it, such as ``iga,tv=0.001``; or a guess's.
+    """
+    name = label.partition(",")[0]
+    return name in ATTACKS and bool(ATTACKS[name].active())

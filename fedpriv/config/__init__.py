@@ -1,0 +1,35 @@
+"""The experiment: what one TOML file says, validated.
+
+Every key has a default, a description and a range. A wrong key or value raises :class:`fedpriv.errors.InputError` with
+a line that names the file, the key, what was given and what is allowed.
+"""
+
+from fedpriv.config.experiment import Experiment, describe
+from fedpriv.config.file import load_experiment, load_run, override, read_toml
+from fedpriv.config.sections import (
+    AdversaryConfig,
+    DataConfig,
+    EngineConfig,
+    FederationConfig,
+    ModelConfig,
+    ReportConfig,
+    TrainingConfig,
+)
+from fedpriv.config.wrong import validated
+
+__all__ = [
+    "AdversaryConfig",
+    "DataConfig",
+    "EngineConfig",
+    "Experiment",
+    "FederationConfig",
+    "ModelConfig",
+    "ReportConfig",
+    "TrainingConfig",
+    "describe",
+    "load_experiment",
+    "load_run",
+    "override",
+    "read_toml",
+    "validated",
+]

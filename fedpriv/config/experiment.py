@@ -1,0 +1,205 @@
+"""The experiment: all sections together, and the rules that bind one to another."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+
+from fedpriv.config.sections import (
+    SUM_LISTENERS,
+    AdversaryConfig,
+    DataConfig,
+    EngineConfig,
+    FederationConfig,
+    ModelConfig,
+    ReportConfig,
+    TrainingConfig,
+)
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Choice, Integer, Section
+
+__all__ = ["Experiment", "describe"]
+
+
+class Experiment(Section):
+    """One experiment, complete: the same object and machine give the same bytes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
+        "experiment", description="names the run"
+    )
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = Field(
+        0, description="every random choice derives from it but the noise, unless noise = 'reproducible'"
+    )
+    noise: Literal["secret", "reproducible"] = Field(
+        "secret",
+        description="of a mechanism: keyed by the operating system, and kept in the run's folder; or by the seed, for "
+        "experiments that must repeat: whoever guesses the seed can subtract it",
+    )
+    data: DataConfig = Field(default_factory=lambda: DataConfig())
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig())
+    federation: FederationConfig = Field(default_factory=lambda: FederationConfig())
+    training: TrainingConfig = Field(default_factory=lambda: TrainingConfig())
+    mechanism: Annotated[SerializeAsAny[MechanismSettings], Choice(MECHANISMS, "none")] = Field(
+        default_factory=lambda: mechanism_settings({}), description="what protects the uploads"
+    )
+    adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
+    report: ReportConfig = Field(default_factory=lambda: ReportConfig())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _masked_uploads_leave_the_sum(cls, tree: Any) -> Any:
+        """Where uploads are masked and the experiment does not say who listens, the sum is attacked."""
+        if not isinstance(tree, Mapping):
+            return tree
+        federation, adversary = tree.get("federation"), tree.get("adversary", {})
+        masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
+        if not masked or not isinstance(adversary, Mapping):
+            return tree
+        return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
+
+    @model_validator(mode="after")
+    def _rooms_agree(self) -> Self:
+        late = [number for number in self.adversary.rounds if number > self.federation.rounds]
+        if self.adversary.attacks and late:
+            raise ValueError(
+                f"adversary.rounds names round {late[0]}, but federation.rounds = {self.federation.rounds}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _server_sees_what_it_aggregates(self) -> Self:
+        rule, listener = self.federation.aggregation, self.adversary.threat_model
+        if rule == "mean":
+            return self
+        if listener in SUM_LISTENERS:
+            raise ValueError(
+                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model = {listener!r} "
+                "the server has their sum only; use mean"
+            )
+        if self.adversary.crafts:
+            raise ValueError(
+                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left out, and too "
+                "few may be left to compare; use mean"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_hold_what_they_should(self) -> Self:
+        listener = self.adversary.threat_model
+        if self.federation.secure_aggregation and self.adversary.crafts and listener not in SUM_LISTENERS:
+            raise ValueError(
+                f"federation.secure_aggregation with imprint under adversary.threat_model = {listener!r}: the "
+                "server reads the sum only; use malicious-secure-aggregation"
+            )
+        return self
+
+    @property
+    def hears_masked(self) -> bool:
+        """Whether single uploads reach the adversary, but masked."""
+        return self.federation.secure_aggregation and self.adversary.threat_model not in SUM_LISTENERS
+
+    @model_validator(mode="after")
+    def _uploads_for_every_attack(self) -> Self:
+        asked, adversary = self.federation.clients_per_round or self.federation.clients, self.adversary
+        if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
+            raise ValueError(
+                f"adversary.victims = {adversary.victims}: imprint takes the uploads of the first {adversary.victims} "
+                f"clients, and of {asked} that leaves {adversary.passive_attacks[0]} none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adjacency_is_proven(self) -> Self:
+        mechanism, sampling = self.mechanism, self.training.sampling
+        if mechanism.adjacent == "zero-out" and not (mechanism.unit == "example" and sampling == "poisson"):
+            raise ValueError(
+                f"mechanism.adjacency = 'zero-out' is for examples in Poisson batches; with mechanism.unit = "
+                f"{mechanism.unit!r} and training.sampling = {sampling!r} allowed is replace-one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _target_can_be_kept(self) -> Self:
+        stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
+        if stop is None:
+            return self
+        if not self.mechanism.protects:
+            raise ValueError(
+                f"federation.target_epsilon = {stop:g}, but mechanism.name = {self.mechanism.name!r} proves no epsilon"
+            )
+        if calibrated is not None and calibrated < stop:
+            raise ValueError(
+                f"federation.target_epsilon = {stop:g} is above mechanism.{self.mechanism.target_key} = "
+                f"{calibrated:g}, for which the noise of the whole run is calibrated: no client would reach it"
+            )
+        return self
+
+    @property
+    def keeps_secret(self) -> bool:
+        """Whether the run has a secret: a mechanism whose noise nobody may draw again."""
+        return self.noise == "secret" and self.mechanism.protects
+
+    @property
+    def hides_batches(self) -> bool:
+        """Whether what is proven rests on nobody knowing who is in a batch."""
+        return self.keeps_secret and self.training.sampling != "shuffled"
+
+    @property
+    def server_learning_rate(self) -> float:
+        """The step size of the server, with its default resolved."""
+        if self.federation.server_learning_rate is not None:
+            return self.federation.server_learning_rate
+        return self.training.learning_rate if self.federation.algorithm == "fedsgd" else 1.0
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide what clients release, without those of the machine that they are computed on.
+
+        Left out is how long a run goes on, who listens, and what is made of it afterwards.
+        """
+        tree = self.model_dump(mode="json", exclude={"name", "noise", "adversary", "report", "engine"})
+        for section, keys in _INDECISIVE.items():
+            for key in keys:
+                del tree[section][key]
+        return tree
+
+    def to_toml(self) -> str:
+        """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+# Where data lie, how long a run goes on, and what the server makes of uploads.
+_INDECISIVE = {
+    "data": ("root", "download"),
+    "federation": (
+        "rounds",
+        "clients_per_round",
+        "min_clients",
+        "target_epsilon",
+        "aggregation",
+        "trim",
+        "malicious",
+        "server_optimizer",
+        "server_learning_rate",
+        "server_momentum",
+        "round_timeout",
+        "max_update_norm",
+    ),
+}
+
+
+def describe(experiment: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yield (key, value, default, description) for every key, in the order of the sections."""
+    yield from _describe(experiment, "")
+
+
+def _describe(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any, str]]:
+    for key, field in type(model).model_fields.items():
+        value = getattr(model, key)
+        if isinstance(value, BaseModel):
+            yield from _describe(value, f"{prefix}{key}.")
+        else:
+            usual = field.get_default(call_default_factory=True)
+            yield f"{prefix}{key}", value, usual, field.description or ""

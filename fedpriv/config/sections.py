@@ -1,0 +1,292 @@
+"""The sections of an experiment: every key with its default, its range and what it means."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
+
+from fedpriv.registry import ATTACKS, suggestion
+from fedpriv.settings import Count, Epsilon, Integer, Momentum, NonNegative, Positive, Real, Section
+
+__all__ = [
+    "ACTIVE_LISTENERS",
+    "SUM_LISTENERS",
+    "AdversaryConfig",
+    "DataConfig",
+    "EngineConfig",
+    "FederationConfig",
+    "ModelConfig",
+    "ReportConfig",
+    "TrainingConfig",
+]
+
+MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
+
+# Listeners who can send the clients parameters of the adversary's own making.
+ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
+# Listeners whom no single upload reaches, only the sum of a round's.
+SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation")
+
+
+def _attack(name: str) -> str:
+    """Refuse what is no attack."""
+    if name not in ATTACKS:
+        raise ValueError(f"allowed: {', '.join(ATTACKS)}{suggestion(name, tuple(ATTACKS), else_known=False)}")
+    return name
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuse a list that names something twice."""
+    twice = [value for number, value in enumerate(values) if value in values[:number]]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice")
+    return values
+
+
+class DataConfig(Section):
+    """Which data, where they lie, and how clients share them."""
+
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "lfw", "npz"] = Field(
+        "digits", description="data set; digits needs no download, npz reads your own file"
+    )
+    path: str = Field("", description="the .npz file (x_train, y_train, x_test, y_test), for name = 'npz' only")
+    root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
+    download: bool = Field(True, description="fetch a data set that is not in the folder")
+    memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        4096, description="MiB that reading a data file may take: its arrays, unpacked, and the tensors made of them"
+    )
+    train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
+    partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
+    alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
+    shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
+
+    @model_validator(mode="after")
+    def _has_its_file(self) -> Self:
+        if self.name == "npz" and not self.path:
+            raise ValueError("name = 'npz' needs data.path, the .npz file")
+        return self
+
+
+class ModelConfig(Section):
+    """The network that is trained."""
+
+    name: str = Field("lenet", description="lenet, mlp, convnet, resnet, or your own as 'package.module:function'")
+    init: Literal["default", "uniform"] = Field(
+        "default", description="uniform: every weight from U(-0.5, 0.5), as in DLG"
+    )
+    hidden: tuple[Count, ...] = Field((1024, 1024), description="widths of the hidden layers, for mlp")
+    activation: Literal["relu", "sigmoid", "tanh"] = Field("relu", description="between the hidden layers, for mlp")
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        builtin = ("lenet", "mlp", "convnet", "resnet")
+        if name not in builtin and ":" not in name:
+            close = suggestion(name, builtin, else_known=False)
+            raise ValueError(f"allowed: {', '.join(builtin)}, or package.module:function{close}")
+        return name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the network is not one of this project's."""
+        return ":" in self.name
+
+
+class FederationConfig(Section):
+    """Who takes part, how often, and what the server does with the uploads."""
+
+    clients: Count = Field(8, description="number of clients")
+    rounds: Count = Field(20, description="number of rounds")
+    algorithm: Literal["fedsgd", "fedavg"] = Field(
+        "fedsgd", description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training"
+    )
+    clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
+    min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
+    target_epsilon: Epsilon | None = Field(
+        None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
+    )
+    weighting: Literal["examples", "uniform"] = Field("examples", description="weight of a client in the mean")
+    aggregation: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+        "mean", description="of the uploads; all but mean withstand some wrong ones, and count every client once"
+    )
+    secure_aggregation: bool = Field(
+        False, description="uploads go out masked, and the server learns their sum only (SecAgg)"
+    )
+    secure_limit: Positive = Field(
+        8.0,
+        description="secure aggregation: uploads are clipped to this in each coordinate, and rounded to 1 / 2^21 of it",
+    )
+    trim: Annotated[Real, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="trimmed-mean: share of the uploads left out at each end, in each coordinate"
+    )
+    malicious: Annotated[Integer, Field(ge=0, le=10_000_000)] = Field(
+        1, description="krum: uploads of a round that may be wrong; a round needs two times as many and three more"
+    )
+    server_optimizer: Literal["sgd", "adam"] = Field("sgd", description="applied to the mean upload")
+    server_learning_rate: Positive | None = Field(
+        None, description="unset: training.learning_rate for fedsgd, 1 for fedavg"
+    )
+    server_momentum: Momentum = Field(0.0, description="of the server's SGD")
+    round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
+    max_update_norm: Positive | None = Field(
+        None, description="longer uploads (Euclidean norm) are refused; unset: only those that no mechanism lets out"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        asked = self.clients_per_round or self.clients
+        if asked > self.clients:
+            raise ValueError(f"clients_per_round = {asked} is more than clients = {self.clients}")
+        if self.min_clients > asked:
+            raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
+        if self.needed > asked:
+            raise ValueError(
+                f"aggregation = 'krum' with malicious = {self.malicious} needs {self.needed} uploads a round, and "
+                f"a round has {asked} clients"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_summed(self) -> Self:
+        asked = self.clients_per_round or self.clients
+        if not self.secure_aggregation:
+            return self
+        if not 2 <= asked <= MOST_MASKED:
+            raise ValueError(f"secure_aggregation is of 2 to {MOST_MASKED} clients a round, not of {asked}")
+        if self.aggregation != "mean":
+            raise ValueError(f"secure_aggregation hides each upload, and aggregation = {self.aggregation!r} needs it")
+        if self.max_update_norm is not None:
+            raise ValueError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """Usable uploads without which a round fails: ``min_clients``, and for Krum 2 f + 3 (Blanchard et al. 2017)."""
+        return max(self.min_clients, 2 * self.malicious + 3 if self.aggregation == "krum" else 1)
+
+
+class TrainingConfig(Section):
+    """Local training."""
+
+    batch_size: Count = Field(32, description="examples in a batch (expected number, for poisson)")
+    learning_rate: Positive = Field(0.1, description="of the local optimiser (fedavg) or of the server's step (fedsgd)")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, for fedavg")
+    momentum: Momentum = Field(0.0, description="of the local SGD, for fedavg")
+    local_epochs: Count = Field(1, description="passes over the client's data a round, for fedavg")
+    sampling: Literal["shuffled", "fixed", "poisson"] = Field(
+        "shuffled",
+        description="batches: disjoint ones of a shuffled pass, fixed-size draws without replacement, or Poisson draws",
+    )
+
+
+class _AdversaryConfig(Section):
+    """Who listens and what they try."""
+
+    threat_model: Literal[
+        "honest-but-curious-server",
+        "malicious-server",
+        "secure-aggregation",
+        "malicious-secure-aggregation",
+        "network-plaintext",
+        "network-tls",
+    ] = Field(
+        "honest-but-curious-server",
+        description="who listens, and so what they see and whether they interfere; with federation.secure_aggregation "
+        "it is secure-aggregation unless set",
+    )
+    knows_mechanism: bool = Field(True, description="whether they know the mechanism and its parameters (Kerckhoffs)")
+    knows_batch_size: bool = Field(True, description="whether they know the batch size")
+    knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
+    knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
+    attacks: Annotated[tuple[Annotated[str, AfterValidator(_attack)], ...], AfterValidator(_distinct)] = Field(
+        ("dlg", "iga"), description="reconstruction attacks; [] for none"
+    )
+    rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
+        (1,), description="rounds whose uploads are attacked, counted from 1"
+    )
+    victims: Count = Field(4, description="uploads attacked in each of these rounds, lowest client first")
+    counterfactual: bool = Field(True, description="also attack what the client would have sent without the mechanism")
+    join_uploads: bool = Field(
+        False,
+        description="attack a client's uploads of all attacked rounds together, where it uses all its data in each",
+    )
+    success_ssim: Annotated[Real, Field(gt=0, le=1)] = Field(
+        0.6, description="an image counts as recovered from this SSIM on, if it also beats the guess"
+    )
+
+    @model_validator(mode="after")
+    def _may_be_active(self) -> Self:
+        active = [name for name in self.attacks if ATTACKS[name].active()]
+        if not active:
+            return self
+        if self.threat_model not in ACTIVE_LISTENERS:
+            raise ValueError(
+                f"attacks: {active[0]} sends clients parameters of the adversary's own making, and threat_model = "
+                f"{self.threat_model!r} only listens; allowed: {', '.join(ACTIVE_LISTENERS)}"
+            )
+        for key in ("knows_batch_size", "knows_public_data"):
+            if not getattr(self, key):
+                raise ValueError(f"attacks: {active[0]} needs what {key} = false withholds")
+        if self.threat_model == "malicious-secure-aggregation" and self.passive_attacks:
+            raise ValueError(
+                f"attacks: under {self.threat_model} {active[0]} takes the one sum of each attacked round, and leaves "
+                f"{self.passive_attacks[0]} none; make them in runs of their own"
+            )
+        return self
+
+    @property
+    def crafts(self) -> bool:
+        """Whether the server sends parameters of its own making in the attacked rounds."""
+        return any(ATTACKS[name].active() for name in self.attacks)
+
+    @property
+    def passive_attacks(self) -> tuple[str, ...]:
+        """The attacks on uploads of clients that were sent the model itself."""
+        return tuple(name for name in self.attacks if not ATTACKS[name].active())
+
+    def settings(self, attack: str) -> Any:
+        """Return the settings of an attack."""
+        return getattr(self, attack)
+
+
+# A section for each attack that there is.
+AdversaryConfig: TypeAlias = _AdversaryConfig
+if not TYPE_CHECKING:
+    AdversaryConfig = create_model(
+        "AdversaryConfig",
+        __base__=_AdversaryConfig,
+        __module__=__name__,
+        __doc__=_AdversaryConfig.__doc__,
+        **{name: (kind, Field(default_factory=kind)) for name, kind in ATTACKS.items()},
+    )
+
+
+class EngineConfig(Section):
+    """Where the clients run."""
+
+    name: Literal["auto", "inline", "ray"] = Field(
+        "auto", description="auto: ray with a GPU or an address, else inline"
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: cuda, else cpu")
+    threads: Annotated[Integer, Field(ge=1, le=1024)] = Field(
+        1, description="CPU threads of client, server and attack; part of what makes runs repeat"
+    )
+    precision: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32",
+        description="of model and gradients; bfloat16: forward and backward only, parameters and uploads stay float32",
+    )
+    gradient_memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        256, description="MiB that computing per-example gradients may take beside their result"
+    )
+    cpus_per_client: Positive = Field(1.0, description="Ray's share of CPUs for one client")
+    gpus_per_client: NonNegative = Field(0.0, description="Ray's share of a GPU for one client")
+    attack_tasks: Annotated[Integer, Field(ge=1, le=1024)] = Field(
+        1, description="Ray tasks that an attack's uploads are spread over, with a client's shares each; 1: none, here"
+    )
+    address: str = Field("", description="a running Ray cluster, such as auto or ray://host:10001")
+
+
+class ReportConfig(Section):
+    """What the report shows."""
+
+    title: str = Field("", description="heading; empty: the experiment's name")
+    pictures: Count = Field(16, description="victims shown at most")

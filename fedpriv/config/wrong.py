@@ -1,0 +1,117 @@
+"""What is wrong with an experiment, for people: the key, what was given, and what is allowed."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import MechanismSettings
+from fedpriv.registry import MECHANISMS, suggestion
+from fedpriv.settings import Choice, enumerated
+
+__all__ = ["validated"]
+
+Section = TypeVar("Section", bound=BaseModel)
+
+_LONGEST_VALUE = 200  # characters of a wrong value that an error quotes
+
+
+def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Section:
+    """Make settings of one kind from nested tables.
+
+    Args:
+        kind: what is to be made, such as :class:`Experiment`.
+        tree: the tables.
+        source: the file, for people.
+
+    Raises:
+        InputError: a key or value is not allowed.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        every = [_explain(detail, kind) for detail in error.errors()]
+        numbered = [f"({number}) {text}" for number, text in enumerate(every, start=1)]
+        raise InputError(f"{source}: {every[0] if len(every) == 1 else ' '.join(numbered)}") from None
+
+
+def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:
+    location, section = _found([str(part) for part in detail["loc"]], kind)
+    key = ".".join(location)
+    given = detail["input"]
+    if detail["type"] == "extra_forbidden":
+        known = list(section.model_fields)
+        return f"unknown key {key}{_other(location[-1], section) or suggestion(location[-1], known)}"
+    if detail["type"] == "union_tag_invalid":
+        return _explain_name(detail, key)
+    message = _plain_words(detail, key, section)
+    if detail["type"] == "value_error" and isinstance(given, dict):
+        return f"{key}: {message}" if key else message
+    shown = repr(given)
+    shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[: _LONGEST_VALUE - 4]} ..."
+    return f"{key} = {shown} is not allowed: {message[0].lower()}{message[1:]}"
+
+
+def _explain_name(detail: ErrorDetails, key: str) -> str:
+    context = detail.get("ctx", {})
+    choices = re.findall(r"'([^']*)'", context.get("expected_tags", ""))
+    close = suggestion(str(context.get("tag", "")), choices, else_known=False)
+    return f"{key}.name = {context.get('tag')!r} is not allowed: allowed: {', '.join(choices)}{close}"
+
+
+def _plain_words(detail: ErrorDetails, key: str, section: type[BaseModel]) -> str:
+    """What is allowed, without the validator's own terms."""
+    message = detail["msg"].removeprefix("Value error, ")
+    match detail["type"]:
+        case "model_type" | "model_attributes_type" | "union_tag_not_found":
+            return f"{key} is a section, such as [{key}] with keys of its own; known: {', '.join(section.model_fields)}"
+        case "tuple_type":
+            return "a list is wanted, such as [1]"
+        case "string_pattern_mismatch":
+            return "letters, digits, dots, hyphens and underscores are allowed, a letter or digit first"
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", message)
+            return f"allowed: {', '.join(choices)}{suggestion(str(detail['input']), choices, else_known=False)}"
+        case _:
+            return message
+
+
+def _found(location: list[str], kind: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+    """The key at ``location`` as a file has it, and the section that it is in; or, for a section, itself."""
+    key: list[str] = []
+    section, parts = kind, iter(location)
+    for part in parts:
+        key.append(part)
+        field = section.model_fields.get(part)
+        if field is None:
+            continue
+        choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
+        if choice is not None:
+            # The validator names which of the choices it took; a file does not.
+            section = choice.kind(next(parts, choice.default)) or section
+            continue
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next((each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)), section)
+    return key, section
+
+
+def _other(key: str, section: type[BaseModel]) -> str:
+    """Whose key it is, where another mechanism has it."""
+    if not issubclass(section, MechanismSettings):
+        return ""
+    name = section.model_fields["name"].default
+    own = list(section.model_fields)
+    every = {each: None for kind in MECHANISMS.values() for each in kind.model_fields}
+    meant = key if key in every else next(iter(difflib.get_close_matches(key, every, n=1)), "")
+    owners = [other for other, kind in MECHANISMS.items() if meant in kind.model_fields]
+    if not owners or meant in own:
+        return ""
+    known = ", ".join(each for each in own if each != "name")
+    who = f"{enumerated(owners, 'and')} read it" if len(owners) > 1 else f"{owners[0]} reads it"
+    if meant != key:
+        return f"; did you mean {meant}? {who}, {name} reads {known}"
+    return f": {who}, {name} reads {known}; leave it out"

@@ -1,0 +1,94 @@
+"""One step of a client and one of each attack, on random images: what cannot work is found out before a run begins."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from attacks.campaign import attack_each
+from attacks.observation import Observation
+from attacks.reconstruction import AttackJob
+from attacks.threat import threat_model
+from clients.training import local_upload
+from fedpriv.data import Sampling
+from fedpriv.errors import InputError, reason_of
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.randomness import Secret, torch_stream
+from fedpriv.registry import ATTACKS
+from fedpriv.threads import cpu_threads
+from fedpriv.world import World
+from server.exchange import Upload
+from server.tap import observe
+
+__all__ = ["rehearse"]
+
+_IMAGES = 2  # at most: enough for layers that look at a whole batch
+_CLIENT, _ROUND = 0, 1
+
+
+def rehearse(world: World) -> tuple[str, ...]:
+    """Make one upload of random images and attack it for one step; no client's data has a part in it.
+
+    Returns:
+        One line for each attack that refuses such an upload, although nothing protects it.
+
+    Raises:
+        InputError: the network, the mechanism or an attack raises.
+    """
+    experiment = world.experiment
+    stage = _stage(world)
+    with cpu_threads(experiment.engine.threads):
+        with _in_words(f"model.name = {experiment.model.name!r} cannot be trained"):
+            local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
+            heard = _heard(_unprotected(stage))
+        refusals = {}
+        for name in experiment.adversary.passive_attacks:
+            with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):
+                refusals[name] = _refusal(stage, name, heard)
+    return tuple(f"attack {name} refuses an upload of random images: {why}" for name, why in refusals.items() if why)
+
+
+def _stage(world: World) -> World:
+    """The same world with one client, who holds a few random images and trains on all of them at once."""
+    dataset, plan = world.dataset, world.plans[_CLIENT]
+    count = min(_IMAGES, plan.sampling.batch_size)
+    draws = torch_stream(world.experiment.seed, "rehearsal")
+    images = torch.randint(256, (count, *dataset.shape), generator=draws, dtype=torch.uint8)
+    few = replace(dataset, x_train=images, y_train=torch.arange(count) % dataset.classes)
+    once = replace(plan, sampling=Sampling("shuffled", count, count), steps_per_round=1)
+    secret = Secret.of_seed(draws.initial_seed())
+    return replace(world, dataset=few, partitions=(np.arange(count),), plans=(once,), secret=secret)
+
+
+def _unprotected(stage: World) -> World:
+    """The same without the mechanism: what noise hides is sought for long, and the network is what is tried."""
+    (plan,) = stage.plans
+    bare = stage.experiment.model_copy(update={"mechanism": mechanism_settings({})})
+    return replace(stage, experiment=bare, plans=(replace(plan, config=bare.mechanism),))
+
+
+def _heard(stage: World) -> tuple[Observation, ...]:
+    """What the threat model lets the adversary see of one upload."""
+    upload = local_upload(stage, _CLIENT, stage.initial, _ROUND)
+    return observe(stage, _ROUND, stage.initial, [Upload(_CLIENT, len(stage.partitions[_CLIENT]), upload)])
+
+
+def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
+    """Make one step of an attack, and return why it refuses; empty where it does not."""
+    adversary = stage.experiment.adversary
+    if threat_model(adversary).refusal(name, ATTACKS[name].needs) is not None:
+        return ""  # of which the warnings about the settings tell
+    config = getattr(adversary, name)
+    short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
+    campaign = attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
+    return next(iter(campaign.failures.values()), "")
+
+
+@contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what}: {reason_of(error)}") from error

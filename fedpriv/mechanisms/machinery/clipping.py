@@ -1,0 +1,65 @@
+"""How mechanisms bound gradients, and the lengths of what they add."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedpriv.gradients.rounding import ACCURACY
+
+__all__ = ["clip_factor", "clip_factors", "inverse_norm", "normal_norm"]
+
+# The share of a norm by which what is combined may be longer without being clipped for it.
+NEGLIGIBLE = 1e-5
+
+
+def clip_factors(norms: Tensor, roundings: Tensor, clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / norm) for norms (B,), smaller where rounding may make a gradient longer than its norm.
+
+    With r the bound of the rounding (see :meth:`GradientOperator.roundings`), what is combined of a gradient of norm n
+    has at most the norm n + 2 r: the norm and the combination may be off by r each. So a gradient is clipped by that,
+    and by r / ACCURACY at least, so that what is summed to make it, too, is not much longer than clip_norm: else noise
+    that is added to it would be rounded away. Where 2 r is below a hundred-thousandth of n, as in most batches, it is
+    left out. A norm too large for its type gives 0.
+
+    Args:
+        norms: (B,), not negative; infinite or NaN where their squares were.
+        roundings: (B,), in the same norm.
+        clip_norm: above 0.
+    """
+    doubtful = 2 * roundings > NEGLIGIBLE * norms
+    if bool(doubtful.any()):
+        longest = torch.maximum(norms + 2 * roundings, roundings / ACCURACY)
+        norms = torch.where(doubtful, longest, norms)
+    # Next to nothing (7e-12 in float32): of shorter ones squares may be 0.
+    return (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny ** 0.3)).clamp_(max=1).nan_to_num_(nan=0.0)
+
+
+def clip_factor(squared: Tensor, clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / norm) from one squared norm; differentiable, also at zero."""
+    clipped = squared > clip_norm**2
+    # The branch that is not taken is kept away from the derivative of the root at 0.
+    return torch.where(clipped, clip_norm * torch.where(clipped, squared, 1.0).rsqrt(), 1.0)
+
+
+def inverse_norm(squared: Tensor) -> Tensor:
+    """Return 1 / norm from squared norms, and 0 where the norm is next to nothing; differentiable, also at zero.
+
+    Next to nothing (7e-12 in float32) is what the derivative, a power of -3/2, would overflow at.
+    """
+    known = squared > torch.finfo(squared.dtype).tiny ** 0.6
+    return torch.where(known, torch.where(known, squared, 1.0).rsqrt(), 0.0)
+
+
+def normal_norm(dimension: float, steepest: float, tail: float) -> float:
+    """Return what the norm of a normal vector exceeds with probability ``tail`` at most.
+
+    Gaussian concentration (Boucheron, Lugosi and Massart 2013, Theorem 5.6) of the norm, whose mean is at most the root
+    of the summed variances and which changes by at most the largest deviation times the change of a standard normal.
+
+    Args:
+        dimension: the sum of the coordinates' variances.
+        steepest: the largest standard deviation of a coordinate.
+        tail: above 0, below 1.
+    """
+    return math.sqrt(dimension) + steepest * math.sqrt(2 * math.log(1 / tail))

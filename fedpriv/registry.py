@@ -1,0 +1,99 @@
+"""What can be added by one file: mechanisms, attacks, data sets, models and rules of aggregation, each under its name.
+
+Of each kind there are ours, one module each in a package of ours, and those of other packages, which name them as entry
+points: in pyproject.toml of a package of yours
+
+    [project.entry-points."fedpriv.mechanisms"]
+    rounded = "my_package.rounded:RoundedSettings"
+"""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from fedpriv.errors import InputError
+
+__all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Registry", "suggestion"]
+
+
+Kind = TypeVar("Kind", bound=type[Any])
+
+
+class Registry(Mapping[str, type[Any]]):
+    """Settings' classes by name, found when they are first asked for; ours first, then others by name.
+
+    Attributes:
+        what: one thing of the kind, for people.
+        package: where ours are; modules of packages inside it are not looked at.
+        group: of entry points.
+    """
+
+    def __init__(self, what: str, package: str, group: str) -> None:
+        self.what, self.package, self.group = what, package, group
+        self._ours: dict[str, type[Any]] = {}
+
+    def register(self, kind: Kind) -> Kind:
+        """Enter a thing of ours; a decorator of its settings' class.
+
+        Raises:
+            ValueError: another one has this name.
+        """
+        _enter(self._ours, kind)
+        return kind
+
+    def __getitem__(self, name: str) -> type[Any]:
+        try:
+            return self._every[name]
+        except KeyError:
+            raise InputError(f"there is no {self.what} {name!r}{suggestion(name, tuple(self._every))}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._every
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._every)
+
+    def __len__(self) -> int:
+        return len(self._every)
+
+    @cached_property
+    def _every(self) -> dict[str, type[Any]]:
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.ispkg:
+                importlib.import_module(f"{self.package}.{module.name}")
+        every = dict(sorted(self._ours.items()))
+        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+            try:
+                _enter(every, point.load())
+            except Exception as error:
+                raise InputError(
+                    f"{self.what} {point.name!r} of the package {point.dist.name if point.dist else point.value} "
+                    f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+                ) from error
+        return every
+
+
+def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
+    name = kind.model_fields["name"].default if "name" in kind.model_fields else kind.name
+    if things.setdefault(name, kind) is not kind:
+        raise ValueError(f"the name {name!r} is taken by {things[name].__module__}")
+
+
+def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> str:
+    """Return what may have been meant, or all that is known, to be put behind an error."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known: {', '.join(known)}" if else_known else ""
+
+
+MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms")
+ATTACKS = Registry("attack", "attacks.methods", "fedpriv.attacks")
+DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets")
+MODELS = Registry("model", "fedpriv.models", "fedpriv.models")
+RULES = Registry("rule of aggregation", "server.rules", "fedpriv.aggregation")

@@ -1,0 +1,110 @@
+"""Each block of code in README and docs runs, is a valid experiment or sweep, or is a command that exists."""
+
+import re
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.core import TyperCommand
+from typer.testing import CliRunner
+
+from fedpriv.cli import app
+from fedpriv.config import load_experiment
+from fedpriv.sweep import load_sweep
+from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
+
+EVERYWHERE = [ROOT / "README.md", *PAGES]
+# Run by tests of their own.
+ELSEWHERE = {"attack-your-own", "tutorial", "tutorial-own", "tutorial-gradient", "tutorial-sweep"}
+WITH_PYTHON = [
+    pytest.param(page, marks=pytest.mark.slow if page.stem == "README" else (), id=page.stem)
+    for page in EVERYWHERE
+    if page.stem not in ELSEWHERE and any(block.language == "python" for block in blocks(page))
+]
+
+SMALL = """
+seed = 1
+noise = "reproducible"
+data = { name = "digits" }
+model = { name = "mlp", hidden = [8] }
+federation = { clients = 2, rounds = 2 }
+training = { batch_size = 1 }
+mechanism = { name = "vmf", epsilon = 600 }
+adversary = { attacks = ["closed_form"], victims = 1 }
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a quickstart of its own, which takes a second instead of a minute."""
+    for folder in (tmp_path, tmp_path / "configs"):
+        folder.mkdir(exist_ok=True)
+        (folder / "quickstart.toml").write_text(SMALL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    """Console sessions and text are excerpts; all else is tested."""
+    assert {block.language for block in blocks(page)} <= {"python", "toml", "sh", "console", "text"}
+    assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page))
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_runs_as_it_stands(page: Path, clone: Path) -> None:
+    executed(*(block.text for block in blocks(page) if block.language == "python"))
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
+def test_toml_is_an_experiment_or_a_sweep(page: Path, clone: Path) -> None:
+    for number, block in enumerate(block for block in blocks(page) if block.language == "toml"):
+        # A sweep names its base, which lies beside it or in the folder above.
+        path = clone / "configs" / f"{number}.toml"
+        if 'base = "configs/' in block.text:
+            path = clone / f"{number}.toml"
+        path.write_text(block.text, encoding="utf-8")
+        if "base" in tomllib.loads(block.text):
+            assert load_sweep(path).trials
+        else:
+            load_experiment(path, [])
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
+def test_commands_exist(page: Path, nothing_done: None) -> None:
+    for block in blocks(page):
+        if block.language == "sh":
+            for words in commands(block):
+                check(words)
+
+
+@pytest.fixture
+def nothing_done(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are parsed, but not carried out."""
+    monkeypatch.setattr(TyperCommand, "invoke", lambda *_: None)
+
+
+def check(words: list[str]) -> None:
+    """A command of this project is known, with all its options; those of others are left alone."""
+    program, *arguments = words
+    if program.rpartition("/")[2] == "fedpriv":
+        for folder in arguments:
+            if folder.startswith(("runs/", "sweeps/")):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+    elif program == "python" and arguments[0] == "-m":
+        assert find_spec(arguments[1]), words
+    elif program == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{arguments[0]}:", makefile, re.MULTILINE), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["fedpriv", "run", "x.toml", "--no-such"], ["fedpriv", "ran"], ["python", "-m", "benchmarks.gone"], ["make", "x"]],
+)
+def test_a_wrong_command_is_found(words: list[str], nothing_done: None) -> None:
+    with pytest.raises(AssertionError):
+        check(words)

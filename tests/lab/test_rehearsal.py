@@ -1,0 +1,139 @@
+"""What is tried before a run: one step of a client and one of each attack, on random images."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpriv.errors import InputError
+from fedpriv.lab import check_experiment, start_run
+from fedpriv.lab.rehearsal import rehearse
+from fedpriv.progress import Silent
+from fedpriv.world import build_world
+from tests.integration.small import experiment
+from tests.integration.test_every_mechanism import MECHANISMS
+
+Shape = tuple[int, int, int]
+
+
+class _Network(nn.Module):
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.hidden, self.last = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.tanh(self.hidden(x.flatten(1))))
+        return logits
+
+
+class _Untrainable(_Network):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("no more than one image\nat a time")
+        return super().forward(x)
+
+
+class _Leaver(_Network):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise SystemExit("licence expired")
+        return super().forward(x)
+
+
+class _OnceOnly(_Network):
+    """Torch can differentiate the margins once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        margins = F.multi_margin_loss(logits, torch.zeros(len(x), dtype=torch.long), reduction="none")
+        return logits * (1 + margins[:, None])
+
+
+def untrainable(shape: Shape, classes: int) -> nn.Module:
+    return _Untrainable(shape, classes)
+
+
+def leaver(shape: Shape, classes: int) -> nn.Module:
+    return _Leaver(shape, classes)
+
+
+def once_only(shape: Shape, classes: int) -> nn.Module:
+    return _OnceOnly(shape, classes)
+
+
+def normalised(shape: Shape, classes: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(shape[0]), _Network(shape, classes))
+
+
+def own(name: str) -> dict[str, object]:
+    return {"name": f"tests.lab.test_rehearsal:{name}", "hidden": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("untrainable", "ValueError: no more than one image at a time"), ("leaver", "SystemExit: licence expired")],
+)
+def test_a_network_that_cannot_be_trained_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    settings = experiment(model=own(name))
+    with pytest.raises(InputError, match=rf"cannot be trained: {reason}$"):
+        start_run(settings, tmp_path / "run", "", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("attack", ["dlg", "idlg", "iga", "map", "custom"])
+def test_an_attack_that_cannot_pass_the_network_is_refused(attack: str, tmp_path: Path) -> None:
+    settings = experiment(model=own("once_only"), adversary={"attacks": [attack]})
+    with pytest.raises(InputError, match=rf"adversary.attacks: {attack} cannot attack .*once_only.*: \w+Error: ."):
+        start_run(settings, tmp_path / "run", "", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_network_is_trained_without_such_attacks() -> None:
+    check_experiment(experiment(model=own("once_only"), adversary={"attacks": []}))
+
+
+def test_an_attack_that_refuses_such_a_network_is_a_warning(tmp_path: Path) -> None:
+    settings = experiment(model={"name": "lenet", "hidden": []}, adversary={"attacks": ["closed_form", "iga"]})
+    (warning,) = check_experiment(settings)
+    assert warning.startswith("attack closed_form refuses an upload of random images: closed_form needs a network")
+
+
+@pytest.mark.parametrize("name", ["none", *MECHANISMS])
+def test_what_works_passes(name: str) -> None:
+    settings = experiment(
+        mechanism=MECHANISMS.get(name, {"name": "none"}),
+        adversary={"attacks": ["dlg", "idlg", "iga", "closed_form", "map", "custom"]},
+    )
+    rehearse(build_world(settings))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adversary": {"attacks": ["iga"], "threat_model": "network-tls"}},
+        {"adversary": {"attacks": ["iga"], "knows_batch_size": False}},
+        {"adversary": {"attacks": ["iga"]}, "federation": {"secure_aggregation": True}},
+        {"adversary": {"attacks": ["iga"]}, "federation": {"algorithm": "fedavg"}, "engine": {"precision": "bfloat16"}},
+        {"adversary": {"attacks": ["iga"]}, "training": {"batch_size": 8, "sampling": "poisson"}},
+        {"adversary": {"attacks": ["iga", "dlg"]}, "model": own("normalised")},
+    ],
+    ids=str,
+)
+def test_every_listener_and_engine_passes(changes: dict[str, dict[str, object]]) -> None:
+    rehearse(build_world(experiment(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training": {"batch_size": 5000}}, "5000"),
+        ({"model": own("normalised"), "mechanism": {"name": "gaussian", "sigma": 1.0}}, "mixes the examples"),
+        ({"data": {"name": "npz", "path": "nowhere.npz"}}, "nowhere.npz"),
+    ],
+)
+def test_what_a_run_refuses_is_found(changes: dict[str, dict[str, object]], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_experiment(experiment(**changes))
