@@ -14,12 +14,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --
 PORT ?= 8600
 DEMO := runs/deploy-demo
 
-.PHONY: help demo deploy-demo tapped test test-fast soak lint format docs bench clean
+.PHONY: help demo deploy-demo tapped test test-all slow soak lint format docs bench clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report"
 	@echo "make deploy-demo       two minutes: real processes and a listener, without TLS and with it; PORT=8600"
-	@echo "make test [ARGS=...]   all tests (test-fast: without the slow ones)"
+	@echo "make test [ARGS=...]   the tests that take minutes together: every mechanism, attack, engine, the report"
+	@echo "make test-all          all tests, as CI runs them; make slow measures which ones make test leaves out"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
@@ -51,10 +52,14 @@ tapped: $(READY)
 	$(BIN)/fedpriv attack $(DEMO)/$(KIND) --heard $(DEMO)/$(KIND)-deployment/heard --quiet --out $(DEMO)/$(KIND)-heard
 
 test: $(READY)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(READY)
 	$(PYTEST) $(ARGS)
 
-test-fast: $(READY)
-	$(PYTEST) -m "not slow" $(ARGS)
+# Measures all tests, and writes anew which of them make test leaves out.
+slow: $(READY)
+	$(PYTEST) --list-slow $(ARGS)
 
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --numprocesses 0 tests/soak.py $(ARGS)

@@ -256,7 +256,7 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"]) or "settings"
         raise InputError(f"{path} is damaged: {where}: {detail['msg']}") from None
-    if config.protects and config.noise is None:
+    if config.parameter and config.noise is None:
         raise InputError(f"{path} is damaged: mechanism {config.name} without the noise itself")
     return public
 

@@ -319,7 +319,7 @@ def _mechanism(given: MechanismSettings | Mapping[str, Any] | None) -> Mechanism
         detail = error.errors()[0]
         where = ".".join(["mechanism", *map(str, detail["loc"])])
         raise InputError(f"{where}: {detail['msg'].removeprefix('Value error, ')}") from None
-    if config.protects and config.noise is None:
+    if config.parameter and config.noise is None:
         raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
     return config
 

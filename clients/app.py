@@ -6,7 +6,7 @@ from functools import lru_cache
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.memory import secret_for
+from clients.memory import check_question, secret_for
 from clients.secure import give_shares, masked_upload, offer_keys, share_secrets
 from clients.training import answer_secret, local_upload
 from fedpriv.errors import RefusedError
@@ -73,11 +73,12 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
     arrays = message.content.array_records
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
-    experiment = kept_for(*known).experiment
+    experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     try:
+        check_question(context, experiment, round_number)
         world = _world(*known)
         with cpu_threads(world.experiment.engine.threads):
-            return world, _answer(world, context, before, int(str(task["round"])), secret is not None)
+            return world, _answer(world, context, before, round_number, secret is not None)
     except RefusedError:
         raise
     except (Exception, SystemExit) as error:

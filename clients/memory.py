@@ -1,47 +1,52 @@
-"""What a client keeps to itself over the messages of a run: its secret, and what it was sent in each round.
+"""What a client keeps to itself over the messages of a run: its secret, the settings, what it was sent.
 
 A client answers a round once. Asked again with the same parameters and settings it computes the same answer, noise
 included; asked with others it refuses: the difference of two answers would have less noise than the ledger counts on.
+The settings are those of the first question, for the whole run: otherwise a later one could ask for less noise.
 
 In a simulation the run's secret is every client's, and Flower's context holds the rest. In a deployment each client
-draws its own from the operating system, and both lie in a file of the folder that the environment variable
-``FEDPRIV_MEMORY`` names, so that a restart changes nothing; where it names none, in Flower's context.
+draws its own from the operating system, and all of it lies in the folder that the environment variable
+``FEDPRIV_MEMORY`` names, so that a restart changes nothing; where it names none, in Flower's context. Each thing is a
+file that is written once: of two processes that answer for one client, one is first, and the other finds what it wrote.
 """
 
-import json
 import os
+import re
 import secrets
-from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
 
 from flwr.app import ConfigRecord, Context
-from pydantic import Field, TypeAdapter, ValidationError
 
+from fedpriv.config import Experiment
 from fedpriv.errors import RefusedError
-from fedpriv.files import write_whole
+from fedpriv.files import write_once
 from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
 
-__all__ = ["secret_for"]
+__all__ = ["check_question", "kept", "secret_for"]
 
 _RECORD = "memory"
+_KEPT = re.compile(rb"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """What is kept.
+def check_question(context: Context, experiment: Experiment, round_number: int) -> None:
+    """Note the settings that this client is asked with, and refuse others than those of its first question.
 
-    Attributes:
-        secret: hexadecimal; empty where the run has one for all clients.
-        rounds: round -> the digest of what was received in it, hexadecimal.
+    Args:
+        context: the client's, from Flower.
+        experiment: the settings.
+        round_number: the round, from 1.
+
+    Raises:
+        RefusedError: the run has no such round, or began with other settings; or the memory is damaged.
     """
-
-    secret: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    rounds: dict[str, str]
-
-
-_MEMORY = TypeAdapter(_Memory)
+    rounds = experiment.federation.rounds
+    if not 1 <= round_number <= rounds:
+        raise RefusedError(f"round {round_number} is none of this run, which has rounds 1 to {rounds}")
+    settings = sha256(experiment.model_dump_json().encode()).digest()
+    if kept(context, "settings", settings) != settings:
+        raise RefusedError("the settings are not those with which this client was first asked in this run")
 
 
 def secret_for(context: Context, round_number: int, received: bytes, shared: Secret | None) -> Secret:
@@ -57,31 +62,45 @@ def secret_for(context: Context, round_number: int, received: bytes, shared: Sec
         RefusedError: the client was asked in this round before, and was sent something else; or its memory is
             damaged.
     """
+    secret = shared or Secret(kept(context, "secret", secrets.token_bytes(32)))
+    # Keyed: it tells nothing of the data, and what another secret has answered is not answered again.
+    answered = secret.derived("answered", received).key
+    if kept(context, f"round-{round_number}", answered) != answered:
+        raise RefusedError(f"round {round_number} was answered before, to other parameters or from other data")
+    return secret
+
+
+def kept(context: Context, name: str, value: bytes) -> bytes:
+    """Return what a client keeps under a name; from the first call on that is ``value``.
+
+    Args:
+        context: the client's, from Flower.
+        name: letters, digits and hyphens.
+        value: 32 bytes.
+
+    Raises:
+        RefusedError: the memory is damaged.
+        WriteError: it cannot be written.
+    """
     folder = os.environ.get(MEMORY, "")
-    path = Path(folder) / f"{context.run_id}-{context.node_config['partition-id']}.json" if folder else None
-    memory = _read(path, context) or _Memory("" if shared else secrets.token_hex(32), {})
-    known = memory.rounds.setdefault(str(round_number), received.hex())
-    if known != received.hex():
-        raise RefusedError(f"round {round_number} was answered before, to other parameters or settings")
-    _write(path, context, memory)
-    return shared or Secret(bytes.fromhex(memory.secret))
+    if not folder:
+        return _kept_by_flower(context, name, value)
+    path = Path(folder) / f"{context.run_id}-{context.node_config['partition-id']}-{name}"
+    if write_once(path, value.hex().encode(), mode=0o600):
+        return value
+    content = path.read_bytes() if path.is_file() else b""
+    if not _KEPT.fullmatch(content):
+        raise RefusedError(f"the client's memory of this run, {path.name}, is damaged")
+    return bytes.fromhex(content.decode())
 
 
-def _read(path: Path | None, context: Context) -> _Memory | None:
-    if path is None:
-        records = context.state.config_records
-        return _MEMORY.validate_json(str(records[_RECORD]["json"])) if _RECORD in records else None
-    try:
-        return _MEMORY.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        raise RefusedError(f"the client's memory of this run, {path.name}, is damaged") from None
-
-
-def _write(path: Path | None, context: Context, memory: _Memory) -> None:
-    text = json.dumps(vars(memory))
-    if path is None:
-        context.state.config_records[_RECORD] = ConfigRecord({"json": text})
-        return
-    write_whole(path, text.encode(), mode=0o600)
+def _kept_by_flower(context: Context, name: str, value: bytes) -> bytes:
+    records = context.state.config_records
+    if _RECORD not in records:
+        records[_RECORD] = ConfigRecord()
+    if name not in records[_RECORD]:
+        records[_RECORD][name] = value
+    known = records[_RECORD][name]
+    if not isinstance(known, bytes):
+        raise RefusedError(f"the client's memory of this run, {name}, is damaged")
+    return known

@@ -5,12 +5,14 @@ and of those shares the ones by which the server can take off the masks of the s
 come from the operating system, never from the experiment's seed; they are forgotten with the last answer.
 
 A client gives out the seed's share of clients that survived or the key's share of clients that dropped out, never both
-of one: with both the server could read that client's upload.
+of one: with both the server could read that client's upload. In one round it does all this for one set of clients, and
+for one set of survivors: the difference of two sums is an upload.
 """
 
 import base64
 import os
 from collections.abc import Sequence
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
+from clients.memory import kept
+from fedpriv.errors import RefusedError
 from fedpriv.masking import Words, flat, least_survivors, mask, quantised, weights
 from fedpriv.wire import pack
 from fedpriv.world import State, World
@@ -56,6 +60,7 @@ def share_secrets(message: Message, context: Context) -> Message:
 
     Raises:
         ValueError: the server asks out of turn, or names keys under which the protocol protects nothing.
+        RefusedError: in this round this client shared its secrets among others before.
     """
     asked, own = _asked(message), _at(message, context, "keys")
     me, clients = _partition(context), _integers(asked, "clients")
@@ -66,6 +71,7 @@ def share_secrets(message: Message, context: Context) -> Message:
     place = clients.index(me)
     if (publics[place], channels[place]) != (own["public"], own["channel"]):
         raise ValueError("the server passes on another key than this client's")
+    _settle(message, context, "clients", clients)
     seed = os.urandom(32)
     seed_shares = create_shares(seed, needed, len(clients))
     key_shares = create_shares(_bytes(own, "secret"), needed, len(clients))
@@ -87,9 +93,13 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
     """Return an upload that says nothing by itself: quantised, weighted, and masked towards every other client.
 
     Raises:
-        ValueError: the server asks out of turn, passes on shares of too few clients, or the upload is not finite.
+        ValueError: the server asks out of turn or about another round, passes on shares of too few clients, or the
+            upload is not finite.
     """
     asked, own = _asked(message, "shares"), _at(message, context, "shares")
+    number = int(message.metadata.group_id)
+    if int(str(message.content.config_records["task"]["round"])) != number:
+        raise ValueError(f"the keys of round {number} mask no upload of another round")
     me, clients = _partition(context), _integers(own, "clients")
     held: dict[int, tuple[bytes, bytes]] = {me: (_bytes(own, "seed_share"), _bytes(own, "key_share"))}
     for other, ciphertext in zip(_integers(asked, "from"), _many(asked, "ciphertexts"), strict=True):
@@ -124,6 +134,7 @@ def give_shares(message: Message, context: Context) -> Message:
 
     Raises:
         ValueError: the server asks out of turn, for too few survivors, or for both shares of one client.
+        RefusedError: in this round this client helped to unmask the sum of others before.
     """
     asked, own = _asked(message), _at(message, context, "masked")
     survivors, dropped, held = _integers(asked, "survivors"), _integers(asked, "dropped"), _integers(own, "held")
@@ -132,6 +143,7 @@ def give_shares(message: Message, context: Context) -> Message:
         raise ValueError("every client that is masked towards either survived or dropped out")
     if len(survivors) < least_survivors(len(_integers(own, "clients"))):
         raise ValueError(f"the sum of {len(survivors)} clients is not unmasked")
+    _settle(message, context, "survivors", survivors)
     seeds = dict(zip(held, _many(own, "seed_shares"), strict=True))
     keys = dict(zip(held, _many(own, "key_shares"), strict=True))
     return _reply(message, seeds=[seeds[one] for one in survivors], keys=[keys[one] for one in dropped])
@@ -170,6 +182,13 @@ def _at(message: Message, context: Context, stage: str) -> ConfigRecord:
     if own["stage"] != stage or own["round"] != number:
         raise ValueError(f"secure aggregation: round {number} is not at {stage!r} here, but at {own['stage']!r}")
     return own
+
+
+def _settle(message: Message, context: Context, name: str, clients: Sequence[int]) -> None:
+    """Note whom a round is about, and refuse others, also where the server begins the round anew."""
+    number, digest = int(message.metadata.group_id), sha256(repr(sorted(clients)).encode()).digest()
+    if kept(context, f"{name}-{number}", digest) != digest:
+        raise RefusedError(f"secure aggregation: round {number} had other {name} before")
 
 
 def _remember(context: Context, **values: object) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "stopped",
     "sync",
     "target_error",
+    "write_once",
     "write_whole",
     "writing",
     "writing_to",
@@ -59,22 +60,35 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool 
     Raises:
         WriteError: it cannot be written; nothing is left behind, and what was there stays.
     """
-    temporary = path.parent / f".{path.name[:_KEPT]}.{secrets.token_hex(8)}.part"
-    with _about(path):
-        descriptor = os.open(temporary, _NEW, mode)
-        try:
-            try:
-                _fill(descriptor, content)
-                if durable:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
+    with _part(path, content, mode, durable=durable) as temporary:
+        temporary.replace(path)
+
+
+def write_once(path: Path, content: bytes, *, mode: int = 0o666) -> bool:
+    """Write a file unless one of that name is there; of several processes that try at a time, one does.
+
+    It appears with all its content, and is on the disk before this returns.
+
+    Args:
+        path: of the file; its folder exists.
+        content: all of it.
+        mode: as of :func:`write_whole`.
+
+    Returns:
+        Whether this call wrote it.
+
+    Raises:
+        WriteError: it cannot be written; nothing is left behind.
+    """
+    try:
+        with _part(path, content, mode, durable=True) as temporary:
+            path.hardlink_to(temporary)
+            temporary.unlink()
+    except WriteError as error:
+        if error.errno != errno.EEXIST:
             raise
-        if durable:
-            _sync_folder(path.parent)
+        return False
+    return True
 
 
 def append_line(path: Path, line: str) -> None:
@@ -186,6 +200,27 @@ def writing_to(target: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise target_error(error, target) from None
+
+
+@contextmanager
+def _part(path: Path, content: bytes, mode: int, *, durable: bool) -> Iterator[Path]:
+    """A file's new content under a name of its own; the block gives it the file's, and else it is removed."""
+    temporary = path.parent / f".{path.name[:_KEPT]}.{secrets.token_hex(8)}.part"
+    with _about(path):
+        descriptor = os.open(temporary, _NEW, mode)
+        try:
+            try:
+                _fill(descriptor, content)
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            yield temporary
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync_folder(path.parent)
 
 
 def _told(error: OSError) -> str:

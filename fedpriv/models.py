@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.randomness import seeded_generators, torch_stream
 
-__all__ = ["build_model"]
+__all__ = ["build_model", "model_digest"]
 
 Shape = tuple[int, int, int]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
@@ -44,6 +45,35 @@ def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int) -> n
     if config.init == "uniform":
         _draw_uniform(model, torch_stream(seed, "model"))
     return model
+
+
+def model_digest(model: nn.Module, name: str) -> bytes:
+    """Return SHA-256 of what a network computes with, as far as the settings do not say it.
+
+    That is its numbers, frozen ones and counts included, the kinds of its layers and, of one of your own, the files
+    that define it and its layers. What these import from further files, or read, is not looked at.
+
+    Args:
+        model: as :func:`build_model` returns it.
+        name: as in ``model.name``.
+    """
+    digest = sha256()
+    for key, value in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+    for key, layer in model.named_modules():
+        digest.update(f"{key} {type(layer).__module__}.{type(layer).__qualname__}\n".encode())
+    if ":" in name:
+        modules = {name.partition(":")[0], *(type(layer).__module__ for layer in model.modules())}
+        for module in sorted(one for one in modules if one.partition(".")[0] != "torch"):
+            digest.update(sha256(_code(module)).digest())
+    return digest.digest()
+
+
+def _code(module: str) -> bytes:
+    """The file of an imported module; nothing where it has none."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return Path(path).read_bytes() if path else b""
 
 
 def _construct(config: ModelConfig, shape: Shape, classes: int) -> nn.Module:

@@ -105,7 +105,8 @@ def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
             not say how much is there, or two of one name.
     """
     if not path.is_file():
-        raise InputError(f"{path}: no such file")
+        where = "" if path.is_absolute() else f" in the current folder, {Path.cwd()}, where relative paths begin"
+        raise InputError(f"{path}: no such file{where}")
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path}: not an .npz archive, truncated, or not readable")
     headers = {}

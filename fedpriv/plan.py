@@ -211,7 +211,7 @@ def plan_client(
     # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
     draft = Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
-    return replace(draft, config=config.with_noise(_noise(experiment, draft))) if config.protects else draft
+    return replace(draft, config=config.with_noise(_noise(experiment, draft))) if config.parameter else draft
 
 
 def _noise(experiment: Experiment, draft: Plan) -> float:

@@ -21,9 +21,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -33,7 +33,18 @@ from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
 
-__all__ = ["DEPLOYMENT", "FINITE", "Asked", "Checkpoint", "Failure", "RoundRecord", "RunFolder", "parse_json"]
+__all__ = [
+    "DEPLOYMENT",
+    "FINITE",
+    "Asked",
+    "Checkpoint",
+    "Failure",
+    "Origin",
+    "Released",
+    "RoundRecord",
+    "RunFolder",
+    "parse_json",
+]
 
 T = TypeVar("T")
 
@@ -88,6 +99,31 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class Released:
+    """What makes one release what it is, from :meth:`fedpriv.plan.Plan.released`: settings of two sections."""
+
+    mechanism: dict[str, Any]
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Digests, hexadecimal, of what all releases of a run rest on; empty in folders of versions that wrote none.
+
+    Attributes:
+        settings: of the settings that decide what a release is about.
+        secret: of the run's secret. This and what follows is empty without a mechanism.
+        data: of all images and labels, keyed by the secret: whoever has a guess of the data cannot check it.
+        model: of the network's code, and of the numbers that it was built with.
+    """
+
+    settings: str = ""
+    secret: str = ""
+    data: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True)
 class Asked:
     """One line of asked.jsonl: clients who were asked the same in a round, and what they release in their answer.
 
@@ -96,17 +132,27 @@ class Asked:
         clients: who was asked, ascending.
         sent: the digest of what they were sent, hexadecimal; whoever is asked the same again answers the same. Empty
             without a mechanism, and in folders of versions that did not write it.
-        settings: the digest of the settings that decide what a release is about, hexadecimal.
+        origin: what the releases rest on.
         releases: mechanism, noise and sampling of a release, each kind once.
         kinds: for each of the clients its place in ``releases``.
+
+    Raises:
+        ValueError: numbers of clients do not ascend, or there are not as many kinds as clients.
     """
 
-    round: int
-    clients: tuple[int, ...]
+    round: Annotated[int, Field(ge=1)]
+    clients: tuple[Annotated[int, Field(ge=0)], ...]
     sent: str = ""
-    settings: str = ""
-    releases: tuple[dict[str, Any], ...] = ()
+    origin: Origin = Origin()
+    releases: tuple[Released, ...] = ()
     kinds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.clients) != sorted(set(self.clients)):
+            raise ValueError("clients has numbers that do not ascend")
+        named = len(self.kinds) == len(self.clients) and set(self.kinds) <= set(range(len(self.releases)))
+        if self.origin.settings and not named:
+            raise ValueError("kinds does not name one of releases for each client")
 
 
 _ROUND, _ASKED = TypeAdapter(RoundRecord), TypeAdapter(Asked)

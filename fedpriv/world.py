@@ -21,7 +21,7 @@ from fedpriv.errors import InputError
 from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
-from fedpriv.models import build_model
+from fedpriv.models import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.threads import cpu_threads
@@ -86,6 +86,7 @@ class World:
         partitions: for each client the indices of its training examples, ascending.
         model: a working copy of the network on the device, in the numbers of ``engine.precision`` (float32 for
             bfloat16); whoever uses it loads a :class:`State` first.
+        model_digest: SHA-256 of the network's code and of the numbers that it was built with.
         initial: the numbers that training starts from.
         device: where models and data are computed.
         plans: one for each client.
@@ -96,20 +97,24 @@ class World:
     dataset: Dataset
     partitions: tuple[np.ndarray, ...]
     model: nn.Module
+    model_digest: bytes
     initial: State
     device: torch.device
     plans: tuple[Plan, ...]
     secret: Secret
 
     def received(self, client: int, before: State) -> bytes:
-        """Return the digest of all that a client's answer depends on, apart from the round and its data.
+        """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
+
+        So what was edited between two answers gives the second one other noise.
 
         Args:
             client: the partition's number.
             before: what the server sent it.
         """
         release = self.plans[client].config.model_dump_json()
-        return sha256(self.sent(before) + self._decisive.encode() + release.encode()).digest()
+        built_from = self.dataset.digest + self.model_digest
+        return sha256(self.sent(before) + built_from + self._decisive.encode() + release.encode()).digest()
 
     @cached_property
     def _decisive(self) -> str:
@@ -200,6 +205,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
+    digest = model_digest(model, experiment.model.name)
     model.to(device, _precision(experiment))
     initial = State.of(model)
     tensors = [value.numel() for value in initial.parameters.values()]
@@ -208,7 +214,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
         plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
     )
     secret = secret or Secret.of_seed(experiment.seed)
-    return World(experiment, dataset, partitions, model, initial, device, plans, secret)
+    return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret)
 
 
 def _route(world: World, examples: int) -> Route:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpriv.budget import Budget
 from fedpriv.errors import InputError
-from fedpriv.runs import Asked, RunFolder
+from fedpriv.runs import Asked, Origin, Released, RunFolder
 from fedpriv.world import State, World
 
 __all__ = ["check_unchanged", "questions", "replay", "rounds_of"]
@@ -25,7 +25,7 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
         round_number: the round, from 1.
         asked: states that are sent out, and the clients they are sent to; states without clients are left out.
     """
-    settings = _settings(world)
+    origin = _origin(world)
     lines = []
     for state, clients in asked:
         if not clients:
@@ -33,9 +33,9 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
         released = [json.dumps(world.plans[client].released()) for client in clients]
         kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
         sent = "" if not world.experiment.mechanism.protects else world.sent(state).hex()
-        releases = tuple(json.loads(text) for text in kinds)
+        releases = tuple(Released(**json.loads(text)) for text in kinds)
         lines.append(
-            Asked(round_number, tuple(clients), sent, settings, releases, tuple(kinds[text] for text in released))
+            Asked(round_number, tuple(clients), sent, origin, releases, tuple(kinds[text] for text in released))
         )
     return tuple(lines)
 
@@ -60,19 +60,25 @@ def replay(budget: Budget, lines: Sequence[Asked]) -> None:
 
 
 def check_unchanged(world: World, folder: RunFolder) -> None:
-    """Refuse to go on with a run whose settings were changed where they decide what has been released.
+    """Refuse to go on with a run in which something was changed that decides what has been released.
 
     The ledger takes all releases of a run for alike: noise that is raised afterwards would make those that were made
-    look better than they are.
+    look better than they are. And a round that is asked for again is one answer only if nothing is new: with another
+    secret, other data or another network it is a second one.
 
     Raises:
-        InputError: the settings say something else than what was released, or nobody wrote down what was.
+        InputError: the run is not what it was when it released, or nobody wrote down what it was.
     """
+    clients = max((client for line in folder.asked() for client in line.clients), default=0)
+    if clients >= len(world.plans):
+        raise InputError(
+            f"{folder.path / 'asked.jsonl'} names client {clients}, and this run has {len(world.plans)} from number 0"
+        )
     if not world.experiment.mechanism.protects and not any(line.sent for line in folder.asked()):
         return
-    path = folder.path / "config.toml"
+    path, now = folder.path / "config.toml", _origin(world)
     for line in folder.asked():
-        if not line.settings:
+        if not line.origin.settings:
             raise InputError(
                 f"{folder.path}: a version of fedpriv began this run that did not write down what clients release, so "
                 "nothing can be proven about what follows; start a new run"
@@ -84,25 +90,39 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
                     f"{path} was changed: in round {line.round} client {client} released with {change[0]}, and now it "
                     f"would with {change[1]}; set it as it was, or start a new run"
                 )
-        if line.settings != _settings(world):
-            raise InputError(
-                f"{path} was changed where it decides what clients release (seed, data, model, training, clients or "
-                f"algorithm) after round {line.round} was asked for; undo that, or start a new run"
-            )
+        for part, what in _PARTS.items():
+            if getattr(line.origin, part) != getattr(now, part):
+                raise InputError(
+                    f"{folder.path}: {what} after round {line.round} was asked for; undo that, or start a new run"
+                )
 
 
-def _change(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+# What has become of a run if this part of its origin is another.
+_PARTS = {
+    "settings": "config.toml was changed where it decides what clients release (seed, noise, data, model, training, "
+    "clients or algorithm)",
+    "secret": "secret.key was replaced",
+    "data": "the data were changed",
+    "model": "the network's code, or what it is built with, was changed",
+}
+
+
+def _change(before: Released, now: Mapping[str, Any]) -> tuple[str, str] | None:
     """The first setting that differs: as it was, and as it is."""
-    for section in ("mechanism", "sampling"):
-        for key in dict.fromkeys([*before[section], *now[section]]):
-            old, new = before[section].get(key), now[section].get(key)
+    for section, was in (("mechanism", before.mechanism), ("sampling", before.sampling)):
+        for key in dict.fromkeys([*was, *now[section]]):
+            old, new = was.get(key), now[section].get(key)
             if old != new:
                 return f"{section} {key} = {old}", f"{key} = {new}"
     return None
 
 
-def _settings(world: World) -> str:
+def _origin(world: World) -> Origin:
     decisive = world.experiment.decisive()
     # The mechanism stands beside it, in its own words.
     del decisive["mechanism"]
-    return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    settings = sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    if not world.experiment.mechanism.protects:
+        return Origin(settings)
+    secret, data = world.secret.derived("commitment"), world.secret.derived("data", world.dataset.digest)
+    return Origin(settings, secret.key.hex(), data.key.hex(), world.model_digest.hex())

@@ -1,12 +1,65 @@
-"""What several rooms' tests share."""
+"""What several rooms' tests share, and which of them are slow.
+
+``make test`` leaves slow tests out. Slow is what carries the mark, and what ``tests/slow.txt`` lists: the tests that took
+a second of CPU time or more when ``make slow`` last measured all of them. A run names those that have become so since.
+"""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 # Ray runs its workers at nice 15: on a busy machine a test on Ray would wait for all the others.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+LISTED = Path(__file__).with_name("slow.txt")
+SLOW = 1.0  # CPU seconds, those of processes that the test started and waited for included
+NAMED = 2.0  # a listed second may be two on another machine
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--list-slow", action="store_true", help=f"write {LISTED.name} anew from what the tests take")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    listed = set(LISTED.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    began = os.times()
+    item.user_properties.append(("slow", item.get_closest_marker("slow") is not None))
+    item.user_properties.append(("began", sum(began[:4])))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+    report: pytest.TestReport = yield
+    began = dict(item.user_properties)["began"]
+    report.user_properties = [*item.user_properties, ("cpu", sum(os.times()[:4]) - began)]
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Reports of every phase reach the terminal's process, also from other workers; the last one has the whole time."""
+    taken: dict[str, tuple[float, bool]] = {}
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        known = dict(getattr(report, "user_properties", ()))
+        if "cpu" in known:
+            taken[report.nodeid] = max((known["cpu"], known["slow"]), taken.get(report.nodeid, (0.0, False)))
+    if config.getoption("--list-slow"):
+        slow = sorted(name for name, (seconds, _) in taken.items() if seconds >= SLOW)
+        LISTED.write_text("".join(f"{name}\n" for name in slow), encoding="utf-8")
+    grown = sorted((seconds, name) for name, (seconds, slow) in taken.items() if not slow and seconds >= NAMED)
+    if grown:
+        terminalreporter.section("not marked slow, and took two CPU seconds or more (make slow)")
+        for seconds, name in reversed(grown):
+            terminalreporter.line(f"{seconds:6.1f} s {name}")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import start, stop
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import WriteError, append_line, is_empty, remove_parts, write_whole, writing, writing_to
+from fedpriv.files import WriteError, append_line, is_empty, remove_parts, write_once, write_whole, writing, writing_to
 from fedpriv.listener.notes import Listened, write_listened
 from fedpriv.report import write_comparison
 from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
@@ -190,6 +190,30 @@ def test_two_who_write_the_same_file_do_not_meet(here: Path) -> None:
     assert failures == []
     assert (here / "file").read_bytes() in (b"a" * 10_000, b"b" * 10_000)
     assert [path.name for path in here.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("there", THERE)
+def test_what_is_written_once_stays(there: str, here: Path, mine: Path) -> None:
+    THERE[there](here / "file", mine)
+    before = {path.name: path.lstat().st_ino for path in here.iterdir()}
+    assert write_once(here / "file", b"new", mode=0o600) == (there == "nothing")
+    assert not write_once(here / "file", b"newer", mode=0o600)
+    assert [path.name for path in here.iterdir()] == ["file"]
+    if there == "nothing":
+        assert ((here / "file").read_bytes(), stat.S_IMODE((here / "file").stat().st_mode)) == (b"new", 0o600)
+    else:
+        assert {path.name: path.lstat().st_ino for path in here.iterdir()} == before
+    assert mine.read_bytes() == MINE
+
+
+def test_what_cannot_be_written_once_is_not_taken_for_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(WriteError, match="No space"):
+        patch.setattr(files, "_fill", full)
+        write_once(here / "file", b"new")
+    assert list(here.iterdir()) == []
 
 
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:

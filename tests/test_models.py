@@ -1,5 +1,6 @@
 """Models: what they are, that weights come from the seed alone, and every way in which an own model can be wrong."""
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
-from fedpriv.models import build_model
+from fedpriv.models import build_model, model_digest
 from fedpriv.randomness import generator_states
 
 BUILTIN = ("lenet", "mlp", "convnet", "resnet")
@@ -260,3 +261,38 @@ def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: s
     assert message.startswith(f"model.name = {name!r}: ")
     assert why.format(own=own) in message
     assert "\n" not in message
+
+
+class Layered(nn.Module):
+    """With a number that is trained, one that is frozen, and two that are kept beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(()), requires_grad=False)
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("hidden", torch.zeros(1, 0, 2), persistent=False)
+        self.activation: nn.Module = nn.Tanh()
+
+
+@pytest.mark.parametrize("name", ["mlp", "tests.test_models:Layered"])
+def test_the_digest_is_of_all_numbers_and_kinds_of_layers(name: str) -> None:
+    models = [Layered() for _ in range(6)]
+    models[1].trained.data[1] = 2
+    models[2].frozen.data += 1
+    models[3].get_buffer("count").add_(1)
+    models[4].register_buffer("hidden", torch.zeros(1, 0, 3), persistent=False)
+    models[5].activation = nn.ReLU()
+    assert len({model_digest(model, name) for model in models}) == 6
+    assert model_digest(Layered(), name) == model_digest(models[0], name)
+    # Of a built-in network the settings say all else.
+    assert model_digest(models[0], "mlp") != model_digest(models[0], "tests.test_models:Layered")
+
+
+def test_the_digest_of_an_own_model_is_of_its_layers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a layer is of another file than the function that builds the network."""
+    monkeypatch.setattr(sys.modules[__name__], "__file__", str(tmp_path / "layers.py"))
+    digests = []
+    for text in ("first", "second"):
+        (tmp_path / "layers.py").write_text(text)
+        digests.append(model_digest(nn.Sequential(Layered()), "torch:nothing"))
+    assert digests[0] != digests[1]

@@ -126,7 +126,7 @@ class Experiment(Section):
         stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
         if stop is None:
             return self
-        if not self.mechanism.protects:
+        if self.mechanism.parameter is None:
             raise ValueError(
                 f"federation.target_epsilon = {stop:g}, but mechanism.name = {self.mechanism.name!r} proves no epsilon"
             )
@@ -159,7 +159,7 @@ class Experiment(Section):
 
         Left out is how long a run goes on, who listens, and what is made of it afterwards.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "noise", "adversary", "report", "engine"})
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine"})
         for section, keys in _INDECISIVE.items():
             for key in keys:
                 del tree[section][key]

@@ -7,7 +7,8 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ class Dataset:
     def classes(self) -> int:
         """The number of classes, those without an example included."""
         return len(self.class_names)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all images and labels."""
+        digest = sha256()
+        for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.numpy().data)
+        return digest.digest()
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Scale images to what the network is fed.

@@ -139,6 +139,7 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
         _end_early(close, folder, "failed", str(failure))
         raise failure from None
     except KeyboardInterrupt:
+        progress.stage("interrupted: writing the ledger, the summary and the report of what there is")
         reason = f"interrupted; finish it with: {folder.to_resume}"
         _end_early(close, folder, "interrupted", reason)
         raise RunInterruptedError(reason) from None

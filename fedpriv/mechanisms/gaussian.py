@@ -86,6 +86,7 @@ class GaussianSettings(GaussianFamily):
     """Clip in L2, add normal noise."""
 
     title: ClassVar[str] = "Gaussian noise"
+    label: ClassVar[str] = "Gaussian"
     summary: ClassVar[str] = "Gaussian noise on a sum of gradients that are clipped in the L2 norm, as in DP-SGD."
     colours: ClassVar[tuple[str, str]] = ("#0072B3", "#56B4EA")
     marker: ClassVar[str] = "o"

@@ -36,6 +36,7 @@ class HeterogeneousGaussianSettings(GaussianFamily):
     """Clip in a weighted norm, add normal noise that public shares spread unevenly."""
 
     title: ClassVar[str] = "heterogeneous Gaussian noise"
+    label: ClassVar[str] = "heterogeneous Gaussian"
     summary: ClassVar[str] = (
         "Gaussian noise that public shares r spread unevenly, gradients clipped in |x / sqrt(K r)|."
     )

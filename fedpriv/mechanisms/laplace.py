@@ -31,6 +31,7 @@ class LaplaceSettings(NoisySettings):
     """Clip in L1, add Laplace noise."""
 
     title: ClassVar[str] = "Laplace noise"
+    label: ClassVar[str] = "Laplace"
     summary: ClassVar[str] = "Laplace noise on a sum of gradients that are clipped in the L1 norm."
     colours: ClassVar[tuple[str, str]] = ("#009E73", "#2FC79B")
     marker: ClassVar[str] = "s"

@@ -29,8 +29,10 @@ class NoneSettings(MechanismSettings):
     """Uploads go out as they are."""
 
     title: ClassVar[str] = "no mechanism"
+    label: ClassVar[str] = "no mechanism"
     colours: ClassVar[tuple[str, str]] = ("#1d2127", "#e8e6e2")
     marker: ClassVar[str] = "X"
+    protects: ClassVar[bool] = False
 
     name: Literal["none"] = Field("none", description="privacy mechanism")
 

@@ -35,6 +35,7 @@ class VmfSettings(NoisySettings):
     """Keep the direction alone, and turn it by a von Mises-Fisher draw."""
 
     title: ClassVar[str] = "directional noise (VMF)"
+    label: ClassVar[str] = "directional (VMF)"
     summary: ClassVar[str] = (
         "Directional noise: gradients of length 1, replaced by von Mises-Fisher draws around them (DirDP-SGD)."
     )

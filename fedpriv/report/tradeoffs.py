@@ -86,7 +86,7 @@ TRADEOFFS = (
 def series_name(series: tuple[str, str]) -> str:
     """Return the name of a mechanism and its blocks."""
     mechanism, blocks = series
-    name = MECHANISMS[mechanism].title if mechanism in MECHANISMS else mechanism
+    name = (MECHANISMS[mechanism].label if mechanism in MECHANISMS else "") or mechanism
     if not blocks:
         return name
     unit = {"whole": "whole gradient", "layer": "a block a tensor"}.get(blocks, f"blocks of {blocks.partition(':')[2]}")

@@ -65,7 +65,7 @@ class TrialRecord(_Record):
 
     data: str = Field("", description="data set")
     model: str = Field("", description="network")
-    mechanism: str = Field("", description="as in the settings")
+    mechanism: str = Field("", description="none, or what protects the uploads")
     blocks: str | None = Field(None, description="vmf: whole, layer, or size:D")
     draws: int | None = Field(None, description="vmf: m, the draws that make up one example's noisy gradient")
     noise: float | None = Field(None, description="kappa, sigma or scale of the worst client, calibrated or as given")

@@ -159,7 +159,7 @@ def test_the_box_is_kept_and_only_where_it_is_asked_for() -> None:
     numbers = 3 * torch.randn(1, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     for optimiser, variables, box in itertools.product(OPTIMISERS, VARIABLES, (False, True)):
         recipe = Recipe("cosine", optimiser, variables=variables, box=box)
-        run = ATTACKS["custom"].runs[0]
+        run = ATTACKS["custom"].runs()[0]
         config = CustomSettings(optimiser=optimiser, variables=variables, box=box, iterations=5, tv=0.0)
         images = run(scene, rows, numbers, torch.zeros(1, 1, 10), config, lambda done, losses: None).images.detach()
         inside = bool(torch.allclose(images, scene.box(images).to(images), atol=1e-6))
@@ -249,7 +249,7 @@ def test_idlg_is_dlg_that_knows_the_labels(make: Any) -> None:
     rows, known = (prepare_victims(one, network.names, network.device) for one in (heard, told))
 
     def run(name: str, victims: Any, config: DlgSettings) -> Any:
-        return ATTACKS[name].runs[0](scene, victims, numbers, logits, config, lambda done, losses: None)
+        return ATTACKS[name].runs()[0](scene, victims, numbers, logits, config, lambda done, losses: None)
 
     one, other = run("idlg", rows, IdlgSettings(iterations=30)), run("dlg", known, DlgSettings(iterations=30))
     assert torch.equal(one.images, other.images)
@@ -281,7 +281,7 @@ def test_attacks_leave_the_model_alone() -> None:
     before = parameters_of(model)
     heard, _, _ = observe_digits(model, 1)
     for name in ("dlg", "idlg", "iga", "closed_form", "custom"):
-        config = ATTACKS[name].config()
+        config = ATTACKS[name]()
         short = config.model_copy(update={"iterations": 2, "restarts": 1}) if name != "closed_form" else config
         run_attack(AttackJob(name, heard, model, short, 0))
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())

@@ -87,7 +87,7 @@ def test_restarts_take_turns_with_coordinates(rows_at_once: int | None, monkeypa
             recipe = Recipe("squared-distance", "lbfgs", variables=variables, labels=("optimised",))
             alone = run_recipe(recipe, scene, [victim], images[one], logits[one], SHORT["dlg"], lambda *_: None)
             assert attempt.loss == pytest.approx(float(alone.losses), rel=1e-6)
-    assert ATTACKS["dlg"].parts["variables"] == "decorrelated and in turn pixels"
+    assert ATTACKS["dlg"].parts()["variables"] == "decorrelated and in turn pixels"
 
 
 @pytest.mark.parametrize("name", ["iga", "map"])
@@ -271,7 +271,7 @@ def test_the_table_of_attacks_is_that_of_the_settings() -> None:
     assert set(AdversaryConfig().attacks) < set(names)
     for name, attack in ATTACKS.items():
         assert attack.name == name
-        assert isinstance(getattr(AdversaryConfig(), name), attack.config)
+        assert type(AdversaryConfig().settings(name)) is attack
         assert "20" in attack.reference
 
 

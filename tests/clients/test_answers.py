@@ -1,10 +1,12 @@
 """What a client answers: never a refusal that tells of an example, never twice the same noise, once a round."""
 
-import json
 import logging
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 import clients.training
 from clients.app import client_app
+from clients.memory import secret_for
 from clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
@@ -240,9 +243,9 @@ def test_a_round_is_answered_once(kept: str, noise: str, tmp_path: Path, monkeyp
     first = app(question(experiment, world.initial, 1), own)
     if kept == "in a file":
         own = context()
-        (memory,) = tmp_path.glob("*.json")
-        assert stat.S_IMODE(memory.stat().st_mode) == 0o600
-        assert (json.loads(memory.read_text())["secret"] == "") == (noise == "reproducible")
+        files = {path.name: path for path in tmp_path.glob("77-0-*")}
+        assert files.keys() == {"77-0-settings", "77-0-round-1"} | ({"77-0-secret"} if noise == "secret" else set())
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
     again = app(question(experiment, world.initial, 1), own)
     one, other = (flat(unpack(reply.content.array_records["upload"])) for reply in (first, again))
     assert torch.equal(one, other)
@@ -251,17 +254,85 @@ def test_a_round_is_answered_once(kept: str, noise: str, tmp_path: Path, monkeyp
     assert not app(question(experiment, larger(world.initial), 2), own).has_error()
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"secret": 1, "rounds": []}', '{"secret": "xy", "rounds": {}}'])
-def test_a_damaged_memory_is_no_new_one(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("file", ["settings", "round-1", "secret"])
+@pytest.mark.parametrize("damage", ["", "xy", "a folder"])
+def test_a_damaged_memory_is_no_new_one(
+    file: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever forgets what was answered would answer it again."""
     monkeypatch.setenv(MEMORY, str(tmp_path))
     experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
     world, app = build_world(experiment), client_app(None)
     app(question(experiment, world.initial, 1), context())
-    (memory,) = tmp_path.glob("*.json")
-    memory.write_text(damage)
-    with pytest.raises(RefusedError, match="is damaged"):
-        app(question(experiment, world.initial, 2), context())
+    memory = tmp_path / f"77-0-{file}"
+    if damage == "a folder":
+        memory.unlink()
+        memory.mkdir()
+    else:
+        memory.write_text(damage)
+    with pytest.raises(RefusedError, match=f"77-0-{file}, is damaged"):
+        app(question(experiment, world.initial, 1), context())
+
+
+def test_a_round_is_not_answered_again_with_another_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two answers would be to one question, which is counted once."""
+    monkeypatch.setenv(MEMORY, str(tmp_path))
+    secret_for(context(), 1, bytes(32), None)
+    (tmp_path / "77-0-secret").unlink()
+    with pytest.raises(RefusedError, match="round 1 was answered before"):
+        secret_for(context(), 1, bytes(32), None)
+
+
+def test_of_two_processes_that_answer_for_one_client_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stand in for processes: memory is in files, and nothing else is shared."""
+    monkeypatch.setenv(MEMORY, str(tmp_path))
+    rounds, together = range(1, 41), Barrier(2)
+
+    def answered(received: bytes) -> dict[int, bytes]:
+        secrets = {}
+        for number in rounds:
+            together.wait()
+            try:
+                secrets[number] = secret_for(context(), number, received, None).key
+            except RefusedError:
+                continue
+        return secrets
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(answered, (bytes(32), bytes([1]) * 32))
+    assert not one.keys() & other.keys()
+    assert one.keys() | other.keys() == set(rounds)
+    assert len({*one.values(), *other.values()}) == 1
+
+
+@pytest.mark.parametrize("kept", ["in the context", "in a file"])
+def test_settings_are_those_of_the_first_question(kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any round, and without a mechanism, too: a later question could ask for less noise."""
+    if kept == "in a file":
+        monkeypatch.setenv(MEMORY, str(tmp_path))
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    world, app, own = build_world(experiment), client_app(None), context()
+    changes = (
+        {"mechanism": {"name": "none"}},
+        {"mechanism": {"name": "gaussian", "sigma": 1e-6}},
+        {"noise": "reproducible"},
+    )
+    others = [Experiment.model_validate({**experiment.model_dump(), **change}) for change in changes]
+    assert not app(question(experiment, world.initial, 1), own).has_error()
+    for other in others:
+        for number in (1, 2):
+            with pytest.raises(RefusedError, match="not those with which this client was first asked"):
+                app(question(other, world.initial, number), own)
+    assert not app(question(experiment, world.initial, 2), own).has_error()
+
+
+@pytest.mark.parametrize("number", [-1, 0, 10, 10**9])
+def test_a_run_has_the_rounds_that_its_settings_say(number: int, tmp_path: Path) -> None:
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    world, own = build_world(experiment), context()
+    with pytest.raises(RefusedError, match=f"round {number} is none of this run, which has rounds 1 to 9"):
+        client_app(None)(question(experiment, world.initial, number), own)
+    assert not own.state.config_records
 
 
 @pytest.mark.parametrize(
@@ -307,3 +378,18 @@ def test_what_does_not_decide_an_answer_leaves_the_noise(change: dict[str, objec
         tree[section] = {**tree[section], **keys} if isinstance(keys, dict) else keys
     worlds = [build_world(one, Secret(bytes(32))) for one in (experiment, Experiment.model_validate(tree))]
     assert worlds[0].received(0, worlds[0].initial) == worlds[1].received(0, worlds[1].initial)
+
+
+def test_another_example_or_network_gets_other_noise(tmp_path: Path) -> None:
+    """What was edited between two answers to one question would be their difference."""
+    experiment = settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False)
+    world = build_world(experiment, Secret(bytes(32)))
+    images, labels = world.dataset.x_train.clone(), world.dataset.y_train.clone()
+    images[3, 0, 1, 1] ^= 1
+    labels[3] ^= 1
+    others = [
+        replace(world, dataset=replace(world.dataset, x_train=images)),
+        replace(world, dataset=replace(world.dataset, y_train=labels)),
+        replace(world, model_digest=bytes(32)),
+    ]
+    assert len({one.received(0, world.initial) for one in (world, *others)}) == 4

@@ -193,9 +193,12 @@ def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any], why: str, t
     assert message.startswith(f"{tmp_path / 'own.npz'}: ") and why in message
 
 
-def test_files_that_are_not_there_or_not_named_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_there_or_not_named_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(own, tmp_path / "none.npz") == f"{tmp_path / 'none.npz'}: no such file"
     assert "no such file" in refusal(own, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    moved = f"moved.npz: no such file in the current folder, {tmp_path}, where relative paths begin"
+    assert refusal(own, Path("moved.npz")) == moved
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])

@@ -158,8 +158,7 @@ def test_public_examples_must_be_there() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "says"),
     [
-        ({"name": "vmf", "kappa": 4.0, "sigma": 3.0}, "mechanism.sigma is set, but vmf"),
-        ({"name": "laplace", "scale": 4.0, "clipping": "layer"}, "mechanism.clipping is set, but laplace"),
+        ({"name": "vmf", "kappa": 4.0, "clip_norm": 3.0}, "mechanism.clip_norm is set, but vmf"),
         ({"name": "gaussian", "sigma": 4.0, "calibration": "classic"}, "mechanism.calibration is set, but gaussian"),
         ({"name": "hgm", "sigma": 4.0, "inflation": 3.0}, "mechanism.inflation is set, but hgm"),
     ],

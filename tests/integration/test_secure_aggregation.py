@@ -1,8 +1,9 @@
 """Secure aggregation: the server learns the sum and nothing else, exactly, and clients may vanish at any step."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,21 @@ from clients import app as client_module
 from clients.secure import give_shares
 from clients.training import local_upload
 from fedpriv.config import Experiment
+from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import InlineGrid
 from fedpriv.errors import RunFailedError
+from fedpriv.gradients import Vector
 from fedpriv.lab import run as lab_run
 from fedpriv.lab import start_run
-from fedpriv.masking import LEVELS, least_survivors, mask, quantised, restored, weights
+from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, restored, weights
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
+from server import secure as server_module
+from server.exchange import question
+from server.secure import ask_for_sum
+from server.uploads import Upload
 from tests.integration.small import experiment
 
 CHECKPOINT = Path("checkpoint") / "server.safetensors"
@@ -189,6 +197,58 @@ def test_a_server_that_asks_for_both_shares_gets_none(monkeypatch: pytest.Monkey
     monkeypatch.setattr(client_module, "give_shares", greedy)
     with pytest.raises(RunFailedError, match="every client that is masked towards either survived or dropped out"):
         start_run(secure(), tmp_path / "run", "", Silent())
+
+
+class AskedAgain:
+    """A server that asks for the sum of a round more than once, of clients that remember."""
+
+    def __init__(self) -> None:
+        assume_server_identity(1)
+        self.world = build_world(secure(federation={"clients": 3, "rounds": 2}))
+        self.grid = InlineGrid(client_module.client_app(Secret(bytes(32))), 3)
+
+    def sum_of(self, clients: Sequence[int], number: int = 1) -> Vector:
+        text = self.world.experiment.model_dump_json()
+        nodes = {client: client + 1 for client in clients}
+        replies = ask_for_sum(self.grid, nodes, clients, self.world, self.world.initial, text, number)
+        assert replies.mean is not None
+        return replies.mean.parameters
+
+
+def test_one_round_has_one_set_of_clients() -> None:
+    """The difference of two sums would be the upload of the client that is in one of them."""
+    server = AskedAgain()
+    first = server.sum_of([0, 1, 2])
+    with pytest.raises(RunFailedError, match=r"client 0 raised an error: RefusedError: .* round 1 had other clients"):
+        server.sum_of([0, 1])
+    assert all(torch.equal(value, first[name]) for name, value in server.sum_of([0, 1, 2]).items())
+    server.sum_of([0, 1], number=2)
+
+
+def test_one_round_has_one_set_of_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same set again, and this time one of its clients is said to have dropped out."""
+    server = AskedAgain()
+    monkeypatch.setattr("server.secure.least_survivors", lambda clients: 2)
+    monkeypatch.setattr("clients.secure.least_survivors", lambda clients: 2)
+    server.sum_of([0, 1, 2])
+    masked = server_module._masked
+
+    def without_the_last(*asked: Any) -> tuple[tuple[Upload, ...], list[Words]]:
+        uploads, words = masked(*asked)
+        return uploads[:-1], words[:-1]
+
+    monkeypatch.setattr(server_module, "_masked", without_the_last)
+    with pytest.raises(RunFailedError, match="round 1 had other survivors before"):
+        server.sum_of([0, 1, 2])
+
+
+def test_keys_of_a_round_mask_its_uploads_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the upload of round 1 could be asked for under the keys of round 2, among other clients."""
+    server = AskedAgain()
+    server.sum_of([0, 1, 2])
+    monkeypatch.setattr(server_module, "question", lambda state, task, number: question(state, task, 1))
+    with pytest.raises(RunFailedError, match="the keys of round 2 mask no upload of another round"):
+        server.sum_of([0, 1], number=2)
 
 
 ATTACKED: dict[str, object] = {"attacks": ["closed_form"], "victims": 2, "counterfactual": False}

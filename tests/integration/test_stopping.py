@@ -9,8 +9,9 @@ from rich.console import Console
 
 from fedpriv.config import Experiment
 from fedpriv.display import Display
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunInterruptedError
 from fedpriv.lab import resume_run, start_run
+from fedpriv.lab import run as lab_run
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
@@ -109,3 +110,23 @@ def test_the_terminal_says_who_stops_in_80_columns(tmp_path: Path) -> None:
     assert "round 13: client 3 stops at federation.target_epsilon; 3 left" in text
     assert "ε ≤ 23.6" in text and "(final may be lower)" in text
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_an_interruption_is_answered_before_what_there_is_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The final ledger takes seconds."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab_run, "run_engine", interrupted)
+    console = Console(record=True, width=200, force_terminal=False, file=io.StringIO())
+
+    def writes(_: object, name: str, *__: object) -> None:
+        if name == "ledger.json":
+            assert "interrupted: writing the ledger" in console.export_text(clear=False)
+
+    monkeypatch.setattr(RunFolder, "write_json", writes)
+    with Display(console) as display, pytest.raises(RunInterruptedError, match="finish it with: fedpriv run --resume"):
+        start_run(settings(target_epsilon=30.0), tmp_path / "run", "", display)

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.campaign import Campaign, attack_each
 from attacks.reconstruction import AttackJob
 from fedpriv.lab import attack_on_ray, resume_run, start_run
-from fedpriv.lab.preflight import _ignored_settings, _powerless_rule
+from fedpriv.lab.preflight import _powerless_rule
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
@@ -167,15 +167,6 @@ def test_the_attack_stage_can_be_done_again(tmp_path: Path) -> None:
     before = path.read_bytes()
     resume_run(tmp_path / "run", Silent())
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("name", [{}, {"name": "none"}])
-@pytest.mark.parametrize("key", ["sigma", "scale", "kappa", "epsilon", "target_epsilon"])
-def test_noise_without_a_mechanism_is_warned_about(name: dict[str, object], key: str) -> None:
-    world = build_world(experiment(mechanism={**name, key: 1.0}))
-    assert _ignored_settings(world.experiment.mechanism) == [
-        f"mechanism.{key} is set, but mechanism.name is none: uploads go out as they are"
-    ]
 
 
 @pytest.mark.parametrize("clients", range(1, 8))

@@ -34,7 +34,8 @@ def line(
 
 
 def settings(mechanism: str = "vmf", **adversary: object) -> Experiment:
-    return Experiment.model_validate({"mechanism": {"name": mechanism, "kappa": 5.0}, "adversary": adversary})
+    noise = {} if mechanism == "none" else {"kappa": 5.0}
+    return Experiment.model_validate({"mechanism": {"name": mechanism, **noise}, "adversary": adversary})
 
 
 def text(experiment: Experiment, scores: list[Score], status: str = "completed") -> str:

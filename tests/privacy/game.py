@@ -273,7 +273,8 @@ class Game:
         tree["data"] = {"name": "npz", "path": examples.path, **tree.get("data", {})}
         tree["model"] = {"name": "tests.privacy.networks:heads", **tree.get("model", {})}
         tree["training"] = {"batch_size": len(examples.labels), **tree.get("training", {})}
-        tree["mechanism"] = {"clip_norm": CLIP_NORM, "public_examples": 4, **tree["mechanism"]}
+        few = {"public_examples": 4} if tree["mechanism"]["name"] == "hgm" else {}
+        tree["mechanism"] = {"clip_norm": CLIP_NORM, **few, **tree["mechanism"]}
         experiment = Experiment.model_validate(tree)
         mechanism = experiment.mechanism
         if noise == 1 or mechanism.noise is None:

@@ -35,7 +35,7 @@ from fedpriv.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, build_world
 from tests.privacy.bounds import Scores, Verdict, play
-from tests.privacy.game import Answer, Examples, Game, Neighbours, Table, claims, play_game, zeros
+from tests.privacy.game import CLIP_NORM, Answer, Examples, Game, Neighbours, Table, claims, play_game, release, zeros
 from tests.privacy.worst_cases import BLANK, MANY, ONE_PIXEL, WHITE, WORST_CASES, alone, cancelling, pair
 
 GAUSSIAN: dict[str, object] = {"name": "gaussian", "sigma": 8.0}
@@ -249,6 +249,31 @@ def deciding() -> Verdict:
     return play_game(Game(sets, {"mechanism": GAUSSIAN, "model": network}, parameters=(lambda initial: initial,)))
 
 
+# ---- 8: settings that a message brings ------------------------------------------------------------------------------
+
+
+def asked_with_less_noise() -> Verdict:
+    """The server asks in one round as it said it would, and in the next with hardly any noise."""
+    table = Table(Game(TURNED, {"mechanism": GAUSSIAN}))
+    rounds = {"left": count(1, 4), "right": count(3, 4)}
+    less = GAUSSIAN | {"sigma": 1e-6, "clip_norm": CLIP_NORM}
+    tasks = {
+        side: Experiment.model_validate({**world.experiment.model_dump(), "mechanism": less}).model_dump_json()
+        for side, world in table.worlds.items()
+    }
+
+    def second(side: str, number: int) -> float:
+        grid, world = table.grid(side), table.worlds[side]
+        table.ask(grid, side, 0, number, table.states[0])
+        found = release(grid, world, tasks[side], 0, number + 1, table.states[0])
+        return float(table.standardised(found.parameters) @ table.victim) if found.parameters else 0.0
+
+    def draw(side: str, runs: int) -> Scores:
+        return {"second answer": np.array([second(side, next(rounds[side])) for _ in range(runs)])}
+
+    return play(draw, claims(table.plan, [1, 2]), 48)
+
+
 # ---- the tests ------------------------------------------------------------------------------------------------------
 
 FINDINGS: dict[str, Callable[[Path], Verdict | None]] = {
@@ -265,6 +290,7 @@ FINDINGS: dict[str, Callable[[Path], Verdict | None]] = {
     "6: gradient longer than clip_norm": lambda _: beyond_the_bound(GAUSSIAN, "cancelling"),
     "6: no length": lambda _: beyond_the_bound(LAYER, "cancelling, longer"),
     "7: decided by one": lambda _: deciding(),
+    "8: less noise": lambda _: asked_with_less_noise(),
 }
 
 
@@ -334,6 +360,7 @@ FIXES: dict[str, dict[str, object]] = {
         "clients.app.answer_secret": of_client_and_round,
         "clients.app.secret_for": lambda context, number, received, shared: shared,
     },
+    "8: less noise": {"clients.app.check_question": lambda *_: None},
     "5: rewritten": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "5: recalibrated": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "6: block longer than 1": CANCELLING,

@@ -10,17 +10,16 @@ from fedpriv.accounting import Release, guarantee
 from fedpriv.report.citations import PAPERS, cited
 
 NOISE: dict[str, dict[str, Any]] = {
-    "gaussian": {"sigma": 1.5},
-    "hgm": {"sigma": 1.5},
-    "laplace": {"scale": 4.0},
-    "vmf": {"kappa": 0.5, "dimensions": (50, 50)},
+    "gaussian": {"noise": 1.5},
+    "hgm": {"noise": 1.5},
+    "laplace": {"noise": 4.0},
+    "vmf": {"noise": 0.5, "dimensions": (50, 50)},
 }
 
 
 def statements(mechanism: str, sampling: str, adjacency: str) -> list[str]:
     release: dict[str, Any] = {
-        "unit": "example", "rate": 0.1, "participations": 20, "dimensions": (100,), "kappa": None, "sigma": None,
-        "scale": None, "clip_norm": 1.0, "delta": 1e-5, **NOISE[mechanism],
+        "unit": "example", "rate": 0.1, "participations": 20, "dimensions": (100,), "delta": 1e-5, **NOISE[mechanism],
     }  # fmt: skip
     found = guarantee(Release(mechanism=mechanism, sampling=sampling, adjacency=adjacency, **release))  # type: ignore[arg-type]
     return [*found.theorem.values(), *found.notes]

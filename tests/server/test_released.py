@@ -1,12 +1,17 @@
 """What asked.jsonl says was released: counted as often as it was asked for, and never rewritten afterwards."""
 
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fedpriv.budget import Budget
 from fedpriv.config import Experiment
+from fedpriv.data import datasets
 from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
@@ -71,8 +76,8 @@ def test_calibrated_noise_and_every_kind_of_client_are_written_down(tmp_path: Pa
     (line,) = questions(world, 1, [(world.initial, (0, 1, 2, 3)), (world.initial, ())])
     for client, kind in zip(line.clients, line.kinds, strict=True):
         said = line.releases[kind]
-        assert said["mechanism"]["sigma"] == world.plans[client].config.sigma
-        assert said["sampling"]["examples"] == len(world.partitions[client])
+        assert said.mechanism["sigma"] == world.plans[client].config.sigma
+        assert said.sampling["examples"] == len(world.partitions[client])
     assert len(line.releases) == 4
 
 
@@ -144,6 +149,128 @@ def test_a_folder_that_does_not_say_what_was_released_is_refused(tmp_path: Path)
     (path / "asked.jsonl").write_text('{"round": 1, "clients": [0, 1, 2, 3]}\n')
     with pytest.raises(InputError, match="did not write down what clients release"):
         resume_run(path, Silent())
+
+
+NETWORK = """
+from torch import nn
+def network(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, classes))
+"""
+
+
+def own_data(path: Path, brighter: int = 0) -> None:
+    images = np.random.default_rng(3).integers(0, 255, (20, 3, 3), dtype=np.uint8)
+    images[3, 1, 1] += brighter
+    labels = np.arange(20) % 2
+    np.savez(path, x_train=images[:16], y_train=labels[:16], x_test=images[16:], y_test=labels[16:])
+
+
+def reproducible(base: Path) -> None:
+    edit(base / "run", 'noise = "secret"', 'noise = "reproducible"')
+
+
+def another_key(base: Path) -> None:
+    (base / "run" / "secret.key").write_text("00" * 32)
+
+
+def other_data(base: Path) -> None:
+    own_data(base / "data.npz", brighter=1)
+
+
+def other_network(base: Path) -> None:
+    (base / "mine_for_released.py").write_text(NETWORK.replace("Tanh", "ReLU"))
+
+
+def same_network_from_other_code(base: Path) -> None:
+    (base / "mine_for_released.py").write_text(f"{NETWORK}\n")
+
+
+CHANGES = {
+    reproducible: "config.toml was changed where it decides",
+    another_key: "secret.key was replaced after round 1 was asked for",
+    other_data: "the data were changed after round 1",
+    other_network: "the network's code, or what it is built with, was changed after round 1",
+    same_network_from_other_code: "the network's code, or what it is built with, was changed after round 1",
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run that has a secret, on data and a network of one's own."""
+    own_data(tmp_path / "data.npz")
+    (tmp_path / "mine_for_released.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_for_released", raising=False)
+    settings = experiment(
+        mechanism=GAUSSIAN,
+        data={"name": "npz", "path": str(tmp_path / "data.npz")},
+        model={"name": "mine_for_released:network"},
+        federation={"clients": 2, "rounds": 2},
+    )
+    start_run(settings.model_copy(update={"noise": "secret"}), tmp_path / "run", "", Silent())
+    return tmp_path
+
+
+def forget() -> None:
+    """What a process of its own would not know."""
+    build_world.cache_clear()
+    datasets._complete.cache_clear()
+    sys.modules.pop("mine_for_released", None)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_run_on_something_else_is_not_resumed(change: Callable[[Path], None], base: Path) -> None:
+    """What was asked for again would be answered a second time, and counted once."""
+    change(base)
+    forget()
+    with pytest.raises(InputError, match=CHANGES[change]):
+        resume_run(base / "run", Silent())
+
+
+def test_a_run_on_the_same_is_resumed(base: Path) -> None:
+    asked = (base / "run" / "asked.jsonl").read_bytes()
+    (base / "run" / "checkpoint" / "server.safetensors").unlink()
+    forget()
+    resume_run(base / "run", Silent())
+    assert (base / "run" / "asked.jsonl").read_bytes() == asked
+
+
+def test_digests_of_secret_and_data_are_keyed(base: Path) -> None:
+    """Whoever reads asked.jsonl and has a guess of the data cannot check it."""
+    lines = RunFolder.open(base / "run").asked()
+    world = build_world(RunFolder.open(base / "run").experiment())
+    assert len({line.origin for line in lines}) == 1
+    assert lines[0].origin.data not in (world.dataset.digest.hex(), world.secret.derived("data").key.hex())
+    assert (base / "run" / "secret.key").read_text().strip() not in (base / "run" / "asked.jsonl").read_text()
+
+
+DAMAGE: dict[str, tuple[dict[str, object], str]] = {
+    "a round before the first": ({"round": 0}, "line 2 is damaged: round"),
+    "a negative client": ({"clients": [-1, 1]}, "line 2 is damaged: clients.0"),
+    "a client twice": ({"clients": [1, 1]}, "line 2 is damaged: .*clients"),
+    "a client that is not there": ({"clients": [0, 7]}, "asked.jsonl names client 7, and this run has 2"),
+    "a kind that is not there": ({"kinds": [5, 5]}, "line 2 is damaged: .*kinds"),
+    "a negative kind": ({"kinds": [-1, 0]}, "line 2 is damaged: .*kinds"),
+    "kinds of fewer clients": ({"kinds": [0]}, "line 2 is damaged: .*kinds"),
+    "a release without a mechanism": ({"releases": [{}]}, "line 2 is damaged: releases.0.mechanism"),
+    "a release of text": ({"releases": [{"mechanism": "x", "sampling": "y"}]}, "damaged: releases.0.mechanism"),
+    "an origin of numbers": ({"origin": {"settings": 7}}, "line 2 is damaged: origin.settings"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("mechanism", [GAUSSIAN, {"name": "none"}], ids=["gaussian", "none"])
+def test_a_damaged_record_of_questions_is_told_in_one_line(
+    mechanism: dict[str, object], damage: str, tmp_path: Path
+) -> None:
+    world = build_world(experiment(mechanism=mechanism, federation={"clients": 2}))
+    folder = written(world, tmp_path / "run", [(1, world.initial, (0, 1)), (2, world.initial, (0, 1))])
+    file = folder.path / "asked.jsonl"
+    *first, last = file.read_text().splitlines()
+    changed, reason = DAMAGE[damage]
+    file.write_text("\n".join([*first, json.dumps({**json.loads(last), **changed}), ""]))
+    with pytest.raises(InputError, match=reason):
+        check_unchanged(world, folder)
 
 
 def test_questions_without_a_mechanism_need_no_digest(tmp_path: Path) -> None:

@@ -324,15 +324,19 @@ def fedpriv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_the_list_is_the_check(tmp_path: Path, fedpriv: Fedpriv) -> None:
     """It warns as the sweep would, writes nothing, and is JSON where that is asked for."""
-    unread = {"mechanism": {"name": "none", "kappa": 3.0}}
+    unread = {"mechanism": {"name": "vmf", "kappa": 3.0, "clip_norm": 2.0}}
     write(tmp_path, seeds=[4], list={"noise": [*NOISES, unread]})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--list")
-    assert code == 0 and out.splitlines()[3] == "4: mechanism.name=none, mechanism.kappa=3.0, seed=4"
-    assert shown == "warning: mechanism.kappa is set, but mechanism.name is none: uploads go out as they are\n"
+    assert (
+        code == 0
+        and out.splitlines()[3] == "4: mechanism.name=vmf, mechanism.kappa=3.0, mechanism.clip_norm=2.0, seed=4"
+    )
+    assert shown == "warning: mechanism.clip_norm is set, but vmf with these settings does not read it\n"
     code, out, shown = fedpriv("sweep", "sweep.toml", "--list", "--json")
     assert (code, shown) == (0, "")
     assert json.loads(out)["trials"][3] == {
-        "trial": 4, "settings": {"mechanism.name": "none", "mechanism.kappa": 3.0}, "seed": 4,
+        "trial": 4, "seed": 4,
+        "settings": {"mechanism.name": "vmf", "mechanism.kappa": 3.0, "mechanism.clip_norm": 2.0},
     }  # fmt: skip
     assert not (tmp_path / "sweeps").exists()
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.errors import InputError
 from fedpriv.names import AdjacencyName, CalibrationName, UnitName
-from fedpriv.registry import MECHANISMS
+from fedpriv.registry import MECHANISMS, suggestion
 from fedpriv.settings import Epsilon, Real, Section, enumerated
 
 if TYPE_CHECKING:
@@ -43,16 +44,20 @@ class MechanismSettings(Section):
 
     Attributes:
         title: for people, in the middle of a sentence.
+        label: for people, in plots; empty: the name.
         summary: one line for help texts.
         colours: in plots, on light and on dark ground.
         marker: in plots, as matplotlib names it.
+        protects: whether an upload is anything but what training gives.
         parameter: the key that says how much noise there is, or ``None``: there is none.
     """
 
     title: ClassVar[str]
+    label: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
     marker: ClassVar[str] = "P"
+    protects: ClassVar[bool] = True
     parameter: ClassVar[str | None] = None
 
     name: str = Field(description="privacy mechanism")
@@ -78,11 +83,6 @@ class MechanismSettings(Section):
             ValueError: the noise is a target still, what is redistributed is missing, or numbers are out of range.
         """
         raise NotImplementedError(f"mechanism {self.name} does not say what releases gradients")
-
-    @property
-    def protects(self) -> bool:
-        """Whether there is noise."""
-        return self.parameter is not None
 
     @property
     def effective(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class MechanismSettings(Section):
 
     def with_some_noise(self) -> Self:
         """Return these settings with an arbitrary amount of noise, to ask what does not depend on it."""
-        return self.with_noise(1.0) if self.protects else self
+        return self if self.parameter is None else self.with_noise(1.0)
 
     def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
         """The numbers of coordinates of the parts of a gradient that get a draw of their own.
@@ -254,7 +254,10 @@ def mechanism_settings(tree: Mapping[str, Any]) -> MechanismSettings:
         InputError: there is no such mechanism.
         ValidationError: a key or value is not allowed.
     """
-    settings: MechanismSettings = MECHANISMS[str(tree.get("name", "none"))].model_validate(dict(tree))
+    name = str(tree.get("name", "none"))
+    if name not in MECHANISMS:
+        raise InputError(f"mechanism.name: {name!r} is not known{suggestion(name, tuple(MECHANISMS))}")
+    settings: MechanismSettings = MECHANISMS[name].model_validate(dict(tree))
     return settings
 
 
@@ -267,5 +270,6 @@ def recorded_mechanism(tree: Mapping[str, Any]) -> MechanismSettings:
     Raises:
         InputError, ValidationError: as :func:`mechanism_settings`.
     """
-    known = MECHANISMS[str(tree.get("name", "none"))].model_fields
+    kind = MECHANISMS.get(str(tree.get("name", "none")))
+    known = tree if kind is None else kind.model_fields
     return mechanism_settings({key: value for key, value in tree.items() if key in known})
