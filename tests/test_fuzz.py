@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from safetensors.torch import save
 
 from attacks.observation import list_observations, read_observation
+from fedpriv.budget import Budget
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import InputError
@@ -26,8 +27,9 @@ from fedpriv.lab import start_run
 from fedpriv.progress import Silent
 from fedpriv.runs import Checkpoint, Failure, RunFolder
 from fedpriv.wire import pack
-from fedpriv.world import State
+from fedpriv.world import State, build_world
 from server.aggregation import ServerOptimizer
+from server.released import check_unchanged, questions, replay
 from server.uploads import Allowed, Upload, read_upload
 from tests.integration.small import experiment
 from tests.mutations import mutated_bytes, mutated_tree
@@ -106,6 +108,26 @@ def test_the_config_reader(tmp_path: Path) -> None:
                 sound = rng.choice(["mechanism.epsilon=50", "model.hidden=[3, 4]", 'name="x"', "data.alpha=0.1"])
                 overrides = [mutated_bytes(rng, sound.encode()).decode(errors="replace")]
         load_experiment(path, overrides)
+
+    fuzz(read)
+
+
+def test_the_record_of_questions(tmp_path: Path) -> None:
+    """Read, compared with the run, and counted."""
+    world = build_world(experiment(mechanism={"name": "gaussian", "sigma": 0.3}, federation={"clients": 3}))
+    folder = RunFolder.create(tmp_path / "run", world.experiment)
+    for number in (1, 2):
+        for line in questions(world, number, [(world.initial, (0, 1, 2))]):
+            folder.append_asked(line)
+    path = folder.path / "asked.jsonl"
+    whole, first, second = path.read_bytes(), *map(json.loads, path.read_text().splitlines())
+
+    def read(rng: random.Random) -> None:
+        lines = (first, mutated_tree(rng, second))
+        as_trees = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        path.write_bytes(as_trees if rng.random() < 0.8 else mutated_bytes(rng, whole))
+        check_unchanged(world, folder)
+        replay(Budget(world.experiment, world.plans), folder.asked())
 
     fuzz(read)
 
