@@ -197,7 +197,7 @@ def test_the_two_adjacencies_of_poisson_batches(account: Call) -> None:
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
     """In a process of its own, as an installed command runs."""
-    command = [sys.executable, "-m", "fedpriv.cli", "account", "laplace", "--scale", "0", "--json"]
+    command = [sys.executable, "-m", "fedpriv", "account", "laplace", "--scale", "0", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "fedpriv: scale = 0.0: allowed is from 1e-09 to 1e+12\n"

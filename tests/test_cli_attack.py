@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.cli.terminal import plain
 from fedpriv.registry import ATTACKS
-from fedpriv.terminal import plain
 from tests import command_line
 
 SMALL = """

@@ -16,7 +16,7 @@ from attacks.membership.signals import Signals, write_signals
 from attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv import files
 from fedpriv.accounting import compare_mechanisms
-from fedpriv.cli_account.plot import draw_comparison
+from fedpriv.cli.account.plot import draw_comparison
 from fedpriv.config import Experiment
 from fedpriv.deploy.certificates import make_certificates, make_node_key
 from fedpriv.deploy.flower import write_connection

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -72,6 +72,15 @@ def test_whatever_the_model_raises_is_no_refusal(error: type[BaseException]) -> 
         unless_raised(model, error)
 
 
+@pytest.fixture
+def _heard() -> Iterator[None]:
+    """A shell has the processes that it starts in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heard")
 @pytest.mark.parametrize("made_of_it", ["raised on", "another error", "nothing"])
 def test_ctrl_c_ends_the_run(made_of_it: str) -> None:
     """Whatever the model makes of the error that its handler raises."""

@@ -9,7 +9,7 @@ import pytest
 from typer.core import TyperCommand
 from typer.testing import CliRunner
 
-from fedpriv.cli import app
+from fedpriv.cli.app import app
 from fedpriv.config import load_experiment
 from fedpriv.sweep import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed

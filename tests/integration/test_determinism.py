@@ -84,7 +84,7 @@ def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
 
 
 def _start(arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "fedpriv.cli", "run", *arguments]
+    command = [sys.executable, "-m", "fedpriv", "run", *arguments]
     pipe = subprocess.PIPE
     # A shell that runs the tests in the background has them ignore Ctrl-C, and a child would inherit that.
     return subprocess.Popen(

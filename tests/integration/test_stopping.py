@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedpriv.cli.display import Display
 from fedpriv.config import Experiment
-from fedpriv.display import Display
 from fedpriv.errors import InputError, RunInterruptedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run

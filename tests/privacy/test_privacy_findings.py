@@ -1,4 +1,4 @@
-"""Seven ways in which clients once told more than the ledger said, each with the game that finds it.
+"""Eight ways in which clients once told more than the ledger said, each with the game that finds it.
 
 Each finding is played twice. On the code as it is nothing may be found. With its fix taken out (``FIXES`` names the
 functions, and what stands in for them) the game has to find it: a game that could not fail would prove nothing.

@@ -20,12 +20,12 @@ import fedpriv.lab.sweep as lab
 import fedpriv.report.comparison as comparison
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
+from fedpriv.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.lab.trial import TrialTask, run_trial
 from fedpriv.report import write_sweep_report
 from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
-from fedpriv.sweep_display import SweepDisplay, result_table
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
 
 
@@ -281,7 +281,7 @@ def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_pa
     """The one that is killed and its second start run on Ray, the other one inline; workers end by themselves."""
     slower = {**SMALL, "federation": {"clients": 2, "rounds": 12}}
     path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
-    command = [sys.executable, "-m", "fedpriv.cli", "sweep", str(path), "-q", "--out", "killed"]
+    command = [sys.executable, "-m", "fedpriv", "sweep", str(path), "-q", "--out", "killed"]
     running = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 480
     while not (done := _written(tmp_path / "killed")) and running.poll() is None and time.monotonic() < deadline:

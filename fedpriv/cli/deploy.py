@@ -12,9 +12,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.cli.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
 from fedpriv.config import load_experiment
 from fedpriv.errors import InputError
-from fedpriv.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.deploy import Status
@@ -89,8 +89,8 @@ def run(
 ) -> None:
     """Run FILE on the deployment; the run's folder and report are those of `fedpriv run`."""
     experiment = load_experiment(file, set_ or ())
+    from fedpriv.cli.display import Display
     from fedpriv.deploy import DeploymentFolder, federate, for_deployment
-    from fedpriv.display import Display
     from fedpriv.lab import Engine, start_run
     from fedpriv.progress import Silent
     from fedpriv.report import reported

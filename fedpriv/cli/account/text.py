@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.accounting import Comparison
-from fedpriv.cli_account.answer import Answer
+from fedpriv.cli.account.answer import Answer
+from fedpriv.cli.terminal import out
 from fedpriv.registry import MECHANISMS
-from fedpriv.terminal import out
 
 __all__ = ["account_json", "comparison_json", "print_account", "print_comparison"]
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 from fedpriv.errors import InputError
-from fedpriv.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from attacks.settings import AttackSettings
@@ -73,7 +73,7 @@ def attack_folder(
     as_json: Json = False,
 ) -> None:
     """Attack the observations of an existing run, without training again; results are added to DIR."""
-    from fedpriv.display import Display
+    from fedpriv.cli.display import Display
     from fedpriv.lab import attack_heard, attack_run
     from fedpriv.progress import Silent
     from fedpriv.report import reported
@@ -152,7 +152,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find an attack's best weights on public images only; no client's data are touched."""
-    from fedpriv.display import Display
+    from fedpriv.cli.display import Display
     from fedpriv.lab import tune_attack
     from fedpriv.progress import Silent
 

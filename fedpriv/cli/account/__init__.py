@@ -1,5 +1,5 @@
 """The commands ``fedpriv account gaussian | laplace | vmf | hgm | compare``: the ledger without a run."""
 
-from fedpriv.cli_account.commands import account_app
+from fedpriv.cli.account.commands import account_app
 
 __all__ = ["account_app"]

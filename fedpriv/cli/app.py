@@ -15,15 +15,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.cli_account import account_app
-from fedpriv.cli_attack import attack_app
-from fedpriv.cli_audit import audit
-from fedpriv.cli_deploy import deploy_app
-from fedpriv.cli_sweep import compare, sweep
-from fedpriv.config import Experiment, describe, json_schema, load_experiment
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
-from fedpriv.files import is_disk, stopped, writing
-from fedpriv.terminal import (
+from fedpriv.cli.account import account_app
+from fedpriv.cli.attack import attack_app
+from fedpriv.cli.audit import audit
+from fedpriv.cli.deploy import deploy_app
+from fedpriv.cli.sweep import compare, sweep
+from fedpriv.cli.terminal import (
     File,
     Json,
     Quiet,
@@ -37,6 +34,9 @@ from fedpriv.terminal import (
     print_sentences,
     print_warning,
 )
+from fedpriv.config import Experiment, describe, json_schema, load_experiment
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
+from fedpriv.files import is_disk, stopped, writing
 
 __all__ = ["main"]
 
@@ -101,7 +101,7 @@ def run(
         raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
     experiment = load_experiment(file, set_ or ()) if file is not None else None
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
-    from fedpriv.display import Display
+    from fedpriv.cli.display import Display
     from fedpriv.lab import resume_run, start_run
     from fedpriv.progress import Silent
     from fedpriv.report import reported

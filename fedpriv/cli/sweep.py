@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fedpriv.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_warning
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing, writing_to
-from fedpriv.terminal import Json, Quiet, err, out, print_json, print_line, print_warning
 
 __all__ = ["compare", "sweep"]
 
@@ -53,10 +53,10 @@ def sweep(
     if inline:
         asked = replace(asked, resources=asked.resources.model_copy(update={"engine": "inline"}))
     # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
+    from fedpriv.cli.sweep_display import SweepDisplay
     from fedpriv.lab.sweep import check_trials, run_sweep
     from fedpriv.report import write_sweep_report
     from fedpriv.sweep import SweepFolder
-    from fedpriv.sweep_display import SweepDisplay
 
     silent = quiet or as_json
     warnings = check_trials(asked)
@@ -156,7 +156,7 @@ class _Silent:
 
 
 def _print(records: Any, as_json: bool, **more: str) -> None:
-    from fedpriv.sweep_display import result_table
+    from fedpriv.cli.sweep_display import result_table
 
     if as_json:
         print_json({**more, "trials": [record.model_dump(mode="json") for record in records]})

@@ -8,12 +8,12 @@ from typing import Annotated, Any, get_args
 import click
 import typer
 
-from fedpriv.cli_account.asked import Asked
+from fedpriv.cli.account.asked import Asked
+from fedpriv.cli.terminal import Json, err, print_json, print_line
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings
 from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.registry import MECHANISMS
-from fedpriv.terminal import Json, err, print_json, print_line
 
 __all__ = ["account_app"]
 
@@ -156,7 +156,7 @@ def compare(
         raise InputError(f"--plot {plot}: allowed are files that end in .png or .svg")
     # Imported here, as below: scipy and matplotlib take time that --help and a mistyped option need not wait for.
     from fedpriv.accounting import compare_mechanisms
-    from fedpriv.cli_account.text import comparison_json, print_comparison
+    from fedpriv.cli.account.text import comparison_json, print_comparison
 
     with err.status("finding the noise of each mechanism for each epsilon"):
         found = compare_mechanisms(
@@ -169,7 +169,7 @@ def compare(
             block_size=block_size,
         )
     if plot is not None:
-        from fedpriv.cli_account.plot import draw_comparison
+        from fedpriv.cli.account.plot import draw_comparison
 
         draw_comparison(found, plot)
     if as_json:
@@ -184,8 +184,8 @@ _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 def _answer(asked: Asked, as_json: bool) -> None:
-    from fedpriv.cli_account.answer import answer
-    from fedpriv.cli_account.text import account_json, print_account
+    from fedpriv.cli.account.answer import answer
+    from fedpriv.cli.account.text import account_json, print_account
 
     found = answer(asked)
     if as_json:

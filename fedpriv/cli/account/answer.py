@@ -13,7 +13,7 @@ from fedpriv.accounting import (
     nominal_noise,
     release_with,
 )
-from fedpriv.cli_account.asked import Asked
+from fedpriv.cli.account.asked import Asked
 from fedpriv.errors import InputError
 from fedpriv.names import SamplingName
 from fedpriv.registry import MECHANISMS

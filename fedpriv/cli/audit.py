@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedpriv.terminal import Json, Quiet, Run, err, out, print_json, print_line
+from fedpriv.cli.terminal import Json, Quiet, Run, err, out, print_json, print_line
 
 __all__ = ["audit"]
 
@@ -23,7 +23,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Tell members of the training data in DIR from non-members; trains reference models like the run's."""
-    from fedpriv.display import Display
+    from fedpriv.cli.display import Display
     from fedpriv.lab.audit import audit_run
     from fedpriv.progress import Silent
     from fedpriv.report import reported
