@@ -6,9 +6,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from benchmarks.leakage_cells import GUESS, Row
-from benchmarks.leakage_page import groups, strongest
 from fedpriv.report.numbers import decimal
+from studies.leakage_cells import GUESS, Row
+from studies.leakage_page import groups, strongest
 
 __all__ = ["compose", "save_strip"]
 

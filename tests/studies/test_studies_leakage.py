@@ -1,4 +1,4 @@
-"""benchmarks.leakage: cells are measured once and as a run does, failures are told, the page says what the file has."""
+"""studies.leakage: cells are measured once and as a run does, failures are told, the page says what the file has."""
 
 import json
 import statistics
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import benchmarks.leakage_cells
-from benchmarks.leakage import main, read_rows
-from benchmarks.leakage_cells import GUESS
-from benchmarks.leakage_page import BEGIN, END, tables
+import studies.leakage_cells
 from fedpriv.config import Experiment
 from fedpriv.lab import start_run
 from fedpriv.lab.attack_stage import read_scores
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
+from studies.leakage import main, read_rows
+from studies.leakage_cells import GUESS
+from studies.leakage_page import BEGIN, END, tables
 
 TWO_CELLS = ["--data", "digits", "--models", "mlp", "--attacks", "closed_form", "--victims", "3"]
 TWO_CELLS += ["--mechanisms", "none,gaussian:0.001"]
@@ -91,7 +91,7 @@ def test_what_is_there_is_not_measured_again(
     measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (measured / "rows.jsonl").read_bytes()
-    monkeypatch.setattr("benchmarks.leakage.measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("studies.leakage.measure", lambda *_: pytest.fail("measured again"))
     main([*TWO_CELLS, *outputs(measured)])
     assert (measured / "rows.jsonl").read_bytes() == before
     assert capsys.readouterr().out == ""
@@ -108,14 +108,14 @@ def test_a_torn_line_is_measured_again(measured: Path, tmp_path: Path, capsys: p
 def test_a_failing_cell_is_told_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = benchmarks.leakage_cells.attack_each
+    plain = studies.leakage_cells.attack_each
 
     def broken(job: Any) -> Any:
         if job.name == "iga":
             raise RuntimeError("it broke\nin two lines")
         return plain(job)
 
-    monkeypatch.setattr(benchmarks.leakage_cells, "attack_each", broken)
+    monkeypatch.setattr(studies.leakage_cells, "attack_each", broken)
     asked = [*TWO_CELLS, "--attacks", "iga,closed_form", "--json", f"{tmp_path}/rows.jsonl"]
     main(asked)
     rows = results(tmp_path)
@@ -167,7 +167,7 @@ def test_a_trained_network_is_another(tmp_path: Path) -> None:
 def test_no_faces_are_pictured(tmp_path: Path) -> None:
     import torch
 
-    from benchmarks.leakage_pictures import save_strip
+    from studies.leakage_pictures import save_strip
 
     save_strip(tmp_path, "lfw-original", torch.zeros(2, 3, 8, 8))
     assert list(tmp_path.iterdir()) == []

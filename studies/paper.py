@@ -1,4 +1,4 @@
-"""The paper's tables beside ours: ``python -m benchmarks.paper table2 sweeps/table2-small`` prints one in Markdown.
+"""The paper's tables beside ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one in Markdown.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
 Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``. Table 5,
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.top_10 import with_top_10
 from fedpriv.report.comparison import Chosen, Estimate, Setting, settings_of
 from fedpriv.sweep import SweepFolder, TrialRecord
+from studies.top_10 import with_top_10
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper import DIFFERENCES, PAPER, ROWS, brief, differences, table
 from fedpriv.report.comparison import Chosen, settings_of
 from fedpriv.sweep import Reconstruction, TrialRecord
 from fedpriv.sweep.record import MembershipFigures
+from studies.paper import DIFFERENCES, PAPER, ROWS, brief, differences, table
 
 CHOSEN = Chosen("iga", "attack-r")
 

@@ -306,6 +306,7 @@ def _experiment(data: str, model: str, victims: int, seed: int, device: str) -> 
     """Clients who share the training data and upload the gradient of one image each; no mechanism."""
     return Experiment.model_validate(
         {
+            "noise": "reproducible",
             "seed": seed,
             "data": {"name": data, "download": False},
             "model": dict(MODELS[model].settings),

@@ -6,10 +6,10 @@ from pathlib import Path
 from scipy.stats import binomtest
 
 from attacks.referee import CONFIDENCE
-from benchmarks.leakage_cells import GUESS, Row
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import AttackResult
 from fedpriv.report.numbers import decimal, figure, percent
+from studies.leakage_cells import GUESS, Row
 
 __all__ = ["BEGIN", "END", "groups", "line", "strongest", "tables", "write_page"]
 

@@ -1,6 +1,6 @@
 """What attacks recover of single images behind each mechanism: the tables of docs/attacks-tables.md.
 
-Usage: python -m benchmarks.leakage [--json FILE] [--page FILE] [--pictures DIR] [--scale small|full]
+Usage: python -m studies.leakage [--json FILE] [--page FILE] [--pictures DIR] [--scale small|full]
            [--data cifar10,lfw] [--models lenet,mlp] [--networks untrained,trained] [--mechanisms none,vmf:1e5]
            [--attacks iga,map] [--again map] [--victims N] [--seed N] [--device cpu]
 
@@ -18,7 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.leakage_cells import (
+from fedpriv.errors import InputError
+from fedpriv.runs import parse_json
+from studies.leakage_cells import (
     DATA,
     MODELS,
     NETWORKS,
@@ -31,17 +33,15 @@ from benchmarks.leakage_cells import (
     measure,
     mechanism_of,
 )
-from benchmarks.leakage_page import line, write_page
-from benchmarks.leakage_pictures import compose, save_strip
-from fedpriv.errors import InputError
-from fedpriv.runs import parse_json
+from studies.leakage_page import line, write_page
+from studies.leakage_pictures import compose, save_strip
 
 ATTACKS = tuple(SCALES["full"].settings)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"benchmarks.leakage: {message}\n")
+        self.exit(2, f"studies.leakage: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Attacks on FedAvg updates of several local steps, which are unrolled on the dummies.
 
-Usage: python -m benchmarks.unroll [--json FILE] [--attack idlg] [--model lenet] [--victims 8] [--examples 4]
+Usage: python -m studies.unroll [--json FILE] [--attack idlg] [--model lenet] [--victims 8] [--examples 4]
            [--batch 1] [--epochs 1] [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 300]
            [--restarts 1] [--seed 1]
 

@@ -1,4 +1,4 @@
-"""The equal-privacy comparison as a table: ``python -m benchmarks.equal_privacy sweeps/equal-privacy-small``.
+"""The equal-privacy comparison as a table: ``python -m studies.equal_privacy sweeps/equal-privacy-small``.
 
 One row a mechanism, target and rate: accuracy, the reconstruction's MSE and images recovered, the AUC of membership
 inference, and the empirical lower bound on epsilon, at the same proven (epsilon, delta).

@@ -1,6 +1,6 @@
 """Attacks on single images behind Gaussian noise, beside the guess that needs no upload.
 
-Usage: python -m benchmarks.noise [--json FILE] [--models mlp lenet convnet] [--hidden 1024 1024]
+Usage: python -m studies.noise [--json FILE] [--models mlp lenet convnet] [--hidden 1024 1024]
            [--data fashion-mnist cifar10] [--sigmas 1e-3 1e-2] [--attacks closed_form iga map] [--victims 16]
            [--iga-steps 2400] [--map-steps 400] [--seed 11]
 

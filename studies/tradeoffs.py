@@ -1,4 +1,4 @@
-"""The trade-offs of one sweep side by side in one SVG: ``python -m benchmarks.tradeoffs DIR --out FILE.svg``.
+"""The trade-offs of one sweep side by side in one SVG: ``python -m studies.tradeoffs DIR --out FILE.svg``.
 
 The plots are of one network and one data set; of a sweep over several networks, such as configs/paper/figure2.toml,
 ``--model`` names the one.
