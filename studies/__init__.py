@@ -1,1 +1,1 @@
-"""What the documentation reports: the paper's tables, what attacks recover, trade-offs; each makes its page or picture."""
+"""What the documentation reports: tables, what attacks recover, trade-offs; each module makes a page or a picture."""

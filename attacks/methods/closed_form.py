@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from typing_extensions import override
+
 from attacks.settings import AttackSettings, Runs
 from fedpriv.registry import ATTACKS
 
@@ -23,7 +25,8 @@ class ClosedFormSettings(AttackSettings):
     restarts: ClassVar[int] = 1
 
     @classmethod
-    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+    @override
+    def methods(cls) -> tuple[Runs, ...]:
         from attacks.reconstruction.first_layer.closed_form import run_closed_form
 
         return (run_closed_form,)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from attacks.settings import MatchingSettings, Runs
 from fedpriv.registry import ATTACKS
@@ -54,7 +55,8 @@ class CustomSettings(MatchingSettings):
     gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
 
     @classmethod
-    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+    @override
+    def methods(cls) -> tuple[Runs, ...]:
         return (run_custom,)
 
 

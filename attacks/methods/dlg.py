@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from attacks.settings import MatchingSettings
 from fedpriv.registry import ATTACKS
@@ -28,7 +29,8 @@ class DlgSettings(MatchingSettings):
     restarts: Count = Field(8, description="random starts; the one with the lowest loss of its own is kept")
 
     @classmethod
-    def methods(cls) -> "tuple[Recipe, ...]":  # noqa: D102
+    @override
+    def methods(cls) -> "tuple[Recipe, ...]":
         from attacks.reconstruction.recipes.parts import Recipe
 
         return (

@@ -3,6 +3,7 @@
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from attacks.access import Access
 from attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
@@ -35,7 +36,8 @@ class ImprintSettings(AttackSettings):
     )
 
     @classmethod
-    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+    @override
+    def methods(cls) -> tuple[Runs, ...]:
         from attacks.reconstruction.first_layer.imprint_reading import run_imprint
 
         return (run_imprint,)

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from attacks.settings import AttackSettings, Runs
 from fedpriv.registry import ATTACKS
@@ -28,7 +29,8 @@ class MapSettings(AttackSettings):
     learning_rate: Positive = Field(0.05, description="of Adam, in standard deviations of the prior")
 
     @classmethod
-    def methods(cls) -> tuple[Runs, ...]:  # noqa: D102
+    @override
+    def methods(cls) -> tuple[Runs, ...]:
         from attacks.reconstruction.posterior.map import run_map
 
         return (run_map,)

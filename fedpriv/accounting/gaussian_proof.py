@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_rdp
 from fedpriv.accounting.gaussian import (
@@ -73,25 +74,30 @@ class GaussianProof(Proof):
         """Return sigma sqrt(K) / B: noise sigma C sqrt(K) / B over the signal C; so, too, for hgm with even shares."""
         return noise * math.sqrt(sum(dimensions)) / batch_size
 
-    def nominal(self) -> Claim:  # noqa: D102
+    @override
+    def nominal(self) -> Claim:
         return Claim(math.inf, NO_NOMINAL)
 
-    def pure(self) -> Claim:  # noqa: D102
+    @override
+    def pure(self) -> Claim:
         return Claim(math.inf, "no finite figure: the ratio of two Gaussian densities is unbounded")
 
-    def cheap_claims(self) -> list[Claim]:  # noqa: D102
+    @override
+    def cheap_claims(self) -> list[Claim]:
         if not self.is_sampled and not self._is_poisson:
             return [self._unsampled()]
         return [self._unsampled(), self._zero_out_renyi() if self._is_zero_out else self._sampled_renyi()]
 
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+    @override
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
         if self._is_poisson:
             return ((PoissonGaussianPair(self.noise, float(self.release.rate)), 1),)
         # Without sampling the closed form is exact.
         return ((GaussianPair(2 / self.noise), 1),) if self.is_sampled else ()
 
     @property
-    def pair_theorem(self) -> str:  # noqa: D102
+    @override
+    def pair_theorem(self) -> str:
         if self._is_poisson:
             return (
                 f"Poisson-sampled {self.mechanism}: (1 - q) N(0) + q N(1) and (1 - q) N(0) + q N(-1) in units of "
@@ -100,7 +106,8 @@ class GaussianProof(Proof):
             )
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
-    def numerical_claims(self, known: float) -> list[Claim]:  # noqa: D102
+    @override
+    def numerical_claims(self, known: float) -> list[Claim]:
         if self._is_zero_out:
             return self._zero_out_numerical(known) if self._is_poisson else []
         claims = super().numerical_claims(known)
@@ -109,7 +116,8 @@ class GaussianProof(Proof):
         # A tight bound may ask for a grid too fine to compute on; a looser one is proven, too, and takes a coarser.
         return super().numerical_claims(max(known, self._fixed_size_bound()))
 
-    def notes(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def notes(self) -> tuple[str, ...]:
         if self.release.sampling != "poisson":
             return super().notes()
         return (
@@ -192,7 +200,8 @@ class HeterogeneousGaussianProof(GaussianProof):
     mechanism = "heterogeneous Gaussian mechanism (Phan et al. 2019, Thm 3: the Gaussian one on x / sqrt(K r))"
     norm = "clip_norm in the norm |x / sqrt(K r)|"
 
-    def notes(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def notes(self) -> tuple[str, ...]:
         return (
             *super().notes(),
             "r, the shares of the noise, must be public: chosen without looking at the data that is protected.",

@@ -11,6 +11,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
+from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair, interpolated
 
@@ -171,18 +172,22 @@ class ComposedPair(Pair):
     parts: tuple[tuple[Pair, int], ...]
 
     @property
-    def pieces(self) -> int:  # noqa: D102
+    @override
+    def pieces(self) -> int:
         return sum(count * pair.pieces for pair, count in self.parts)
 
     @cached_property
-    def largest(self) -> float:  # noqa: D102
+    @override
+    def largest(self) -> float:
         return self._distribution.epsilon(max(1e-14, 2 * self._distribution.infinite))
 
     @property
-    def spread(self) -> float:  # noqa: D102
+    @override
+    def spread(self) -> float:
         return math.sqrt(sum(count * pair.spread**2 for pair, count in self.parts))
 
-    def deltas(self, epsilons: Array) -> Array:  # noqa: D102
+    @override
+    def deltas(self, epsilons: Array) -> Array:
         losses = self._distribution.losses
         inside = interpolated(losses, self._distribution.deltas, np.maximum(epsilons, losses[0]))
         return np.where(epsilons < losses[0], 1.0, inside)

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
+from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_pure
 from fedpriv.accounting.vmf_functions import mean_resultant_length
@@ -76,14 +77,17 @@ class GaussianPair(Pair):
     mu: float
 
     @property
-    def largest(self) -> float:  # noqa: D102
+    @override
+    def largest(self) -> float:
         return self.mu**2 / 2 + self.mu * _DEVIATIONS
 
     @property
-    def spread(self) -> float:  # noqa: D102
+    @override
+    def spread(self) -> float:
         return self.mu
 
-    def deltas(self, epsilons: Array) -> Array:  # noqa: D102
+    @override
+    def deltas(self, epsilons: Array) -> Array:
         first = special.log_ndtr(self.mu / 2 - epsilons / self.mu)
         second = special.log_ndtr(-self.mu / 2 - epsilons / self.mu) + epsilons
         return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)), np.float64)
@@ -100,14 +104,17 @@ class LaplacePair(Pair):
     shift: float
 
     @property
-    def largest(self) -> float:  # noqa: D102
+    @override
+    def largest(self) -> float:
         return self.shift
 
     @property
-    def spread(self) -> float:  # noqa: D102
+    @override
+    def spread(self) -> float:
         return min(self.shift, 1.0)
 
-    def deltas(self, epsilons: Array) -> Array:  # noqa: D102
+    @override
+    def deltas(self, epsilons: Array) -> Array:
         return np.asarray(-np.expm1(np.minimum((epsilons - self.shift) / 2, 0.0)), np.float64)
 
 
@@ -124,16 +131,19 @@ class DirectionalPair(Pair):
     dimension: int
 
     @property
-    def largest(self) -> float:  # noqa: D102
+    @override
+    def largest(self) -> float:
         if self.dimension == 1:
             return 2 * self.kappa
         return min(2 * self.kappa * self._mean + _DEVIATIONS * self._deviation, 2 * self.kappa)
 
     @property
-    def spread(self) -> float:  # noqa: D102
+    @override
+    def spread(self) -> float:
         return min(2 * self.kappa, 1.0) if self.dimension == 1 else self._deviation
 
-    def deltas(self, epsilons: Array) -> Array:  # noqa: D102
+    @override
+    def deltas(self, epsilons: Array) -> Array:
         if self.dimension == 1:  # randomised response
             keep = special.expit(2 * self.kappa)
             return np.asarray(keep * -np.expm1(np.minimum(epsilons - 2 * self.kappa, 0.0)), np.float64)
@@ -191,18 +201,22 @@ class SampledPair(Pair):
     rate: float
 
     @property
-    def pieces(self) -> int:  # noqa: D102
+    @override
+    def pieces(self) -> int:
         return self.pair.pieces
 
     @property
-    def largest(self) -> float:  # noqa: D102
+    @override
+    def largest(self) -> float:
         return amplified_pure(self.pair.largest, self.rate)
 
     @property
-    def spread(self) -> float:  # noqa: D102
+    @override
+    def spread(self) -> float:
         return self.rate * min(math.sqrt(math.expm1(min(self.pair.spread, 1.0) ** 2)), 1.0)
 
-    def deltas(self, epsilons: Array) -> Array:  # noqa: D102
+    @override
+    def deltas(self, epsilons: Array) -> Array:
         near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / self.rate)
         far = epsilons - math.log(self.rate) + np.log1p((self.rate - 1) * np.exp(-epsilons))
         return self.rate * self.pair.deltas(np.where(epsilons < 1, near, far))

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
+from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair
 
@@ -70,15 +71,18 @@ class PoissonGaussianPair(Pair):
     rate: float
 
     @property
-    def largest(self) -> float:  # noqa: D102
+    @override
+    def largest(self) -> float:
         return float(_losses(np.array(_DEVIATIONS + 1 / self.sigma), self.sigma, self.rate))
 
     @property
-    def spread(self) -> float:  # noqa: D102
+    @override
+    def spread(self) -> float:
         # The variance is about 4 q^2 sinh(1 / sigma^2); with little noise rare large losses are most of it.
         return 2 * self.rate * math.sqrt(math.sinh(min(self.sigma**-2, 0.88)))
 
-    def deltas(self, epsilons: Array) -> Array:  # noqa: D102
+    @override
+    def deltas(self, epsilons: Array) -> Array:
         # With u = exp(y) the loss is epsilon where u - exp(epsilon) / u = (exp(epsilon) - 1) (1 - q) / (q k).
         with np.errstate(divide="ignore"):  # log 0 at epsilon = 0
             log_less_one = epsilons + np.log(-np.expm1(-epsilons))  # of exp(epsilon) - 1

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
 from fedpriv.accounting.release import NoiseParameter, Release
@@ -182,16 +184,20 @@ class Proof(ABC):
 class NoProof(Proof):
     """Mechanism none."""
 
-    def nominal(self) -> Claim:  # noqa: D102
+    @override
+    def nominal(self) -> Claim:
         return Claim(math.inf, NO_NOMINAL)
 
-    def pure(self) -> Claim:  # noqa: D102
+    @override
+    def pure(self) -> Claim:
         return Claim(
             math.inf, "nothing is proven: without noise the upload is a fixed function of the data that went into it"
         )
 
-    def cheap_claims(self) -> list[Claim]:  # noqa: D102
+    @override
+    def cheap_claims(self) -> list[Claim]:
         return [self.pure()]
 
-    def notes(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def notes(self) -> tuple[str, ...]:
         return ()

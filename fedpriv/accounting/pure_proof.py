@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
@@ -136,7 +137,8 @@ class DirectionalProof(PureProof):
         signals = np.array([float(mean_resultant_length(int(size), noise)) for size in sizes]) ** 2
         return math.sqrt(float(counts @ (1 - signals)) / batch_size / float(counts @ signals))
 
-    def nominal(self) -> Claim:  # noqa: D102
+    @override
+    def nominal(self) -> Claim:
         blocks = self.pieces
         words = "nominal, the paper's figure for one pass over the data, not the run's:"
         theorem = (
@@ -148,15 +150,18 @@ class DirectionalProof(PureProof):
         return Claim(2 * self.noise * math.sqrt(blocks), theorem)
 
     @property
-    def pieces(self) -> int:  # noqa: D102
+    @override
+    def pieces(self) -> int:
         return len(self.release.dimensions)
 
     @property
-    def piece_epsilon(self) -> float:  # noqa: D102
+    @override
+    def piece_epsilon(self) -> float:
         return 2 * self.noise
 
     @property
-    def pure_theorem(self) -> str:  # noqa: D102
+    @override
+    def pure_theorem(self) -> str:
         return (
             f"2 kappa for each block ({self.pieces}) and participation ({int(self.release.participations)}), "
             "added: the density ratio is at most exp(kappa |x - x'|) (Weggenmann and Kerschbaum 2021), basic "
@@ -164,20 +169,24 @@ class DirectionalProof(PureProof):
         )
 
     @property
-    def renyi_theorem(self) -> str:  # noqa: D102
+    @override
+    def renyi_theorem(self) -> str:
         return (
             "Renyi accounting with the exact divergence of antipodal VMF laws, "
             "[log M((2a - 1) kappa) - log M(kappa)] / (a - 1), added over blocks and participations"
         )
 
-    def step_rdp(self) -> Array:  # noqa: D102
+    @override
+    def step_rdp(self) -> Array:
         return _directional_step_rdp(self.noise, self._sizes, self._rate)
 
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+    @override
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
         return tuple((DirectionalPair(self.noise, dimension), count) for dimension, count in self._sizes)
 
     @property
-    def pair_theorem(self) -> str:  # noqa: D102
+    @override
+    def pair_theorem(self) -> str:
         return (
             "VMF laws around opposite directions, which dominate (delta at every epsilon grows with the angle between "
             "the centres)"
@@ -188,7 +197,8 @@ class DirectionalProof(PureProof):
         """Pairs of a dimension and how many blocks have it."""
         return tuple(sorted(Counter(int(dimension) for dimension in self.release.dimensions).items()))
 
-    def notes(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def notes(self) -> tuple[str, ...]:
         return (*super().notes(), self._resemblance()) if self.noise > 0 else super().notes()
 
     def _resemblance(self) -> str:
@@ -226,10 +236,12 @@ class LaplaceProof(PureProof):
         return 2 * sum(dimensions) * noise / (math.sqrt(math.pi) * batch_size)
 
     @property
-    def pieces(self) -> int:  # noqa: D102
+    @override
+    def pieces(self) -> int:
         return 1
 
-    def nominal(self) -> Claim:  # noqa: D102
+    @override
+    def nominal(self) -> Claim:
         theorem = (
             "nominal, of one participation, not the run's: clip_norm over the noise scale, for a gradient that comes "
             "or goes; a replaced one costs twice that"
@@ -237,32 +249,38 @@ class LaplaceProof(PureProof):
         return Claim(1 / self.noise, theorem)
 
     @property
-    def piece_epsilon(self) -> float:  # noqa: D102
+    @override
+    def piece_epsilon(self) -> float:
         return 2 / self.noise
 
     @property
-    def pure_theorem(self) -> str:  # noqa: D102
+    @override
+    def pure_theorem(self) -> str:
         return (
             f"2 clip_norm over the noise scale for each participation ({int(self.release.participations)}), added: "
             "the Laplace mechanism with L1 sensitivity 2 clip_norm (Dwork et al. 2006, Prop. 1), basic composition"
         )
 
     @property
-    def renyi_theorem(self) -> str:  # noqa: D102
+    @override
+    def renyi_theorem(self) -> str:
         return (
             "Renyi accounting of the Laplace mechanism with L1 sensitivity 2 clip_norm (Mironov 2017, Prop. 6, in one "
             "coordinate; its divergence is convex in the shift, so a shift that is split over coordinates costs no "
             "more), added over participations"
         )
 
-    def step_rdp(self) -> Array:  # noqa: D102
+    @override
+    def step_rdp(self) -> Array:
         return _laplace_step_rdp(self.piece_epsilon, self._rate)
 
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:  # noqa: D102
+    @override
+    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
         return ((LaplacePair(self.piece_epsilon), 1),)
 
     @property
-    def pair_theorem(self) -> str:  # noqa: D102
+    @override
+    def pair_theorem(self) -> str:
         return (
             "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread over "
             "several coordinates, the same shift has no larger delta at any epsilon)"

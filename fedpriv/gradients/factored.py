@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedpriv.gradients.factors import Factor
 from fedpriv.gradients.norms import lengths
@@ -39,62 +40,73 @@ class FactoredGradients(GradientOperator):
         self._factors = dict(factors)
         self._magnitudes: dict[Block, Tensor] = {}
 
-    def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:  # noqa: D102
+    @override
+    def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:
         return in_double(self._sum(lambda name, factor: factor.grams(groups, precise), block))
 
-    def norms(self, block: Block | None = None) -> Tensor:  # noqa: D102
+    @override
+    def norms(self, block: Block | None = None) -> Tensor:
         return self._sum(lambda name, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
 
-    def absolute_sums(self, block: Block | None = None) -> Tensor:  # noqa: D102
+    @override
+    def absolute_sums(self, block: Block | None = None) -> Tensor:
         return self._sum(lambda name, factor: factor.absolute_sums(), block)
 
-    def weighted_norms(self, weights: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
+    @override
+    def weighted_norms(self, weights: Vector, block: Block | None = None) -> Tensor:
         return self._sum(lambda name, factor: factor.weighted_squares(weights[name]), block).clamp_(min=0).sqrt_()
 
-    def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:  # noqa: D102
+    @override
+    def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
         with full_precision(self.device):
             return {name: self._factors[name].rows(start, stop) for name in self.names(block)}
 
-    def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:  # noqa: D102
+    @override
+    def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
         return self._sum(lambda name, factor: factor.dots(vectors[name]), block)
 
-    def combine(self, weights: Tensor, block: Block | None = None) -> Vector:  # noqa: D102
+    @override
+    def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         with full_precision(self.device):
             return {name: self._factors[name].combine(weights) for name in self.names(block)}
 
-    def add_combination(  # noqa: D102
-        self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None
-    ) -> None:
+    @override
+    def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         with full_precision(self.device):
             for name in self.names(block):
                 self._factors[name].add_to(vector[name], scale, weights)
 
-    def part(self, start: int, stop: int) -> "FactoredGradients":  # noqa: D102
+    @override
+    def part(self, start: int, stop: int) -> "FactoredGradients":
         factors = {name: factor.part(start, stop) for name, factor in self._factors.items()}
         return FactoredGradients(
             factors, stop - start, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
         )
 
-    def magnitudes(self, block: Block | None = None) -> Tensor:  # noqa: D102
+    @override
+    def magnitudes(self, block: Block | None = None) -> Tensor:
         names = tuple(self.names(block))
         if names not in self._magnitudes:
             factors = [self._factors[name].magnitudes() for name in names]
             self._magnitudes[names] = lengths(torch.stack(factors, dim=1))
         return self._magnitudes[names]
 
-    def roundings(self, block: Block | None = None) -> Tensor:  # noqa: D102
+    @override
+    def roundings(self, block: Block | None = None) -> Tensor:
         sums = [factor for name in self.names(block) if (factor := self._factors[name]).kept_as_sums]
         if not sums:
             return torch.zeros(self.examples, dtype=self.dtype, device=self.device)
         return lengths(torch.stack([factor.roundings() for factor in sums], dim=1))
 
-    def masked(self, keep: Tensor) -> "FactoredGradients":  # noqa: D102
+    @override
+    def masked(self, keep: Tensor) -> "FactoredGradients":
         factors = {name: factor.masked(keep) for name, factor in self._factors.items()}
         return FactoredGradients(
             factors, self.examples, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
         )
 
-    def pair_products(self, block: Block | None = None) -> int:  # noqa: D102
+    @override
+    def pair_products(self, block: Block | None = None) -> int:
         return sum(self._factors[name].pair_products() for name in self.names(block))
 
     def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:

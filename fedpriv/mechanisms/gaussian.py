@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
@@ -64,7 +65,8 @@ class GaussianFamily(NoisySettings):
         return tuple(key for key in super().effective if key not in idle)
 
     @property
-    def adjacent(self) -> AdjacencyName:  # noqa: D102
+    @override
+    def adjacent(self) -> AdjacencyName:
         return self.adjacency
 
     @property
@@ -73,7 +75,8 @@ class GaussianFamily(NoisySettings):
         return self.epsilon if self.target_epsilon is None and self.unit == "example" else self.target_epsilon
 
     @property
-    def single_release(self) -> CalibrationName:  # noqa: D102
+    @override
+    def single_release(self) -> CalibrationName:
         return self.calibration
 
     @property
@@ -98,16 +101,19 @@ class GaussianSettings(GaussianFamily):
     )
 
     @classmethod
-    def proof(cls) -> type[Proof]:  # noqa: D102
+    @override
+    def proof(cls) -> type[Proof]:
         from fedpriv.accounting.gaussian_proof import GaussianProof
 
         return GaussianProof
 
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
         return GaussianMechanism(self.given_noise(), self.clip_norm, self.clipping)
 
     @classmethod
-    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:  # noqa: D102
+    @override
+    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:
         return (("gaussian", whole),)
 
 
@@ -149,18 +155,21 @@ class GaussianMechanism(Mechanism):
             gradients.add_combination(released, deviation, factors / batch_size, block)
         return released
 
-    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+    @override
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
         from fedpriv.mechanisms.machinery.clipping import normal_norm
 
         noise = self.sigma * normal_norm(sum(tensors), 1.0, tail)
         return self.clip_norm * (examples + noise) / batch_size
 
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         from fedpriv.mechanisms.machinery.law import Noise
 
         return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+    @override
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
         from fedpriv.mechanisms.machinery.clipping import clip_factor
 
         return clip_factor(squared, self.clip_norm / math.sqrt(blocks))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpriv.mechanisms.gaussian import GaussianFamily
 from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
@@ -54,17 +55,20 @@ class HeterogeneousGaussianSettings(GaussianFamily):
     public_examples: Count = Field(64, description="public: test images that the shares are computed from")
 
     @property
-    def effective(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def effective(self) -> tuple[str, ...]:
         idle = () if self.redistribution == "public" else ("inflation", "public_examples")
         return tuple(key for key in super().effective if key not in idle)
 
     @classmethod
-    def proof(cls) -> type[Proof]:  # noqa: D102
+    @override
+    def proof(cls) -> type[Proof]:
         from fedpriv.accounting.gaussian_proof import HeterogeneousGaussianProof
 
         return HeterogeneousGaussianProof
 
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
         if redistribution is None:
             raise ValueError("hgm needs r, the shares of the noise")
         return HeterogeneousGaussianMechanism(self.given_noise(), self.clip_norm, redistribution)
@@ -82,7 +86,8 @@ class HeterogeneousGaussianSettings(GaussianFamily):
                 return public_shares(*public(self.public_examples), self.inflation)
 
     @property
-    def needs_redistribution(self) -> bool:  # noqa: D102
+    @override
+    def needs_redistribution(self) -> bool:
         return True
 
 
@@ -125,7 +130,8 @@ class HeterogeneousGaussianMechanism(Mechanism):
         """Divide each coordinate by sqrt(K r_k)."""
         return {name: value / self.redistribution.deviations[name].to(value) for name, value in released.items()}
 
-    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+    @override
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
         from fedpriv.mechanisms.machinery.clipping import normal_norm
 
         # The variances K r sum to K; a gradient is at most the largest sqrt(K r) times as long as its weighted norm.
@@ -133,17 +139,20 @@ class HeterogeneousGaussianMechanism(Mechanism):
         noise = self.sigma * normal_norm(sum(tensors), largest, tail)
         return self.clip_norm * (examples * largest + noise) / batch_size
 
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         from fedpriv.mechanisms.machinery.law import Noise
 
         return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+    @override
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
         from fedpriv.mechanisms.machinery.clipping import clip_factor
 
         return clip_factor(squared, self.clip_norm)
 
-    def deviations(self, names: Block) -> Vector:  # noqa: D102
+    @override
+    def deviations(self, names: Block) -> Vector:
         return {name: self.redistribution.deviations[name] for name in names}
 
     @staticmethod

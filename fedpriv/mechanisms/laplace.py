@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
@@ -44,16 +45,19 @@ class LaplaceSettings(NoisySettings):
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's L1 norm")
 
     @classmethod
-    def proof(cls) -> type[Proof]:  # noqa: D102
+    @override
+    def proof(cls) -> type[Proof]:
         from fedpriv.accounting.pure_proof import LaplaceProof
 
         return LaplaceProof
 
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
         return LaplaceMechanism(self.given_noise(), self.clip_norm)
 
     @classmethod
-    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:  # noqa: D102
+    @override
+    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:
         return (("laplace", whole),)
 
 
@@ -90,7 +94,8 @@ class LaplaceMechanism(Mechanism):
             value.add_(laplace_quantile(noise.uniform(value.numel())).view(value.shape).to(value), alpha=width)
         return released
 
-    def expected(self, gradient: Vector) -> Vector:  # noqa: D102
+    @override
+    def expected(self, gradient: Vector) -> Vector:
         import torch
 
         from fedpriv.mechanisms.machinery.clipping import clip_factor
@@ -99,11 +104,13 @@ class LaplaceMechanism(Mechanism):
         factor = clip_factor(norm.square(), self.clip_norm)
         return {name: factor * value for name, value in gradient.items()}
 
-    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:  # noqa: D102
+    @override
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
         # A gradient's Euclidean norm is at most its L1 norm.
         return self.clip_norm * (examples + self.scale * _norm_of_noise(sum(tensors), tail)) / batch_size
 
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> LaplaceNoise:  # noqa: D102
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> LaplaceNoise:
         from fedpriv.mechanisms.machinery.law import LaplaceNoise
 
         return LaplaceNoise((sum(tensors),), (2 * (self.scale * self.clip_norm / divisor) ** 2,))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.settings import MechanismSettings
@@ -37,10 +38,12 @@ class NoneSettings(MechanismSettings):
     name: Literal["none"] = Field("none", description="privacy mechanism")
 
     @property
-    def effective(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def effective(self) -> tuple[str, ...]:
         return ()
 
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:  # noqa: D102
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
         return NoMechanism()
 
 
@@ -65,10 +68,12 @@ class NoMechanism(Mechanism):
         """Return infinity: nothing bounds a gradient."""
         return math.inf
 
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         from fedpriv.mechanisms.machinery.law import Noise
 
         return Noise((sum(tensors),), (0.0,))
 
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:  # noqa: D102
+    @override
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
         return squared.new_ones(squared.shape)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
@@ -75,7 +76,8 @@ class VmfSettings(NoisySettings):
         return tuple(key for key in super().effective if key != "clip_norm" or self.unit == "update")
 
     @classmethod
-    def proof(cls) -> type[Proof]:  # noqa: D102
+    @override
+    def proof(cls) -> type[Proof]:
         from fedpriv.accounting.pure_proof import DirectionalProof
 
         return DirectionalProof
@@ -89,14 +91,17 @@ class VmfSettings(NoisySettings):
         """The blocks."""
         return self.blocks
 
-    def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:  # noqa: D102
+    @override
+    def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
         return block_sizes(self.blocks, tensors)
 
-    def draws(self, tensors: Sequence[int]) -> int:  # noqa: D102
+    @override
+    def draws(self, tensors: Sequence[int]) -> int:
         return sum(count for count, _ in block_runs(self.blocks, tensors))
 
     @classmethod
-    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:  # noqa: D102
+    @override
+    def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:
         return (("vmf, whole", whole), (f"vmf, blocks of {max(small)}", small))
 
 
@@ -158,7 +163,8 @@ class VmfMechanism(Mechanism):
         """Return the length of ``examples`` draws that all point in one direction; nothing exceeds it."""
         return examples * self.scale * math.sqrt(len(block_sizes(self.blocks, tensors))) / batch_size
 
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:  # noqa: D102
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         from fedpriv.mechanisms.machinery.law import Noise
 
         runs = block_runs(self.blocks, tensors)
@@ -171,10 +177,12 @@ class VmfMechanism(Mechanism):
 
         return self._length(dimension) * inverse_norm(squared)
 
-    def blocks_of(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
+    @override
+    def blocks_of(self, names: Block) -> tuple[Block, ...]:
         return () if block_length(self.blocks) is not None else self.directions(names)
 
-    def directions(self, names: Block) -> tuple[Block, ...]:  # noqa: D102
+    @override
+    def directions(self, names: Block) -> tuple[Block, ...]:
         return tuple((name,) for name in names) if self.blocks == "layer" else (names,)
 
     def _means(self, blocks: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from attacks.reconstruction.dummy_gradients.targets import Matrix, Targets
 from fedpriv.gradients import Block, flattened
@@ -53,21 +54,25 @@ class Written(Factor):
         self._squared: Tensor | None = None
         self._dots: dict[tuple[int, Block], Tensor] = {}
 
-    def squared(self) -> Tensor:  # noqa: D102
+    @override
+    def squared(self) -> Tensor:
         if self._squared is None:
             self._squared = _Lengths.apply(self._flat)
         return self._squared
 
-    def gram(self) -> Tensor:  # noqa: D102
+    @override
+    def gram(self) -> Tensor:
         return torch.bmm(self._flat, self._flat.mT)
 
-    def dot(self, targets: Targets, block: Block) -> Tensor:  # noqa: D102
+    @override
+    def dot(self, targets: Targets, block: Block) -> Tensor:
         key = (id(targets), block)
         if key not in self._dots:
             self._squared, self._dots[key] = _Products.apply(self._flat, targets.flat(block))
         return self._dots[key]
 
-    def rows(self) -> Tensor:  # noqa: D102
+    @override
+    def rows(self) -> Tensor:
         return self._rows
 
     @cached_property
@@ -96,14 +101,16 @@ class Outer(Factor):
         self._errors = errors
         self._shape = shape
 
-    def squared(self) -> Tensor:  # noqa: D102
+    @override
+    def squared(self) -> Tensor:
         if self._inputs.shape[2] == 1:
             return self._inputs.square().sum(dim=(2, 3)) * self._errors.square().sum(dim=(2, 3))
         if self._many_positions(self._inputs.shape[2]):
             return self.rows().flatten(2).square().sum(dim=2)
         return ((self._inputs @ self._inputs.mT) * (self._errors @ self._errors.mT)).sum(dim=(2, 3))
 
-    def gram(self) -> Tensor:  # noqa: D102
+    @override
+    def gram(self) -> Tensor:
         rows, units, positions = self._inputs.shape[:3]
         if self._many_positions(units * positions):
             return Written(self.rows()).gram()
@@ -111,13 +118,15 @@ class Outer(Factor):
         products = torch.bmm(inputs, inputs.mT) * torch.bmm(errors, errors.mT)
         return products.reshape(rows, units, positions, units, positions).sum(dim=(2, 4))
 
-    def dot(self, targets: Targets, block: Block) -> Tensor:  # noqa: D102
+    @override
+    def dot(self, targets: Targets, block: Block) -> Tensor:
         matrix = targets.matrix(block[0])
         products: Tensor = _Bilinear.apply(self._inputs.flatten(1, 2), self._errors.flatten(1, 2), matrix)
         summed: Tensor = products.unflatten(1, self._inputs.shape[1:3]).sum(dim=2)
         return summed
 
-    def rows(self) -> Tensor:  # noqa: D102
+    @override
+    def rows(self) -> Tensor:
         return (self._errors.mT @ self._inputs).reshape(*self._inputs.shape[:2], *self._shape)
 
     def _many_positions(self, positions: int) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 __all__ = ["LaplaceNoise", "Noise"]
 
@@ -64,13 +65,16 @@ class Noise:
 class LaplaceNoise(Noise):
     """Laplace noise; of the mean of several releases only the variance is kept."""
 
-    def averaged(self, releases: float) -> Noise:  # noqa: D102
+    @override
+    def averaged(self, releases: float) -> Noise:
         return self if releases == 1 else super().averaged(releases)
 
-    def follows_from(self, blocks: int) -> bool:  # noqa: D102
+    @override
+    def follows_from(self, blocks: int) -> bool:
         return False
 
-    def misfit(self, expected: Tensor, heard: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def misfit(self, expected: Tensor, heard: Tensor) -> Tensor:
         width = _at_least([math.sqrt(self.variances[0] / 2)], FLOOR * heard.abs().mean(dim=1, keepdim=True))
         return _wide((heard - expected).abs() - heard.abs()).sum(dim=1) / width[:, 0]
 
