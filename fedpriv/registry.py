@@ -1,4 +1,4 @@
-"""What can be added by one file: mechanisms, attacks, data sets, models and rules of aggregation, each under its name.
+"""What can be added by one file: mechanisms and attacks, each under its name.
 
 Of each kind there are ours, one module each in a package of ours, and those of other packages, which name them as entry
 points: in pyproject.toml of a package of yours
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from fedpriv.errors import InputError
 
-__all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Registry", "suggestion"]
+__all__ = ["ATTACKS", "MECHANISMS", "Registry", "suggestion"]
 
 
 Kind = TypeVar("Kind", bound=type[Any])
@@ -102,6 +102,3 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> s
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms")
 ATTACKS = Registry("attack", "attacks.methods", "fedpriv.attacks")
-DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets")
-MODELS = Registry("model", "fedpriv.models", "fedpriv.models")
-RULES = Registry("rule of aggregation", "server.rules", "fedpriv.aggregation")
