@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor
-from fedpriv.gradients.factors.products import products_of_lookups, (
+from fedpriv.gradients.factors.products import (
+    products_of_lookups,
     slices,
     summed_at_first,
     zeroed,
