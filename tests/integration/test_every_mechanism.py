@@ -90,8 +90,13 @@ def test_precision_from_the_clients_to_the_checkpoint(
     precision: str, name: str, algorithm: str, tmp_path: Path
 ) -> None:
     """And a resumed run goes on in it, to the same bytes."""
-    tree = settings(MECHANISMS[name], precision)
-    tree = tree.model_copy(update={"federation": tree.federation.model_copy(update={"algorithm": algorithm})})
+    tree = experiment(
+        mechanism=MECHANISMS[name],
+        federation={"algorithm": algorithm},
+        adversary={**ATTACKED, "attacks": ["closed_form"], "counterfactual": False},
+        engine={"precision": precision},
+        data={"train_examples": 80},
+    )
     start_run(tree, tmp_path / "run", "", Silent())
     dtype = torch.float64 if precision == "float64" else torch.float32
     checkpoint = load_file(tmp_path / "run" / "checkpoint" / "server.safetensors")
