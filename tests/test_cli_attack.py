@@ -82,7 +82,7 @@ def test_list(here: Path) -> None:
         assert attack.reference in words
         assert all(need.words in words for need in attack.needs)
         assert all(f"{kind} {part}" in words for kind, part in attack.parts().items())
-        for key, field in attack.config.model_fields.items():
+        for key, field in attack.model_fields.items():
             assert f"adversary.{attack.name}.{key} = {plain(field.default)} {field.description}" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     tree = json.loads(fedpriv("attack", "list", "--json", cwd=here).stdout)

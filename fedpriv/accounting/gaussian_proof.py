@@ -44,7 +44,7 @@ _SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "clas
 _ROUNDING = (
     "Amplification by Poisson batches takes it that rounding of the other examples' gradients does not depend on the "
     "size of the batch. That holds, up to the last digits, for parameters that training leads to; a server that crafts "
-    "parameters can make much of it (docs/privacy.md)."
+    "parameters can make much of it."
 )
 
 

@@ -212,8 +212,8 @@ def test_no_run_tells_more_than_the_ledger_says(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARP)
-def test_a_third_of_the_noise_is_found_out(name: str) -> None:
-    verdict = play_game(SHARP[name], noise=0.3)
+def test_a_quarter_of_the_noise_is_found_out(name: str) -> None:
+    verdict = play_game(SHARP[name], noise=0.25)
     assert verdict.violation, str(verdict)
 
 
