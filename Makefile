@@ -52,7 +52,7 @@ tapped: $(READY)
 	$(BIN)/fedpriv attack $(DEMO)/$(KIND) --heard $(DEMO)/$(KIND)-deployment/heard --quiet --out $(DEMO)/$(KIND)-heard
 
 test: $(READY)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow or essential" $(ARGS)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)

@@ -1,7 +1,8 @@
 """What several rooms' tests share, and which of them are slow.
 
-``make test`` leaves slow tests out. Slow is what carries the mark, and what ``tests/slow.txt`` lists: the tests that
-took a second of CPU time or more when ``make slow`` last measured all of them. A run names those that became so since.
+``make test`` leaves slow tests out, but for the essential ones. Slow is what carries the mark, and what
+``tests/slow.txt`` lists: the tests that took a second of CPU time or more when ``make slow`` last measured all of them.
+A run names those that became so since.
 """
 
 import os

@@ -58,6 +58,7 @@ def log_of(folder: DeploymentFolder, name: str) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+@pytest.mark.essential
 def test_the_same_bits_as_inline_and_who_has_no_right_to_take_part_is_refused(deployment: DeploymentFolder) -> None:
     here, record = deployment.path.parent, deployment.read()
     keys = keys_of(deployment, record)

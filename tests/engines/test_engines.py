@@ -64,6 +64,7 @@ def asking_app(kind: str, heard: Heard) -> ServerApp:
     return app
 
 
+@pytest.mark.essential
 @engines
 def test_every_client_gets_its_message_and_its_partition(engine: str) -> None:
     heard = Heard()
