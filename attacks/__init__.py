@@ -1,7 +1,7 @@
 """The adversary: what it sees, what it tries, and how well it did.
 
-The adversary works from :class:`~attacks.observation.Observation` objects alone. Only the referee sees the truth, which
-its caller rebuilds; nothing flows from the referee back into an attack.
+The adversary works from :class:`~fedpriv.attacks.observation.Observation` objects alone. Only the referee sees the
+truth, which its caller rebuilds; nothing flows from the referee back into an attack.
 
 :func:`reconstruct` attacks a gradient or an update of your own model.
 """
@@ -9,8 +9,8 @@ its caller rebuilds; nothing flows from the referee back into an attack.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attacks.own_model import AttackWarning, reconstruct
-    from attacks.reconstruction.results import Reconstruction
+    from fedpriv.attacks.own_model import AttackWarning, reconstruct
+    from fedpriv.attacks.reconstruction.results import Reconstruction
 
 __all__ = ["AttackWarning", "Reconstruction", "reconstruct"]
 
@@ -19,6 +19,6 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: settings are in this package, too, and are read without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from attacks import own_model
+    from fedpriv.attacks import own_model
 
     return getattr(own_model, name)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.errors import InputError
 
 __all__ = ["Campaign", "attack_each", "fault"]

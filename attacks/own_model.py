@@ -19,11 +19,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacks.campaign import attack_each
-from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
-from attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
-from attacks.reconstruction.upload_model.preflight import whole_numbers
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
+from fedpriv.attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings

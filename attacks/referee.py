@@ -15,9 +15,9 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest, bootstrap
 from torch import Tensor
 
-from attacks.baselines import Guess, best_guess_mse
-from attacks.reconstruction import Reconstruction
 from fedpriv import metrics
+from fedpriv.attacks.baselines import Guess, best_guess_mse
+from fedpriv.attacks.reconstruction import Reconstruction
 
 __all__ = [
     "CONFIDENCE",

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from attacks.access import Access
+from fedpriv.attacks.access import Access
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, Section
 
 if TYPE_CHECKING:
-    from attacks.reconstruction.recipes.parts import Recipe
-    from attacks.reconstruction.results import Outcome
+    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.results import Outcome
 
 __all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "is_active"]
 
@@ -58,15 +58,15 @@ class AttackSettings(Section):
     @classmethod
     def runs(cls) -> tuple[Runs, ...]:
         """What runs it on a chunk of rows, for a victim's restarts in turn."""
-        from attacks.reconstruction.recipes.descent import run_recipe
-        from attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
+        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
         return tuple(partial(run_recipe, one) if isinstance(one, Recipe) else one for one in cls.methods())
 
     @classmethod
     def parts(cls) -> Mapping[str, str]:
         """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
-        from attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
         every = [one.parts for one in cls.methods() if isinstance(one, Recipe)]
         kinds = every[0] if every else ()

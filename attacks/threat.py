@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attacks.access import Access
+from fedpriv.attacks.access import Access
 from fedpriv.config import AdversaryConfig
 
 __all__ = ["LISTENERS", "Access", "Listener", "ThreatModel", "threat_model"]

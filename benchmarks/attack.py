@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.matching.distances import angle, total_variation
-from attacks.reconstruction.matching.evaluation import Evaluator
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching.distances import angle, total_variation
+from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.config import ModelConfig
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.models import build_model
@@ -165,7 +165,7 @@ def _prepare(case: Case, method: str, noise: float) -> tuple[Step, int, Evaluato
 def _peaks(case: Case, methods: tuple[str, ...], noise: float, threads: int) -> list[float]:
     """The peak memory of a few steps, in MiB, over that of what was made before: each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["attacks.reconstruction"])
+    context.set_forkserver_preload(["fedpriv.attacks.reconstruction"])
     with context.Pool(len(methods), maxtasksperchild=1) as pool:
         return pool.starmap(_measure_peak, [(case, method, noise, threads) for method in methods], chunksize=1)
 

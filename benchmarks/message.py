@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from clients.app import client_app
-from clients.training import local_upload
+from fedpriv.clients.app import client_app
+from fedpriv.clients.training import local_upload
 from fedpriv.config import DataConfig, Experiment, FederationConfig, ModelConfig, TrainingConfig
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.server.exchange import ask_clients, find_clients
+from fedpriv.server.uploads import allowed_uploads
 from fedpriv.world import World, build_world
-from server.exchange import ask_clients, find_clients
-from server.uploads import allowed_uploads
 
 _REPEATS = 60
 _WARMUP = 5

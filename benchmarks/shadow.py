@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
-from attacks.membership.references import Pool, Reference, train_references, usual_schedule
-from clients.training import local_upload
+from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector, per_example_gradients
 from fedpriv.gradients.normal import standard_normal

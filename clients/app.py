@@ -6,9 +6,9 @@ from functools import lru_cache
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.memory import check_question, secret_for
-from clients.secure import give_shares, masked_upload, offer_keys, share_secrets
-from clients.training import answer_secret, local_upload
+from fedpriv.clients.memory import check_question, secret_for
+from fedpriv.clients.secure import give_shares, masked_upload, offer_keys, share_secrets
+from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.errors import RefusedError
 from fedpriv.randomness import Secret
 from fedpriv.seeds import kept_for

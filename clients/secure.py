@@ -28,7 +28,7 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
-from clients.memory import kept
+from fedpriv.clients.memory import kept
 from fedpriv.errors import RefusedError
 from fedpriv.masking import Words, flat, least_survivors, mask, quantised, weights
 from fedpriv.wire import pack

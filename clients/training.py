@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients.raising import unless_raised, where_sound
+from fedpriv.clients.raising import unless_raised, where_sound
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan

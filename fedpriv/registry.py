@@ -101,4 +101,4 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> s
 
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms")
-ATTACKS = Registry("attack", "attacks.methods", "fedpriv.attacks")
+ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks")

@@ -13,7 +13,7 @@ A resumed run leaves the same bytes as an uninterrupted one, but for what tells 
 - report.html: these times.
 
 Where an attack takes minutes, its code is compiled if that pays, by the clock: scores and pictures may then differ by
-rounding, in two uninterrupted runs as well (:mod:`attacks.reconstruction.evaluation`).
+rounding, in two uninterrupted runs as well (:mod:`fedpriv.attacks.reconstruction.evaluation`).
 """
 
 import json

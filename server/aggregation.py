@@ -10,8 +10,8 @@ from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
+from fedpriv.server.uploads import Upload
 from fedpriv.world import State
-from server.uploads import Upload
 
 __all__ = ["ServerOptimizer", "aggregate", "mean_upload"]
 

@@ -15,16 +15,14 @@ from fedpriv.config import load_experiment
 from fedpriv.progress import Progress, Silent
 from fedpriv.runs import RunFolder
 from fedpriv.seeds import kept_for
+from fedpriv.server.rounds import run_rounds
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
-from server.rounds import run_rounds
 
 __all__ = ["app", "server_app"]
 
 app = ServerApp()
 
-# The app's folder, wherever Flower has put it.
-_HERE = Path(__file__).parents[1]
 # How long a deployment waits for its clients.
 _CONNECT_SECONDS = 60.0
 
@@ -38,12 +36,17 @@ def main(grid: Grid, context: Context) -> None:
     """
     settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
     overrides = [part for part in settings["overrides"].split(",") if part]
-    told = load_experiment(_HERE / settings["experiment"], overrides)
+    told = load_experiment(_packed_in() / settings["experiment"], overrides)
     experiment, secret = kept_for(told.model_dump_json(), settings["seed"])
     path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
     folder = RunFolder.create(path, experiment)
     with cpu_threads(experiment.engine.threads):
         run_rounds(grid, build_world(experiment, secret), folder, Silent(), told, _CONNECT_SECONDS)
+
+
+def _packed_in() -> Path:
+    """Return the app's folder, wherever Flower has put it: the one with the settings that it packed."""
+    return next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
 
 
 def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp:

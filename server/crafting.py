@@ -1,7 +1,7 @@
 """What an active server does besides listening: it sends some clients parameters of its own making.
 
 In each attacked round the clients whose uploads are attacked get a network in which
-:mod:`attacks.reconstruction.first_layer.imprint` has replaced the first two layers; all others get the model. The
+``attacks.reconstruction.first_layer.imprint`` has replaced the first two layers; all others get the model. The
 server reads the answers to the made network and throws them away: they are gradients of another function, which would
 ruin the model that it pretends to train. So a round whose clients were all deceived leaves the model as it is.
 
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.access import Access
-from attacks.reconstruction.first_layer.imprint import craft_parameters, refuse_local_training
-from attacks.threat import threat_model
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.reconstruction.first_layer.imprint import craft_parameters, refuse_local_training
+from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.randomness import numpy_stream
+from fedpriv.server.tap import public_settings
 from fedpriv.world import State, World
-from server.tap import public_settings
 
 __all__ = ["check_crafting", "crafted_clients", "crafted_state"]
 

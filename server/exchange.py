@@ -13,9 +13,9 @@ from flwr.serverapp import Grid
 
 from fedpriv.errors import RunFailedError
 from fedpriv.runs import Failure
+from fedpriv.server.uploads import Allowed, Upload, number_in, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State
-from server.uploads import Allowed, Upload, number_in, read_upload
 
 __all__ = ["Replies", "Upload", "ask_clients", "find_clients", "question", "send_and_receive"]
 

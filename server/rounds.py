@@ -14,15 +14,15 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
 from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
+from fedpriv.server.aggregation import ServerOptimizer, aggregate
+from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
+from fedpriv.server.evaluation import evaluate
+from fedpriv.server.exchange import Replies, ask_clients, find_clients
+from fedpriv.server.released import questions, replay
+from fedpriv.server.secure import ask_for_sum
+from fedpriv.server.tap import Tap
+from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, norm
 from fedpriv.world import State, World
-from server.aggregation import ServerOptimizer, aggregate
-from server.crafting import check_crafting, crafted_clients, crafted_state
-from server.evaluation import evaluate
-from server.exchange import Replies, ask_clients, find_clients
-from server.released import questions, replay
-from server.secure import ask_for_sum
-from server.tap import Tap
-from server.uploads import Allowed, Upload, allowed_uploads, norm
 
 __all__ = ["run_rounds"]
 

@@ -1,7 +1,7 @@
 """The server's part of secure aggregation: it passes on keys and shares, adds up masked uploads, and unmasks the sum.
 
 SecAgg (Bonawitz et al. 2017) with Flower's keys, secret shares and encryption; the client's part and what it refuses is
-in :mod:`clients.secure`. A client may vanish at any of the four steps: before its masked upload it is left out, and its
+in ``clients.secure``. A client may vanish at any of the four steps: before its masked upload it is left out, and its
 masks are rebuilt from the others' shares; after it, its upload is in the sum. Fewer than two thirds end the round.
 """
 
@@ -20,9 +20,9 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 from fedpriv.errors import RunFailedError
 from fedpriv.masking import Words, least_survivors, mask, restored, split, weights
 from fedpriv.runs import Failure
+from fedpriv.server.exchange import Replies, question, send_and_receive
+from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal
 from fedpriv.world import State, World
-from server.exchange import Replies, question, send_and_receive
-from server.uploads import Allowed, Upload, raised, read_upload, refusal
 
 __all__ = ["ask_for_sum"]
 

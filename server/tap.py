@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from attacks.access import Access
-from attacks.observation import Observation, PublicSettings, write_observation
-from attacks.threat import ThreatModel, threat_model
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
+from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.config import Experiment
 from fedpriv.data import Dataset
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.plan import Plan
 from fedpriv.runs import RunFolder
+from fedpriv.server.aggregation import mean_upload
+from fedpriv.server.uploads import Upload
 from fedpriv.world import State, World
-from server.aggregation import mean_upload
-from server.uploads import Upload
 
 __all__ = ["Tap", "observe", "public_settings"]
 

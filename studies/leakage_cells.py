@@ -18,29 +18,29 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from attacks.baselines import guesses
-from attacks.campaign import attack_each
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.idlg import IdlgSettings
-from attacks.methods.iga import IgaSettings
-from attacks.methods.map import MapSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob
-from attacks.referee import Score, Truth, score, score_guesses
-from clients.training import local_upload
+from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.attacks.referee import Score, Truth, score, score_guesses
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import AttackResult, attack_results, versions
 from fedpriv.lab.victims import Target, truth
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
+from fedpriv.server.aggregation import mean_upload
+from fedpriv.server.evaluation import evaluate
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
-from server.aggregation import mean_upload
-from server.evaluation import evaluate
-from server.exchange import Upload
-from server.tap import observe
 
 __all__ = [
     "BY_OPTIMISATION",

@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.methods.iga import IgaSettings
-from attacks.methods.map import MapSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from attacks.referee import median_interval
-from clients.training import local_upload
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from fedpriv.attacks.referee import median_interval
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.world import World, build_world
-from server.exchange import Upload
-from server.tap import observe
 
 ATTACKS = ("closed_form", "iga", "map")
 PUBLIC = 2000  # test images that the adversary has

@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attacks.baselines import guesses
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.idlg import IdlgSettings
-from attacks.methods.iga import IgaSettings
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.referee import Truth, median_interval, score
-from attacks.settings import MatchingSettings
-from clients.training import local_upload
+from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.referee import Truth, median_interval, score
+from fedpriv.attacks.settings import MatchingSettings
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.world import build_world
-from server.exchange import Upload
-from server.tap import observe
 
 SUCCESS = 0.6  # SSIM from which an image counts as recovered; no figure here depends on it
 

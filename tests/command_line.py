@@ -18,8 +18,8 @@ __all__ = ["fedpriv"]
 
 # What commands import, and what they import when they need it.
 IMPORTED = [
-    "attacks.membership",
-    "attacks.reconstruction",
+    "fedpriv.attacks.membership",
+    "fedpriv.attacks.reconstruction",
     "datasets",
     "dp_accounting",
     "fedpriv.cli",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.attacks import ATTACKS
 from tests.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from attacks.membership.signals import Signals, write_signals
-from attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv import files
 from fedpriv.accounting import compare_mechanisms
+from fedpriv.attacks.membership.signals import Signals, write_signals
+from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.cli.account.plot import draw_comparison
 from fedpriv.config import Experiment
 from fedpriv.deploy.certificates import make_certificates, make_node_key

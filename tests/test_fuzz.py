@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from safetensors.torch import save
 
-from attacks.observation import list_observations, read_observation
+from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.budget import Budget
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.engines.identity import assume_server_identity
@@ -26,11 +26,11 @@ from fedpriv.errors import InputError
 from fedpriv.lab import start_run
 from fedpriv.progress import Silent
 from fedpriv.runs import Checkpoint, Failure, RunFolder
+from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.released import check_unchanged, questions, replay
+from fedpriv.server.uploads import Allowed, Upload, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, build_world
-from server.aggregation import ServerOptimizer
-from server.released import check_unchanged, questions, replay
-from server.uploads import Allowed, Upload, read_upload
 from tests.integration.small import experiment
 from tests.mutations import mutated_bytes, mutated_tree
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-import attacks
-from attacks.membership.signals import Signals, read_signals
-from attacks.observation import list_observations, read_observation
+import fedpriv
 from fedpriv import metrics
+from fedpriv.attacks.membership.signals import Signals, read_signals
+from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.data.files import read_npz
 from fedpriv.errors import InputError
 from fedpriv.lab import attack_run, resume_run, start_run
@@ -28,7 +28,7 @@ from fedpriv.runs import RunFolder
 from fedpriv.wire import unpack
 from tests.integration.small import experiment
 
-HOME = Path(attacks.__file__).parents[1]
+HOME = Path(fedpriv.__file__).parents[1]
 ROOMS = ("fedpriv", "clients", "server", "attacks", "benchmarks")
 # Modules that unpickle, or run what they read.
 FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, logsumexp
 from scipy.stats import norm
 
-from attacks.membership.shadow import shadow_models
-from attacks.membership.signals import Signals, losses, need_references
+from fedpriv.attacks.membership.shadow import shadow_models
+from fedpriv.attacks.membership.signals import Signals, losses, need_references
 from fedpriv.errors import InputError
 
 __all__ = ["ATTACKS", "attack_p", "attack_r", "lira_offline", "lira_online", "rmia_offline", "rmia_online"]

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attacks.membership.attacks import ATTACKS
-from attacks.membership.epsilon import EpsilonBound, canary_epsilon
-from attacks.membership.references import Pool, Reference, train_references
-from attacks.membership.scores import Curve, MembershipScore, curve, score_membership
-from attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
-from attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.epsilon import EpsilonBound, canary_epsilon
+from fedpriv.attacks.membership.references import Pool, Reference, train_references
+from fedpriv.attacks.membership.scores import Curve, MembershipScore, curve, score_membership
+from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
+from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.randomness import numpy_stream

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector

@@ -7,7 +7,7 @@ labelled examples of "in" and "out". A classifier is trained on those and applie
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.membership.signals import Signals, need_references
+from fedpriv.attacks.membership.signals import Signals, need_references
 
 __all__ = ["shadow_models"]
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.settings import AttackSettings, Runs
 from fedpriv.registry import ATTACKS
 
 __all__ = ["ClosedFormSettings"]
@@ -27,6 +27,6 @@ class ClosedFormSettings(AttackSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from attacks.reconstruction.first_layer.closed_form import run_closed_form
+        from fedpriv.attacks.reconstruction.first_layer.closed_form import run_closed_form
 
         return (run_closed_form,)

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from attacks.settings import MatchingSettings, Runs
+from fedpriv.attacks.settings import MatchingSettings, Runs
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attacks.reconstruction.results import Outcome
-    from attacks.reconstruction.scene import Report, Scene
-    from attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.reconstruction.results import Outcome
+    from fedpriv.attacks.reconstruction.scene import Report, Scene
+    from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["CustomSettings"]
 
@@ -69,8 +69,8 @@ def run_custom(
     report: "Report",
 ) -> "Outcome":
     """Run the recipe that the settings are; arguments as for ``run_recipe``."""
-    from attacks.reconstruction.recipes.descent import run_recipe
-    from attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
+    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
     recipe = Recipe(
         config.objective,

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from attacks.settings import MatchingSettings
+from fedpriv.attacks.settings import MatchingSettings
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count
 
 if TYPE_CHECKING:
-    from attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
 __all__ = ["DlgSettings"]
 
@@ -31,7 +31,7 @@ class DlgSettings(MatchingSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
         return (
             Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.registry import ATTACKS
 
 if TYPE_CHECKING:
-    from attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
 __all__ = ["IdlgSettings"]
 
@@ -25,6 +25,6 @@ class IdlgSettings(DlgSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
         return (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)

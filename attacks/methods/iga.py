@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from attacks.settings import MatchingSettings
+from fedpriv.attacks.settings import MatchingSettings
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
-    from attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
 __all__ = ["IgaSettings"]
 
@@ -31,6 +31,6 @@ class IgaSettings(MatchingSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
         return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv",)),)

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from attacks.access import Access
-from attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Integer
 
@@ -38,6 +38,6 @@ class ImprintSettings(AttackSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from attacks.reconstruction.first_layer.imprint_reading import run_imprint
+        from fedpriv.attacks.reconstruction.first_layer.imprint_reading import run_imprint
 
         return (run_imprint,)

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.settings import AttackSettings, Runs
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, Positive
 
@@ -31,6 +31,6 @@ class MapSettings(AttackSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from attacks.reconstruction.posterior.map import run_map
+        from fedpriv.attacks.reconstruction.posterior.map import run_map
 
         return (run_map,)

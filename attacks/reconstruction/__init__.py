@@ -3,13 +3,13 @@
 ``run_attack`` runs one attack on many observations as one batch. Attacks are the modules of ``attacks.methods``.
 """
 
-from attacks.reconstruction.engine import AttackJob, Heard, run_attack
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.results import Attempt, Reconstruction
-from attacks.reconstruction.scene import Progress
-from attacks.reconstruction.upload_model.model import refusal
-from attacks.reconstruction.upload_model.preflight import preflight
-from attacks.reconstruction.upload_model.repeated import other_batches
+from fedpriv.attacks.reconstruction.engine import AttackJob, Heard, run_attack
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
+from fedpriv.attacks.reconstruction.scene import Progress
+from fedpriv.attacks.reconstruction.upload_model.model import refusal
+from fedpriv.attacks.reconstruction.upload_model.preflight import preflight
+from fedpriv.attacks.reconstruction.upload_model.repeated import other_batches
 
 __all__ = [
     "AttackJob",

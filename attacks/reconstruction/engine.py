@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.matching.memory import chunks
-from attacks.reconstruction.results import Attempt, Outcome, Reconstruction
-from attacks.reconstruction.scene import Progress, Scene, Trace
-from attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from attacks.reconstruction.upload_model.repeated import join
-from attacks.settings import AttackSettings
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.network import (
+    Loss,
+    Network,
+    soft_cross_entropy,
+    twice_differentiable,
+)
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.matching.memory import chunks
+from fedpriv.attacks.reconstruction.results import Attempt, Outcome, Reconstruction
+from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
+from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model.repeated import join
+from fedpriv.attacks.settings import AttackSettings
 from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackJob", "Heard", "run_attack"]
@@ -36,7 +41,7 @@ class AttackJob:
         name: a name in :data:`ATTACKS`.
         observations: what was heard; of one data set and network. Put all of them in one job: that is much faster than
             one job each. A tuple is one victim: several uploads of the very same batch (see
-            :mod:`~attacks.reconstruction.upload_model.repeated`); its result bears round and client of the first.
+            ``upload_model.repeated``); its result bears round and client of the first.
         model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
         config: the attack's settings.
         seed: from which random starts are drawn, with round, client and restart.

@@ -7,10 +7,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.observation import PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.observation import PublicSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.randomness import torch_stream
 
 __all__ = ["Progress", "Report", "Scene", "Trace"]

@@ -16,7 +16,7 @@ from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, plain, print_j
 from fedpriv.errors import InputError
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
-    from attacks.settings import AttackSettings
+    from fedpriv.attacks.settings import AttackSettings
     from fedpriv.lab import Tuning
 
 __all__ = ["attack_app"]

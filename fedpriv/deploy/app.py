@@ -2,11 +2,11 @@
 
 import shutil
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import tomli_w
 
+import fedpriv
 from fedpriv.config import Experiment
 from fedpriv.seeds import without_seed
 
@@ -15,16 +15,13 @@ __all__ = ["EXPERIMENT", "make_app"]
 EXPERIMENT = "experiment.toml"
 """The experiment's file inside the app."""
 
-_ROOMS = ("fedpriv", "clients", "server", "attacks")
-
 
 def make_app(folder: Path, experiment: Experiment) -> None:
     """Write the app into ``folder``, which must not exist yet.
 
     The code travels with it, so that all machines run the same version, whatever they have installed.
     """
-    for room in _ROOMS:
-        shutil.copytree(_home(room), folder / room, ignore=_only_python)
+    shutil.copytree(Path(fedpriv.__file__).parent, folder / "fedpriv", ignore=_only_python)
     (folder / EXPERIMENT).write_text(without_seed(experiment).to_toml(), encoding="utf-8")
     (folder / "pyproject.toml").write_text(tomli_w.dumps(_project()), encoding="utf-8")
 
@@ -33,8 +30,8 @@ def _project() -> dict[str, object]:
     """What Flower wants to know; the apps and settings are those of the project's own pyproject.toml."""
     app = {
         "publisher": "fedpriv",
-        "fab-include": [*(f"{room}/**/*.py" for room in _ROOMS), EXPERIMENT],
-        "components": {"serverapp": "server.app:app", "clientapp": "clients.app:app"},
+        "fab-include": ["fedpriv/**/*.py", EXPERIMENT],
+        "components": {"serverapp": "fedpriv.server.app:app", "clientapp": "fedpriv.clients.app:app"},
         "config": {"experiment": EXPERIMENT, "overrides": "", "seed": ""},
     }
     project = {
@@ -45,13 +42,6 @@ def _project() -> dict[str, object]:
         "dependencies": [],
     }
     return {"project": project, "tool": {"flwr": {"app": app}}}
-
-
-def _home(room: str) -> Path:
-    found = find_spec(room)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"the package {room} is not installed")
-    return Path(found.origin).parent
 
 
 def _only_python(folder: str, names: list[str]) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from attacks.observation import list_observations
-from attacks.threat import threat_model
 from fedpriv.accounting import Guarantee
+from fedpriv.attacks.observation import list_observations
+from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import Stop
 from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import torch
 
-from attacks.campaign import Campaign, attack_each
-from attacks.reconstruction import AttackJob
+from fedpriv.attacks.campaign import Campaign, attack_each
+from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.config import EngineConfig
 from fedpriv.engines.tasks import Ended, TaskResources, run_tasks
 from fedpriv.threads import cpu_threads
@@ -31,8 +31,8 @@ class _Part:
 def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     """Attack uploads in ``engine.attack_tasks`` Ray tasks, or here where that is one or there is only one upload.
 
-    The result is that of :func:`attacks.campaign.attack_each`. Who is attacked together changes results by rounding
-    only. A task that dies takes its own uploads with it and no others.
+    The result is that of :func:`fedpriv.attacks.campaign.attack_each`. Who is attacked together changes results by
+    rounding only. A task that dies takes its own uploads with it and no others.
 
     Raises:
         InputError: no cluster answers at ``engine.address``, or it cannot host one task.

@@ -16,13 +16,13 @@ from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from attacks.access import Access
-from attacks.baselines import Guess, guesses
-from attacks.campaign import Campaign
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, other_batches
-from attacks.referee import Score, Scores, Truth, score, score_guesses
-from attacks.threat import ThreatModel, threat_model
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.baselines import Guess, guesses
+from fedpriv.attacks.campaign import Campaign
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, other_batches
+from fedpriv.attacks.referee import Score, Scores, Truth, score, score_guesses
+from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.victims import (

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from attacks.observation import list_observations, read_observation
+from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.files import stopped

@@ -1,7 +1,7 @@
 """Membership inference on the folder of an earlier run: who was in the training data, told from its models.
 
 The final model comes from the checkpoint, those of earlier rounds from what the adversary heard. Reference models
-repeat the run's training, mechanism included, on other data (see :mod:`attacks.membership.audit` for the game). Signals
+repeat the run's training, mechanism included, on other data (see ``attacks.membership.audit`` for the game). Signals
 and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too.
 Whoever wants a report of the folder writes it.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from attacks.membership.audit import (
+from fedpriv.accounting import Guarantee
+from fedpriv.attacks.membership.audit import (
     Membership,
     build_pool,
     canaries_in_references,
@@ -22,10 +23,9 @@ from attacks.membership.audit import (
     make_attacks,
     membership_signals,
 )
-from attacks.membership.epsilon import EpsilonBound, refuse_contradiction
-from attacks.membership.signals import write_signals
-from attacks.observation import list_observations, read_observation
-from fedpriv.accounting import Guarantee
+from fedpriv.attacks.membership.epsilon import EpsilonBound, refuse_contradiction
+from fedpriv.attacks.membership.signals import write_signals
+from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.gradients import Vector

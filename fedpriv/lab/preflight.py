@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attacks.access import Access
-from attacks.reconstruction import AttackRefused
-from attacks.reconstruction import preflight as attack_preflight
-from attacks.threat import threat_model
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.reconstruction import AttackRefused
+from fedpriv.attacks.reconstruction import preflight as attack_preflight
+from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
 from fedpriv.config import Experiment
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.registry import ATTACKS
+from fedpriv.server.crafting import check_crafting
+from fedpriv.server.tap import public_settings
 from fedpriv.world import World
-from server.crafting import check_crafting
-from server.tap import public_settings
 
 __all__ = ["attack_warnings", "warnings_for"]
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attacks.campaign import attack_each
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob
-from attacks.threat import threat_model
-from clients.training import local_upload
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.attacks.threat import threat_model
+from fedpriv.clients.training import local_upload
 from fedpriv.data import Sampling
 from fedpriv.errors import InputError, reason_of
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import Secret, torch_stream
 from fedpriv.registry import ATTACKS
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
-from server.exchange import Upload
-from server.tap import observe
 
 __all__ = ["rehearse"]
 

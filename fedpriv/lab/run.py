@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from attacks.threat import threat_model
-from clients.app import client_app
 from fedpriv.accounting import Ledger, LedgerEntry, guarantee
+from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import Budget, Stop
+from fedpriv.clients.app import client_app
 from fedpriv.config import Experiment
 from fedpriv.engines import choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
@@ -25,9 +25,9 @@ from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, ver
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder, parse_json
+from fedpriv.server.app import server_app
+from fedpriv.server.released import check_unchanged, replay, rounds_of
 from fedpriv.world import World, build_world
-from server.app import server_app
-from server.released import check_unchanged, replay, rounds_of
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
 

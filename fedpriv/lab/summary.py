@@ -13,10 +13,10 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
-from attacks.settings import is_active
-from attacks.threat import ThreatModel, threat_model
 from fedpriv.accounting import Guarantee
+from fedpriv.attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
+from fedpriv.attacks.settings import is_active
+from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.budget import Stop
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.errors import InputError, RunInterruptedError, reason_of

@@ -17,15 +17,15 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from attacks.access import Access
-from attacks.baselines import Guess, guesses
-from attacks.campaign import attack_each
-from attacks.observation import Observation, list_observations, read_observation
-from attacks.reconstruction import AttackJob
-from attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
-from attacks.settings import AttackSettings
-from attacks.threat import threat_model
-from clients.training import local_upload
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.baselines import Guess, guesses
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.observation import Observation, list_observations, read_observation
+from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
+from fedpriv.attacks.settings import AttackSettings
+from fedpriv.attacks.threat import threat_model
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment, load_experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
@@ -34,10 +34,10 @@ from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
-from server.exchange import Upload
-from server.tap import observe
 
 __all__ = ["Trial", "Tuning", "tune_attack"]
 

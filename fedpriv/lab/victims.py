@@ -11,24 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.access import Access
-from attacks.observation import (
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.observation import (
     Observation,
     list_observations,
     observation_stem,
     observation_title,
     read_observation,
 )
-from attacks.referee import Truth
-from attacks.threat import threat_model
-from clients.training import local_upload
+from fedpriv.attacks.referee import Truth
+from fedpriv.attacks.threat import threat_model
+from fedpriv.clients.training import local_upload
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import numpy_stream
 from fedpriv.runs import RunFolder
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.world import State, World, build_world
-from server.exchange import Upload
-from server.tap import observe
 
 __all__ = ["Target", "approximation", "chosen", "read_target", "surplus", "targets", "truth", "without_mechanism"]
 

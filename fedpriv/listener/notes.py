@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from attacks.observation import Observation, PublicSettings, write_observation
+from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.config import Experiment
 from fedpriv.data import load_dataset
 from fedpriv.errors import InputError
@@ -20,8 +20,8 @@ from fedpriv.listener.conversation import Kind
 from fedpriv.listener.messages import Exchange
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.plan import plan_client
+from fedpriv.server.tap import public_settings
 from fedpriv.wire import unpack
-from server.tap import public_settings
 
 __all__ = ["EXPERIMENT", "LISTENED", "Listened", "NotReadableError", "Notes", "read_listened", "write_listened"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from attacks.settings import is_active
+from fedpriv.attacks.settings import is_active
 from fedpriv.config import describe
 from fedpriv.errors import InputError
 from fedpriv.runs import RunFolder

@@ -7,7 +7,7 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attacks.settings import is_active
+from fedpriv.attacks.settings import is_active
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.view import LedgerLine, Score, View

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings

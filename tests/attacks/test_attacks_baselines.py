@@ -5,7 +5,7 @@ import pytest
 import torch
 from attack_victims import digits
 
-from attacks.baselines import best_guess_mse, guesses
+from fedpriv.attacks.baselines import best_guess_mse, guesses
 
 
 def test_mean_and_grey() -> None:

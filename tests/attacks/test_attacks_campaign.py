@@ -8,11 +8,11 @@ import torch
 from attack_victims import lenet, mlp, observe_digits
 from torch import nn
 
-from attacks import campaign
-from attacks.campaign import attack_each, fault
-from attacks.methods.iga import IgaSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
+from fedpriv.attacks import campaign
+from fedpriv.attacks.campaign import attack_each, fault
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 
 CONFIG = IgaSettings(iterations=5, restarts=2)
 

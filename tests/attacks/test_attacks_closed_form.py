@@ -19,11 +19,11 @@ from attack_victims import (
 )
 from torch import nn
 
-from attacks.campaign import attack_each
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.methods.iga import IgaSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.config import DataConfig, ModelConfig
 from fedpriv.data import load_dataset
 from fedpriv.errors import InputError

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.reconstruction.dummy_gradients import convolution
-from attacks.reconstruction.dummy_gradients.convolution import _back_by_phases, _by_phases, _folded, _Windows
+from fedpriv.attacks.reconstruction.dummy_gradients import convolution
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution import _back_by_phases, _by_phases, _folded, _Windows
 
 SHAPES = [
     _Windows(kernel, dilation, stride, image, 1)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.reconstruction.dummy_gradients.targets import Targets
-from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
-from attacks.reconstruction.matching.matcher import Comparison
-from attacks.reconstruction.upload_model.model import UploadModel
+from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from fedpriv.attacks.reconstruction.matching.matcher import Comparison
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel
 from fedpriv.mechanisms.none import NoMechanism
 
 Blocks = tuple[tuple[str, ...], ...]

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, OwnHead, digits, errors, lenet, mlp, observe, observe_digits
 from torch import nn
 
-from attacks.methods.dlg import DlgSettings
-from attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
 
 SLOW = pytest.mark.slow
 

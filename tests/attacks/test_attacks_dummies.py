@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from attack_networks import CLASSES, GHOST, SHAPE, VMAP, network, seeded
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients import convolution
-from attacks.reconstruction.dummy_gradients.dummies import DummyGradients
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.dummy_gradients.routes import (
+from fedpriv.attacks.reconstruction.dummy_gradients import convolution
+from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import (
     dummy_gradients,
     ghost_dummies,
     ghost_obstacle,
     written_dummies,
 )
-from attacks.reconstruction.dummy_gradients.targets import Targets
+from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.gradients import Vector
 
 ROWS = 4

@@ -8,12 +8,12 @@ from attack_networks import DIGITS
 from attack_victims import observe_digits
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.matching import evaluation
-from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
-from attacks.reconstruction.matching.evaluation import Evaluator
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching import evaluation
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 
 
 def parabola(points: Tensor, weights: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def test_no_memory_for_compiling_is_not_taken_for_no_compiler(monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("attacks.reconstruction.matching.evaluation._compiled", full)
+    monkeypatch.setattr("fedpriv.attacks.reconstruction.matching.evaluation._compiled", full)
     evaluate = Evaluator(lambda values: values.square().flatten(1).sum(dim=1), 10, "always")
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(torch.ones(2, 3))

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, Headless, digits, errors, lenet, mlp, observe, observe_digits
 from torch import Tensor, nn
 
-from attacks.methods.iga import IgaSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.reconstruction.recipes.descent import Best
 from fedpriv import metrics
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction.recipes.descent import Best
 from fedpriv.randomness import torch_stream
 
 

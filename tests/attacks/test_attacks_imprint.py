@@ -19,15 +19,19 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
-from attacks.access import Access
-from attacks.baselines import guesses
-from attacks.campaign import attack_each
-from attacks.methods.imprint import ImprintSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
-from attacks.reconstruction.first_layer.imprint import craft_parameters, find_imprint_layers, refuse_local_training
-from attacks.referee import Truth, score
-from attacks.threat import LISTENERS, ThreatModel, threat_model
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
+from fedpriv.attacks.reconstruction.first_layer.imprint import (
+    craft_parameters,
+    find_imprint_layers,
+    refuse_local_training,
+)
+from fedpriv.attacks.referee import Truth, score
+from fedpriv.attacks.threat import LISTENERS, ThreatModel, threat_model
 from fedpriv.config import AdversaryConfig
 from fedpriv.config.sections import ACTIVE_LISTENERS
 from fedpriv.gradients import Vector

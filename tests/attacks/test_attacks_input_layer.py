@@ -8,8 +8,8 @@ from attack_networks import Twice
 from attack_victims import Biasless, Headless, OwnHead, lenet, mlp, parameters_of
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
 
 SHAPE = (1, 8, 8)
 

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from attack_victims import parameters_of
 from torch import Tensor, nn
 
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.idlg import IdlgSettings
-from attacks.methods.iga import IgaSettings
-from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
-from attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv import metrics
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import DataConfig, ModelConfig
 from fedpriv.data import Dataset, load_dataset
 from fedpriv.models import build_model

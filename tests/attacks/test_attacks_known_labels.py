@@ -6,9 +6,9 @@ import pytest
 import torch
 from attack_victims import digits, errors, mlp, observe, observe_digits
 
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.iga import IgaSettings
-from attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
 
 CONFIGS = {"dlg": DlgSettings(iterations=60, restarts=2), "iga": IgaSettings(iterations=80, tv=1e-5)}
 BOTH = pytest.mark.parametrize("name", list(CONFIGS))

@@ -9,14 +9,21 @@ import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, observe, observe_digits
 from torch import Tensor, nn
 
-from attacks.methods.map import MapSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.posterior.label_evidence import BEHIND, DRAWS, SEED, TRIED, likely_labels, open_labels
-from attacks.reconstruction.posterior.likelihood import Whitening
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.posterior.label_evidence import (
+    BEHIND,
+    DRAWS,
+    SEED,
+    TRIED,
+    likely_labels,
+    open_labels,
+)
+from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from fedpriv.config import ModelConfig
 from fedpriv.models import build_model
 

@@ -19,9 +19,9 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, infer_labels
-from attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import ModelConfig
 from fedpriv.models import build_model
 

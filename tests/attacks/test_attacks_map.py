@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, errors, lenet, mlp, observe, observe_digits
 
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.methods.iga import IgaSettings
-from attacks.methods.map import MapSettings
-from attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.posterior.likelihood import misfit
-from attacks.reconstruction.priors import fit_prior
-from attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
+from fedpriv.attacks.reconstruction.priors import fit_prior
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 
 SHORT = MapSettings(iterations=20)
 LONG = MapSettings(iterations=150)

@@ -10,15 +10,15 @@ from attack_victims import digits, example_gradients, lenet, observe, observe_di
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
-from attacks.reconstruction.matching import memory
-from attacks.reconstruction.matching.distances import angle, squared_distance
-from attacks.reconstruction.matching.matcher import Comparison, Matcher
-from attacks.reconstruction.matching.memory import chunks, row_bytes
-from attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackRefused
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
+from fedpriv.attacks.reconstruction.matching import memory
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
+from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher
+from fedpriv.attacks.reconstruction.matching.memory import chunks, row_bytes
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, uniform_shares
 

@@ -8,10 +8,10 @@ import torch
 from attack_victims import digits, errors, example_gradients, mlp, normalise, parameters_of, settings
 from safetensors.torch import load_file, save_file
 
-from attacks.methods.iga import IgaSettings
-from attacks.observation import Observation, read_observation, write_observation
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.observation import Observation, read_observation, write_observation
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings

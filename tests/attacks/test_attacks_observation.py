@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from attacks.observation import Observation, PublicSettings, list_observations, read_observation, write_observation
+from fedpriv.attacks.observation import (
+    Observation,
+    PublicSettings,
+    list_observations,
+    read_observation,
+    write_observation,
+)
 from fedpriv.errors import InputError
 
 

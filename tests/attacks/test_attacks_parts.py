@@ -24,18 +24,18 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
-from attacks.campaign import attack_each
-from attacks.methods.custom import CustomSettings
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.idlg import IdlgSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.priors import fit_prior
-from attacks.reconstruction.recipes.coordinates import coordinates_of
-from attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, STARTS, Recipe
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.methods.custom import CustomSettings
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.priors import fit_prior
+from fedpriv.attacks.reconstruction.recipes.coordinates import coordinates_of
+from fedpriv.attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, STARTS, Recipe
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.registry import ATTACKS
 
 OPTIMISERS = ("lbfgs", "adam", "signed-adam")

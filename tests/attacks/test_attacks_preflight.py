@@ -5,7 +5,7 @@ import torch
 from attack_victims import lenet, mlp, settings
 from torch import nn
 
-from attacks.reconstruction import preflight
+from fedpriv.attacks.reconstruction import preflight
 
 
 def network(*middle: nn.Module) -> nn.Sequential:

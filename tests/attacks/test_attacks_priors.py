@@ -7,7 +7,7 @@ from attack_victims import digits, normalise
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from attacks.reconstruction.priors import GaussianPrior, fit_prior, generic_prior
+from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior, generic_prior
 
 SHAPE = (2, 5, 4)
 PIXELS = 40

@@ -6,8 +6,8 @@ import torch
 from attack_victims import digits, mlp, normalise, observe
 from torch import Tensor
 
-from attacks.reconstruction.first_layer.rank_one import quotient, rank_one
-from attacks.reconstruction.priors import GaussianPrior, fit_prior
+from fedpriv.attacks.reconstruction.first_layer.rank_one import quotient, rank_one
+from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
 
 FIRST = ("hidden1.weight", "hidden1.bias")
 

@@ -8,11 +8,11 @@ import torch
 from attack_victims import digits
 from torch import Tensor
 
-from attacks import referee
-from attacks.baselines import Guess, guesses
-from attacks.reconstruction import Attempt, Reconstruction
-from attacks.referee import Truth, median_interval, rate_interval, score, score_guesses
 from fedpriv import metrics
+from fedpriv.attacks import referee
+from fedpriv.attacks.baselines import Guess, guesses
+from fedpriv.attacks.reconstruction import Attempt, Reconstruction
+from fedpriv.attacks.referee import Truth, median_interval, rate_interval, score, score_guesses
 
 STD = (0.25,)
 PUBLIC = guesses(digits()[0][1000:])

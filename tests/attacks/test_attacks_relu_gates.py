@@ -6,12 +6,18 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, lenet, mlp, normalise, observe_digits, parameters_of
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.first_layer.closed_form import read_images
-from attacks.reconstruction.posterior.likelihood import Whitening
-from attacks.reconstruction.posterior.relu_gates import Gated, _coins_differ, can_be_gated, kink_inputs, read_gated
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
+from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
+from fedpriv.attacks.reconstruction.posterior.relu_gates import (
+    Gated,
+    _coins_differ,
+    can_be_gated,
+    kink_inputs,
+    read_gated,
+)
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
 
 NOISY = {"name": "gaussian", "sigma": 1e-2, "clip_norm": 1.0}
 

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, normalise, observe, settings
 
-from attacks.campaign import attack_each
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.iga import IgaSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, other_batches, run_attack
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.matching.distances import angle, squared_distance
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from attacks.reconstruction.upload_model.repeated import join
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, other_batches, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model.repeated import join
 
 NOISE = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}
 

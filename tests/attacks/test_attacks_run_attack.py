@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from attack_victims import digits, errors, lenet, mlp, normalise, observe, observe_digits, parameters_of, settings
 
-from attacks.baselines import guesses
-from attacks.methods.dlg import DlgSettings
-from attacks.methods.iga import IgaSettings
-from attacks.methods.map import MapSettings
-from attacks.observation import Observation, read_observation, write_observation
-from attacks.reconstruction import AttackJob, AttackRefused, Attempt, run_attack
-from attacks.reconstruction import engine as room
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.matching import evaluation, memory
-from attacks.reconstruction.recipes.descent import run_recipe
-from attacks.reconstruction.recipes.parts import Recipe
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.observation import Observation, read_observation, write_observation
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, run_attack
+from fedpriv.attacks.reconstruction import engine as room
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching import evaluation, memory
+from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
+from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import AdversaryConfig
 from fedpriv.registry import ATTACKS
 

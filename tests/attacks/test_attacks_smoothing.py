@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacks.reconstruction.posterior.smoothing import SmoothKinks
+from fedpriv.attacks.reconstruction.posterior.smoothing import SmoothKinks
 
 CALLS = {
     "layer": nn.ReLU(),

@@ -7,7 +7,7 @@ from attack_victims import digits, mlp, normalise, observe
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.reconstruction.first_layer.sparse_batch import SparseBatch, separate
+from fedpriv.attacks.reconstruction.first_layer.sparse_batch import SparseBatch, separate
 
 FIRST = ("hidden1.weight", "hidden1.bias")
 

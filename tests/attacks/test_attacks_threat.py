@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from attacks.access import Access
-from attacks.threat import LISTENERS, threat_model
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.threat import LISTENERS, threat_model
 from fedpriv.config import AdversaryConfig
 from fedpriv.registry import ATTACKS
 

@@ -8,22 +8,22 @@ import torch.nn.functional as F
 from attack_victims import NONE, digits, lenet, mlp, normalise, parameters_of, settings
 from torch import Tensor, nn
 
-from attacks.methods.dlg import DlgSettings
-from attacks.observation import Observation
-from attacks.reconstruction import AttackJob, run_attack
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
-from attacks.reconstruction.matching.distances import angle, squared_distance
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.upload_model.model import prepare_victims
-from attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
-from clients.training import local_upload
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
+from fedpriv.server.aggregation import mean_upload
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import observe
 from fedpriv.world import State, World, build_world
-from server.aggregation import mean_upload
-from server.exchange import Upload
-from server.tap import observe
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)]

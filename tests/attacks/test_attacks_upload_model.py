@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from attack_victims import digits, example_gradients, mlp, normalise, observe_digits, parameters_of, settings
 from torch import nn
 
-from attacks.observation import Observation
-from attacks.reconstruction import AttackRefused, refusal
-from attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
-from attacks.reconstruction.upload_model.unroll import LocalTraining
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackRefused, refusal
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 

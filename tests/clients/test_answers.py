@@ -14,10 +14,10 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
-import clients.training
-from clients.app import client_app
-from clients.memory import secret_for
-from clients.training import local_upload
+import fedpriv.clients.training
+from fedpriv.clients.app import client_app
+from fedpriv.clients.memory import secret_for
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import RefusedError
@@ -188,7 +188,7 @@ def test_no_example_decides_how_the_others_are_computed(tmp_path: Path, monkeypa
     """On the blank one a layer does not repeat itself, on no other: rounding, and dropout, would change for all."""
     seen: list[GradientOperator] = []
     monkeypatch.setattr(
-        clients.training,
+        fedpriv.clients.training,
         "per_example_gradients",
         lambda *args, **options: seen.append(per_example_gradients(*args, **options)) or seen[-1],
     )
@@ -217,7 +217,7 @@ def test_errors_say_nothing_of_the_data(
     def fails(*_: object) -> None:
         raise RuntimeError("example 5 of 8 is odd")
 
-    monkeypatch.setattr("clients.app.local_upload", fails)
+    monkeypatch.setattr("fedpriv.clients.app.local_upload", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match=r"^failed; the client's own log says why$"):
         app(question(experiment, world.initial, 1), context())
     assert "example 5 of 8 is odd" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.raising import Sound, unless_raised, where_sound
+from fedpriv.clients.raising import Sound, unless_raised, where_sound
 
 EXAMPLES = 7
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import clients.training
-from clients.training import answer_secret, local_upload
+import fedpriv.clients.training
+from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.randomness import NoiseStream, Secret, generator_states
@@ -275,7 +275,7 @@ def test_gradient_memory_reaches_the_gradients(monkeypatch: pytest.MonkeyPatch) 
         seen.append(options)
         return per_example_gradients(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(clients.training, "per_example_gradients", spy)
+    monkeypatch.setattr(fedpriv.clients.training, "per_example_gradients", spy)
     uploads = []
     for memory in (1, 4096):
         built = world(mechanism=MECHANISMS[3], engine={"gradient_memory": memory}, model=MODELS["lenet"])

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks import observation
-from attacks.membership.signals import Signals, read_signals
 from fedpriv import npz
+from fedpriv.attacks import observation
+from fedpriv.attacks.membership.signals import Signals, read_signals
 from fedpriv.config import DataConfig, Experiment
 from fedpriv.data import files as data_files
 from fedpriv.data import list_datasets, load_dataset

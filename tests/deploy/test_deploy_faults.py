@@ -32,7 +32,7 @@ LIES = {(1, 0): "nan", (1, 1): "shape", (2, 0): "large", (2, 1): "cut"}
 
 
 def build(shape, classes):
-    app = sys.modules.get("clients.app")
+    app = sys.modules.get("fedpriv.clients.app")
     if app is not None and not hasattr(app, "honest"):
         app.honest, honest_pack, cut = app.local_upload, app.pack, []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deployments import fedpriv, free_ports
 
-from attacks.observation import list_observations
+from fedpriv.attacks.observation import list_observations
 
 MLP = """
 name = "wiretap"

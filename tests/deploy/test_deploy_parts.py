@@ -325,9 +325,12 @@ def test_the_app_that_is_sent_is_the_projects_without_the_seed(tmp_path: Path) -
     assert load_experiment(tmp_path / "app" / "experiment.toml") == without_seed(experiment)
     files = [path for path in (tmp_path / "app").rglob("*") if path.is_file()]
     assert not any("987654321" in path.read_text() for path in files)
-    for room in ("fedpriv", "clients", "server", "attacks"):
-        mine = {path.relative_to(PROJECT.parent) for path in (PROJECT.parent / room).rglob("*.py")}
-        assert mine == {path.relative_to(tmp_path / "app") for path in (tmp_path / "app" / room).rglob("*.py")}
+    home, package = PROJECT.parent, tmp_path / "app" / "fedpriv"
+    mine = {path.relative_to(home / "fedpriv") for path in (home / "fedpriv").rglob("*.py")}
+    for room in ("clients", "server", "attacks"):
+        mine |= {path.relative_to(home) for path in (home / room).rglob("*.py")}
+    assert mine == {path.relative_to(package) for path in package.rglob("*.py")}
+    assert Path("server", "app.py") in mine
 
 
 def test_flower_accepts_the_app(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from clients.app import client_app, identify
+from fedpriv.clients.app import client_app, identify
 from fedpriv.config import Experiment
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder

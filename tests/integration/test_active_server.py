@@ -9,8 +9,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from attacks.observation import read_observation
-from clients.app import client_app, identify
+from fedpriv.attacks.observation import read_observation
+from fedpriv.clients.app import client_app, identify
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.errors import InputError, RunInterruptedError
 from fedpriv.gradients import Vector
@@ -20,9 +20,9 @@ from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
+from fedpriv.server import rounds as server_rounds
 from fedpriv.wire import unpack
 from fedpriv.world import build_world
-from server import rounds as server_rounds
 from tests.integration.small import experiment
 from tests.integration.test_determinism import fingerprint, on_engine
 

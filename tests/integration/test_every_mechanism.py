@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attacks.observation import list_observations, read_observation
+from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent

@@ -12,10 +12,10 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from scipy.stats import kstest
 
-from attacks.observation import list_observations, read_observation
-from clients import app as client_module
-from clients.secure import give_shares
-from clients.training import local_upload
+from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.clients import app as client_module
+from fedpriv.clients.secure import give_shares
+from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
@@ -27,11 +27,11 @@ from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, res
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
+from fedpriv.server import secure as server_module
+from fedpriv.server.exchange import question
+from fedpriv.server.secure import ask_for_sum
+from fedpriv.server.uploads import Upload
 from fedpriv.world import build_world
-from server import secure as server_module
-from server.exchange import question
-from server.secure import ask_for_sum
-from server.uploads import Upload
 from tests.integration.small import experiment
 
 CHECKPOINT = Path("checkpoint") / "server.safetensors"
@@ -228,8 +228,8 @@ def test_one_round_has_one_set_of_clients() -> None:
 def test_one_round_has_one_set_of_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same set again, and this time one of its clients is said to have dropped out."""
     server = AskedAgain()
-    monkeypatch.setattr("server.secure.least_survivors", lambda clients: 2)
-    monkeypatch.setattr("clients.secure.least_survivors", lambda clients: 2)
+    monkeypatch.setattr("fedpriv.server.secure.least_survivors", lambda clients: 2)
+    monkeypatch.setattr("fedpriv.clients.secure.least_survivors", lambda clients: 2)
     server.sum_of([0, 1, 2])
     masked = server_module._masked
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.campaign import Campaign
-from attacks.referee import Truth
+from fedpriv.attacks.campaign import Campaign
+from fedpriv.attacks.referee import Truth
 from fedpriv.errors import InputError
 from fedpriv.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
 from fedpriv.lab.victims import Target

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks.observation import list_observations
+from fedpriv.attacks.observation import list_observations
 from fedpriv.errors import InputError
 from fedpriv.lab import attack_heard, start_run
 from fedpriv.listener import LISTENED, Listened

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.membership.signals import label_logits, read_signals
 from fedpriv.accounting import Guarantee
+from fedpriv.attacks.membership.signals import label_logits, read_signals
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.campaign import Campaign, attack_each
-from attacks.reconstruction import AttackJob
+from fedpriv.attacks.campaign import Campaign, attack_each
+from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.lab import attack_on_ray, resume_run, start_run
 from fedpriv.lab.preflight import _powerless_rule
 from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
+from fedpriv.server.aggregation import aggregate
+from fedpriv.server.uploads import Upload
 from fedpriv.world import State, build_world
-from server.aggregation import aggregate
-from server.uploads import Upload
 from tests.integration.small import experiment
 
 QUICK = {"attacks": ["iga"], "victims": 2, "iga": {"iterations": 3}}

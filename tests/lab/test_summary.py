@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from attacks.referee import Score
 from fedpriv.accounting import Release, guarantee
+from fedpriv.attacks.referee import Score
 from fedpriv.config import Experiment
 from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.runs import RoundRecord

@@ -13,7 +13,7 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushOb
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from attacks.observation import read_observation
+from fedpriv.attacks.observation import read_observation
 from fedpriv.config import Experiment
 from fedpriv.listener import read_listened
 from fedpriv.listener.conversation import Spoken

@@ -10,10 +10,10 @@ import torch
 from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
-from attacks.membership import attacks
-from attacks.membership.attacks import ATTACKS
-from attacks.membership.scores import auc_interval, curve
-from attacks.membership.signals import (
+from fedpriv.attacks.membership import attacks
+from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.scores import auc_interval, curve
+from fedpriv.attacks.membership.signals import (
     Signals,
     label_logits,
     losses,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.membership.attacks import ATTACKS
-from attacks.membership.audit import (
+from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.audit import (
     Candidates,
     build_pool,
     canaries_in_references,
@@ -16,9 +16,9 @@ from attacks.membership.audit import (
     make_attacks,
     membership_signals,
 )
-from attacks.membership.references import Reference, train_references, usual_schedule
-from attacks.membership.scores import auc_interval
-from attacks.membership.signals import Signals
+from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
+from fedpriv.attacks.membership.scores import auc_interval
+from fedpriv.attacks.membership.signals import Signals
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.world import World, build_world

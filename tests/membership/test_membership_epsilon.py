@@ -16,8 +16,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, binomtest
 
-from attacks.membership import epsilon as epsilon_module
-from attacks.membership.epsilon import (
+from fedpriv.attacks.membership import epsilon as epsilon_module
+from fedpriv.attacks.membership.epsilon import (
     EpsilonBound,
     canary_epsilon,
     canary_p_value,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacks.membership.references import Pool, Reference, train_references, usual_schedule
-from attacks.membership.stacked import StackedNetwork, stack_models
+from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
+from fedpriv.attacks.membership.stacked import StackedNetwork, stack_models
 from fedpriv.config import Experiment, ModelConfig
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients, per_example_gradients
@@ -88,13 +88,13 @@ def test_a_reference_on_the_targets_data_is_the_target(
     mechanism: str, federation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oracle is the real run: server, clients, messages. Of themselves the two have two noises."""
-    monkeypatch.setattr("clients.app.answer_secret", lambda _, client, number, __: _Shared(client, number))
+    monkeypatch.setattr("fedpriv.clients.app.answer_secret", lambda _, client, number, __: _Shared(client, number))
     settings = experiment(**FEDERATIONS[federation], mechanism=MECHANISMS[mechanism])
 
     def noise(plan: Plan, index: int) -> NoiseStream:
         return _Shared(plan.client, index if plan.seed == settings.seed else -1 - index).stream("noise")
 
-    monkeypatch.setattr("attacks.membership.references._noise", noise)
+    monkeypatch.setattr("fedpriv.attacks.membership.references._noise", noise)
     target = run_alone(settings, tmp_path / "run")
     world = build_world(settings)
     own = Reference(settings.seed, world.partitions)

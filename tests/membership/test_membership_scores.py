@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from attacks.membership.scores import (
+from fedpriv.attacks.membership.scores import (
     Curve,
     auc_interval,
     bootstrap_intervals,

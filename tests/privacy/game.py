@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clients.app import client_app
 from fedpriv.accounting import guarantee
+from fedpriv.clients.app import client_app
 from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
@@ -46,11 +46,11 @@ from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret
+from fedpriv.server.exchange import question
+from fedpriv.server.secure import ask_for_sum
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import unpack
 from fedpriv.world import State, World, build_world
-from server.exchange import question
-from server.secure import ask_for_sum
 from tests.privacy.bounds import DELTAS, Claims, Scores, Verdict, play
 
 __all__ = [

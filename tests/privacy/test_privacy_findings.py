@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients import app as client_app
-from clients.raising import Sound, unless_raised
 from fedpriv.accounting.gaussian import gaussian_epsilon
+from fedpriv.clients import app as client_app
+from fedpriv.clients.raising import Sound, unless_raised
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
@@ -350,22 +350,22 @@ CANCELLING: dict[str, object] = {
 # finding -> module.name of what fixes it: what stands in for it.
 FIXES: dict[str, dict[str, object]] = {
     "1: NaN": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
-    "1: raises": {"clients.training._unless_raised": lambda _, compute: compute()},
-    "1: raises in a batch only": {"clients.training.where_sound": where_alone},
+    "1: raises": {"fedpriv.clients.training._unless_raised": lambda _, compute: compute()},
+    "1: raises in a batch only": {"fedpriv.clients.training.where_sound": where_alone},
     "1: overflow": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
     "2: mixing": {"fedpriv.world._refuse_leaks": lambda *_: None},
-    "3: collisions": {"clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
+    "3: collisions": {"fedpriv.clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
     "3: replay": {"fedpriv.randomness.Secret.drawn": staticmethod(lambda: Secret.of_seed(0))},
     "4: asked twice": {
-        "clients.app.answer_secret": of_client_and_round,
-        "clients.app.secret_for": lambda context, number, received, shared: shared,
+        "fedpriv.clients.app.answer_secret": of_client_and_round,
+        "fedpriv.clients.app.secret_for": lambda context, number, received, shared: shared,
     },
-    "8: less noise": {"clients.app.check_question": lambda *_: None},
+    "8: less noise": {"fedpriv.clients.app.check_question": lambda *_: None},
     "5: rewritten": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "5: recalibrated": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "6: block longer than 1": CANCELLING,
     "6: gradient longer than clip_norm": CANCELLING,
-    "7: decided by one": {"clients.training.per_example_gradients": any_route},
+    "7: decided by one": {"fedpriv.clients.training.per_example_gradients": any_route},
 }
 
 

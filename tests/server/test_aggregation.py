@@ -7,9 +7,9 @@ from scipy.stats import trim_mean
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.server.aggregation import ServerOptimizer, aggregate, mean_upload
+from fedpriv.server.uploads import Upload
 from fedpriv.world import State
-from server.aggregation import ServerOptimizer, aggregate, mean_upload
-from server.uploads import Upload
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,)}
 

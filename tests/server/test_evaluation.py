@@ -6,8 +6,8 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 
 from fedpriv.config import Experiment
+from fedpriv.server.evaluation import evaluate
 from fedpriv.world import build_world
-from server.evaluation import evaluate
 
 
 def test_loss_and_accuracy_are_scikit_learns() -> None:

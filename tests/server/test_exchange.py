@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import RunFailedError
-from server.exchange import find_clients
+from fedpriv.server.exchange import find_clients
 
 
 class SlowGrid:

@@ -17,8 +17,8 @@ from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
+from fedpriv.server.released import check_unchanged, questions, replay, rounds_of
 from fedpriv.world import State, World, build_world
-from server.released import check_unchanged, questions, replay, rounds_of
 from tests.integration.small import experiment
 
 GAUSSIAN = {"name": "gaussian", "sigma": 0.3}

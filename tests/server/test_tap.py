@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attacks.observation import list_observations, read_observation
-from attacks.threat import LISTENERS
-from clients.training import local_upload
+from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.attacks.threat import LISTENERS
+from fedpriv.clients.training import local_upload
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.runs import RunFolder
+from fedpriv.server.exchange import Upload
+from fedpriv.server.tap import Tap, observe
 from fedpriv.world import World, build_world
-from server.exchange import Upload
-from server.tap import Tap, observe
 from tests.integration.small import experiment
 
 ROUND = 2

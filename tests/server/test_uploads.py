@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from scipy.stats import binom, chi
 
-from clients.training import local_upload
+from fedpriv.clients.training import local_upload
 from fedpriv.data import Sampling
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.gradients import DenseGradients
@@ -17,9 +17,9 @@ from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.clipping import normal_norm
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.runs import Failure
+from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, norm, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world
-from server.uploads import Allowed, Upload, allowed_uploads, norm, read_upload
 from tests.integration.small import experiment
 from tests.noise import stream
 

@@ -99,7 +99,7 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacks.membership.epsilon import EpsilonBound
+    from fedpriv.attacks.membership.epsilon import EpsilonBound
     from fedpriv.lab import audit
 
     monkeypatch.setattr(audit, "canaries_in_references", lambda *_: EpsilonBound(999.0, 1e-5, 0.95, 20, "test"))

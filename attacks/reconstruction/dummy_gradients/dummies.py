@@ -1,7 +1,7 @@
 """Gradients of many dummy batches at once, as an operator that can be differentiated.
 
 Rows are dummy batches, one for each restart of each victim. Their gradients are asked for norms and inner products, and
-are written out only when somebody needs the numbers themselves. :mod:`~attacks.reconstruction.dummy_gradients.routes`
+are written out only when somebody needs the numbers themselves. ``dummy_gradients.routes``
 computes them.
 """
 
@@ -11,8 +11,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.factors import Factor, Written
-from attacks.reconstruction.dummy_gradients.targets import Targets
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import Factor, Written
+from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.gradients import Block, Vector
 
 __all__ = ["DummyGradients"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from attacks.reconstruction.dummy_gradients.targets import Matrix, Targets
+from fedpriv.attacks.reconstruction.dummy_gradients.targets import Matrix, Targets
 from fedpriv.gradients import Block, flattened
 
 __all__ = ["Factor", "Outer", "Written"]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients.convolution import kernel_gradients, run_convolution
-from attacks.reconstruction.dummy_gradients.factors import Factor, Outer, Written
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution import kernel_gradients, run_convolution
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import Factor, Outer, Written
 
 __all__ = ["RULES", "Entry", "Rule", "taped_forward"]
 

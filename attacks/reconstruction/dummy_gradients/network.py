@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.reconstruction.dummy_gradients.convolution import by_patches
-from attacks.reconstruction.dummy_gradients.layers import RULES, Entry, taped_forward
-from attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches
+from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry, taped_forward
+from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.gradients import Vector
 from fedpriv.gradients.coupled import coupled_layers
 

@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from attacks.reconstruction.dummy_gradients.dummies import DummyGradients
-from attacks.reconstruction.dummy_gradients.factors import Factor, Written
-from attacks.reconstruction.dummy_gradients.layers import RULES, Entry
-from attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import Factor, Written
+from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
 

@@ -1,8 +1,8 @@
 """Images read off the gradient of a first Linear layer, without optimisation.
 
 The gradient of its weight is the sum of ``e x^T`` over the examples, that of its bias the sum of ``e``: see
-:mod:`~attacks.reconstruction.first_layer.rank_one` for one example, with or without noise, and
-:mod:`~attacks.reconstruction.first_layer.sparse_batch` for several. Local training with SGD changes the errors e, not
+``first_layer.rank_one`` for one example, with or without noise, and
+``first_layer.sparse_batch`` for several. Local training with SGD changes the errors e, not
 the images, so that updates of several steps can be read too.
 """
 
@@ -15,19 +15,19 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.reconstruction.dummy_gradients.routes import dummy_gradients
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
-from attacks.reconstruction.first_layer.rank_one import exact, rank_one
-from attacks.reconstruction.first_layer.sparse_batch import SparseBatch, separate
-from attacks.reconstruction.labels.last_layer import read_labels
-from attacks.reconstruction.matching.distances import squared_distance
-from attacks.reconstruction.matching.matcher import Comparison, Matcher
-from attacks.reconstruction.matching.memory import chunks
-from attacks.reconstruction.results import Outcome
-from attacks.reconstruction.scene import Report, Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradients
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
+from fedpriv.attacks.reconstruction.first_layer.rank_one import exact, rank_one
+from fedpriv.attacks.reconstruction.first_layer.sparse_batch import SparseBatch, separate
+from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
+from fedpriv.attacks.reconstruction.matching.distances import squared_distance
+from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher
+from fedpriv.attacks.reconstruction.matching.memory import chunks
+from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
 
 __all__ = ["read_images", "run_closed_form"]

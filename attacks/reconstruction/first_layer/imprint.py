@@ -6,7 +6,7 @@ row k lets an image through the ReLU if its measurement is above the k-th cut po
 the same, so an image has the same weight in every row that it passes. It is then in the gradients of the rows up to
 that of its bin, and of none after: the difference of two neighbours' gradients holds the images of one bin only, and an
 image that is alone in its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly. See
-:mod:`~attacks.reconstruction.first_layer.imprint_reading`.
+``first_layer.imprint_reading``.
 
 Two choices are not in the paper. The weights of the brightness differ a little from pixel to pixel, so that images of
 few grey levels do not fall on each other or on a cut point. And the first layer is small and the second large, which
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attacks.methods.imprint import ImprintSettings
-from attacks.observation import PublicSettings
-from attacks.reconstruction.errors import AttackRefused
-from attacks.threat import ThreatModel
+from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.observation import PublicSettings
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
 
 __all__ = [

@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from attacks.methods.imprint import ImprintSettings
-from attacks.reconstruction.dummy_gradients.routes import dummy_gradients
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.first_layer.imprint import ImprintLayers, find_imprint_layers, is_crafted
-from attacks.reconstruction.priors import GaussianPrior
-from attacks.reconstruction.results import Outcome
-from attacks.reconstruction.scene import Report, Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradients
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.first_layer.imprint import ImprintLayers, find_imprint_layers, is_crafted
+from fedpriv.attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["UNREAD", "Imprint", "read_imprint", "run_imprint"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
 
 __all__ = ["InputLayer", "find_input_layer"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.machinery.cosine import mean_cosine
 

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.labels.logit_search import LogitSearch
-from attacks.reconstruction.labels.trial_training import TrialTraining
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.labels.logit_search import LogitSearch
+from fedpriv.attacks.reconstruction.labels.trial_training import TrialTraining
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
 
 __all__ = ["OutputLayer", "find_output_layer", "infer_labels", "read_labels"]
@@ -109,7 +109,7 @@ def infer_labels(
     below zero without noise. Several examples: the labels whose gradients, at random images and through the mechanism,
     add up best to what was heard (see :func:`_match_labels`). Several local steps, or Adam: the labels with which
     training on random images comes closest to what was heard, searched for on the logits alone first (see
-    :mod:`~attacks.reconstruction.labels.logit_search` and :mod:`~attacks.reconstruction.labels.trial_training`).
+    ``labels.logit_search`` and ``labels.trial_training``).
 
     Args:
         network: the network.

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.labels.trial_training import neighbours
-from attacks.reconstruction.upload_model.model import Victim
-from attacks.reconstruction.upload_model.unroll import LocalTraining, local_optimizer, unrolled_update
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.labels.trial_training import neighbours
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, local_optimizer, unrolled_update
 
 __all__ = ["LogitSearch"]
 

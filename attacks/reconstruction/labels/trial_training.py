@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.matching.memory import chunks
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching.memory import chunks
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["TrialTraining", "neighbours"]
 

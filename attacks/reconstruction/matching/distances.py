@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.matching.matcher import Comparison
+from fedpriv.attacks.reconstruction.matching.matcher import Comparison
 
 __all__ = ["angle", "squared_distance", "total_variation"]
 

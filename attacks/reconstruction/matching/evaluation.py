@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from attacks.reconstruction.matching.memory import keep_freed_memory
+from fedpriv.attacks.reconstruction.matching.memory import keep_freed_memory
 
 __all__ = ["Compiling", "Evaluator", "Losses"]
 

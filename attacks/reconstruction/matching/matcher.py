@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.dummies import DummyGradients
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.dummy_gradients.routes import dummy_gradients
-from attacks.reconstruction.dummy_gradients.targets import Targets
-from attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradients
+from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.gradients import Block, Vector, flattened
 
 __all__ = ["Comparison", "Matcher", "Objective", "Precision", "wide"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.dummy_gradients.routes import dummy_gradients, ghost_obstacle
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradients, ghost_obstacle
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["chunks", "keep_freed_memory", "row_bytes"]
 

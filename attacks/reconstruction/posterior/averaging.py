@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.matching.evaluation import Evaluator, Losses
+from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator, Losses
 
 __all__ = ["Cloud", "fit_cloud"]
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, read_labels
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.matching.memory import chunks
-from attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, read_labels
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.matching.memory import chunks
+from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["likely_labels", "open_labels"]
 

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.matching.matcher import Comparison
-from attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.matching.matcher import Comparison
+from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.gradients import Vector, flattened
 
 __all__ = ["Whitening", "misfit"]

@@ -1,21 +1,21 @@
 """The most probable images given an upload, noise and prior: maximum a posteriori, adapted to the mechanism.
 
-The objective is :mod:`~attacks.reconstruction.posterior.likelihood`'s; it has no weights. It is minimised by Adam in
+The objective is ``posterior.likelihood``'s; it has no weights. It is minimised by Adam in
 coordinates in which the prior is standard normal: where the upload says nothing, images stay at the prior's mean, and
 pixels that belong together average the noise. Two things keep the search away from local optima. The likelihood's share
 grows from where it just moves the start to its full weight, as if the noise fell from large to its true level. And
-kinks of the network are smoothed at first (:mod:`~attacks.reconstruction.posterior.smoothing`). Where a first Linear
+kinks of the network are smoothed at first (``posterior.smoothing``). Where a first Linear
 layer gives the images in closed form, the last part of the search, with the network as it is, starts there too. A
 sharper part counts only where it gains more than noise would explain: kinks offer many narrow peaks, and the highest is
 not where most of the probability lies. The most probable of all starts' results is kept.
 
 Where an upload pins down no direction of an image, the posterior's mean is taken in place of its mode, which is worse
-than the prior's mean there (:mod:`~attacks.reconstruction.posterior.averaging`); without kinks only, since it needs
+than the prior's mean there (``posterior.averaging``); without kinks only, since it needs
 derivatives.
 
 Behind kinks such searches mostly make the closed form's image worse: one that is slightly off has some units wrong, and
 the likelihood takes each for strong evidence against it, so that images far off with lucky units are more probable.
-There the units are read from the upload together with the image (:mod:`~attacks.reconstruction.posterior.relu_gates`),
+There the units are read from the upload together with the image (``posterior.relu_gates``),
 by all layers, and the closed form's image, or its negative, is where that starts. Where the units cannot be unknowns of
 their own, as after several local steps, the closed form is the answer itself wherever it explains the upload at all.
 """
@@ -28,21 +28,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.methods.closed_form import ClosedFormSettings
-from attacks.methods.map import MapSettings
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.first_layer.closed_form import run_closed_form
-from attacks.reconstruction.matching.evaluation import Evaluator, Losses
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.matching.memory import chunks
-from attacks.reconstruction.posterior.averaging import fit_cloud
-from attacks.reconstruction.posterior.label_evidence import likely_labels, open_labels
-from attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from attacks.reconstruction.posterior.relu_gates import can_be_gated, read_gated
-from attacks.reconstruction.posterior.smoothing import SmoothKinks
-from attacks.reconstruction.results import Outcome
-from attacks.reconstruction.scene import Report, Scene
-from attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.first_layer.closed_form import run_closed_form
+from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator, Losses
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.matching.memory import chunks
+from fedpriv.attacks.reconstruction.posterior.averaging import fit_cloud
+from fedpriv.attacks.reconstruction.posterior.label_evidence import likely_labels, open_labels
+from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
+from fedpriv.attacks.reconstruction.posterior.relu_gates import can_be_gated, read_gated
+from fedpriv.attacks.reconstruction.posterior.smoothing import SmoothKinks
+from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
 
 __all__ = ["run_map"]
 

@@ -8,7 +8,7 @@ without jumps, and a gate that contradicts the image costs what the contradictio
 divergence between two coins). Once the gates are decided, what is left is a network without kinks.
 
 The image is the mean of a normal distribution fitted to the posterior
-(:mod:`~attacks.reconstruction.posterior.averaging`), of a prior whose contrast is free: where little is seen of an
+(``posterior.averaging``), of a prior whose contrast is free: where little is seen of an
 image, the most probable one is too pale.
 """
 
@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.posterior.averaging import fit_cloud
-from attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from attacks.reconstruction.posterior.smoothing import KINKED
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.posterior.averaging import fit_cloud
+from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
+from fedpriv.attacks.reconstruction.posterior.smoothing import KINKED
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
 
 __all__ = ["Gated", "can_be_gated", "kink_inputs", "read_gated"]

@@ -3,7 +3,7 @@
 Photographs vary most in what is coarse and grey, and so do their gradients. In pixels a quasi-Newton method has to find
 that out for each image. Here it is told: images are a fixed matrix times coordinates, and standard normal coordinates
 make images with the covariance of photographs, neighbours and colours alike (the one of the generic prior, see
-:mod:`~attacks.reconstruction.priors`). The objective does not change, only the path to its minimum; where an upload
+``priors``). The objective does not change, only the path to its minimum; where an upload
 leaves details open, they stay as small as they are in photographs. Nothing of the victims' data enters.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.priors import NEIGHBOURS, channel_covariance, line_covariance
+from fedpriv.attacks.reconstruction.priors import NEIGHBOURS, channel_covariance, line_covariance
 
 __all__ = ["Coordinates", "coordinates_of"]
 

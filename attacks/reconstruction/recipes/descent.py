@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.matching.evaluation import Evaluator
-from attacks.reconstruction.matching.matcher import wide
-from attacks.reconstruction.recipes.lbfgs import minimise
-from attacks.reconstruction.recipes.parts import SCHEDULES, Recipe
-from attacks.reconstruction.recipes.problem import Problem
-from attacks.reconstruction.results import Outcome
-from attacks.reconstruction.scene import Report, Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
+from fedpriv.attacks.reconstruction.matching.matcher import wide
+from fedpriv.attacks.reconstruction.recipes.lbfgs import minimise
+from fedpriv.attacks.reconstruction.recipes.parts import SCHEDULES, Recipe
+from fedpriv.attacks.reconstruction.recipes.problem import Problem
+from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["Best", "run_recipe"]
 

@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.first_layer.closed_form import read_images
-from attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
-from attacks.reconstruction.matching.matcher import Objective
-from attacks.reconstruction.posterior.likelihood import misfit
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from fedpriv.attacks.reconstruction.matching.matcher import Objective
+from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "STARTS", "Recipe"]
 
@@ -33,7 +33,7 @@ class Recipe:
         objective: how expected and heard upload are compared: a key of :data:`OBJECTIVES`.
         optimiser: lbfgs (in float64 where the device has it), adam, or signed-adam (Adam that sees the signs only).
         schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
-        variables: pixels, or decorrelated (:mod:`~attacks.reconstruction.recipes.coordinates`).
+        variables: pixels, or decorrelated (``recipes.coordinates``).
         start: a key of :data:`STARTS`.
         box: whether images stay within the valid range of pixels.
         priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.

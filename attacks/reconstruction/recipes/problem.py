@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.labels.last_layer import read_labels
-from attacks.reconstruction.matching.matcher import Matcher
-from attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
-from attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe
-from attacks.reconstruction.scene import Scene
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
+from fedpriv.attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["Labels", "Problem"]
 

@@ -4,7 +4,7 @@ Every attack compares in gradient space. A FedSGD upload is a mean gradient alre
 minus before, and with ``s`` steps of plain SGD at learning rate ``lr`` it is ``-lr`` times the sum of the steps'
 gradients; so ``-upload / (lr * s)`` is compared. After one step of SGD that is the mean gradient at the parameters
 before the round; for several steps, and for Adam, what dummies would send is computed by training on them (see
-:mod:`~attacks.reconstruction.upload_model.unroll`).
+``upload_model.unroll``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.observation import Observation, PublicSettings
-from attacks.reconstruction.dummy_gradients.dummies import DummyGradients
-from attacks.reconstruction.dummy_gradients.network import Network
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
 from fedpriv.gradients import Block, Vector
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -192,7 +192,7 @@ class Victim:
         note: what a reader of the result must know; may be empty.
         labels: int64 (B,), where the threat model grants them.
         more: other uploads of the same examples, from other parameters; see
-            :mod:`~attacks.reconstruction.upload_model.repeated`.
+            ``upload_model.repeated``.
     """
 
     round: int

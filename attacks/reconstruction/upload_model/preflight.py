@@ -6,9 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.observation import PublicSettings
-from attacks.reconstruction.dummy_gradients.network import Loss, Network, soft_cross_entropy, twice_differentiable
-from attacks.reconstruction.upload_model.model import refusal
+from fedpriv.attacks.observation import PublicSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.network import (
+    Loss,
+    Network,
+    soft_cross_entropy,
+    twice_differentiable,
+)
+from fedpriv.attacks.reconstruction.upload_model.model import refusal
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.operator import first_line
 from fedpriv.registry import ATTACKS

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from attacks.observation import Observation
-from attacks.reconstruction.errors import AttackRefused
-from attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["join", "other_batches"]
 

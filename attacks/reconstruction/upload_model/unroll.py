@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
 
 __all__ = ["LocalTraining", "local_optimizer", "unrolled_update"]

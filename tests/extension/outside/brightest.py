@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.reconstruction.results import Outcome
-from attacks.reconstruction.scene import Report, Scene
-from attacks.reconstruction.upload_model.model import Victim
-from attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.settings import AttackSettings, Runs
 from fedpriv.settings import NonNegative
 
 
