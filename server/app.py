@@ -1,17 +1,22 @@
 """The Flower ServerApp.
 
-In a simulation the engine hands over the built experiment and the run folder; in a deployment Flower's run
+In a simulation the engine hands over the built experiment and the run folder. Where Flower starts the app, its run
 configuration names the experiment file, which travels inside the app, and the environment variable ``FEDPRIV_RUNS``
 names the folder of runs.
 """
 
+import json
 import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedpriv.config import load_experiment
+from fedpriv.config import Experiment, load_experiment
 from fedpriv.progress import Progress, Silent
 from fedpriv.runs import RunFolder
 from fedpriv.seeds import kept_for
@@ -19,34 +24,79 @@ from fedpriv.server.rounds import run_rounds
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 
-__all__ = ["app", "server_app"]
+__all__ = ["Started", "app", "server_app", "started_app"]
 
-app = ServerApp()
-
-# How long a deployment waits for its clients.
+# How long a run that Flower has started waits for its clients.
 _CONNECT_SECONDS = 60.0
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run configuration names, in the folder ``FEDPRIV_RUNS/run-ID``, else ``runs/run-ID``.
+@dataclass(frozen=True)
+class Started:
+    """A run that Flower has started.
 
-    Keys: ``experiment``, the file; ``overrides``, comma-separated; ``seed``, the name under which the seed is kept here
-    and at the clients (:mod:`fedpriv.seeds`), empty where the file has it.
+    Attributes:
+        experiment: as the app has it; in a deployment without its seed.
+        seed: the name under which the seed is kept here and at the clients (:mod:`fedpriv.seeds`); empty where the
+            experiment has it.
+        path: where the run's folder is to be: ``FEDPRIV_RUNS/run-ID``, else ``runs/run-ID``.
+        command: what starts it once more.
+        grid: Flower's way to the clients.
     """
-    settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
-    overrides = [part for part in settings["overrides"].split(",") if part]
-    told = load_experiment(_packed_in() / settings["experiment"], overrides)
-    experiment, secret = kept_for(told.model_dump_json(), settings["seed"])
-    path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
-    folder = RunFolder.create(path, experiment)
-    with cpu_threads(experiment.engine.threads):
-        run_rounds(grid, build_world(experiment, secret), folder, Silent(), told, _CONNECT_SECONDS)
+
+    experiment: Experiment
+    seed: str
+    path: Path
+    command: str
+    grid: Grid
+
+    def connected(self) -> int:
+        """Wait until there is a SuperNode for each client, a minute at most, and return how many there are."""
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while (nodes := len(list(self.grid.get_node_ids()))) < self.experiment.federation.clients:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        return nodes
+
+    def federate(self, world: World, folder: RunFolder, progress: Progress) -> None:
+        """Run the rounds; see :func:`~fedpriv.server.rounds.run_rounds`."""
+        with cpu_threads(world.experiment.engine.threads):
+            run_rounds(self.grid, world, folder, progress, self.experiment, _CONNECT_SECONDS)
+
+
+def started_app(run: Callable[[Started], None]) -> ServerApp:
+    """Return an app that does what ``run`` does with what Flower has started.
+
+    It reads ``experiment`` of the run configuration, the file; ``overrides``, comma-separated; ``seed``.
+    """
+    bound = ServerApp()
+
+    @bound.main()
+    def main(grid: Grid, context: Context) -> None:
+        settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
+        overrides = [part for part in settings["overrides"].split(",") if part]
+        experiment = load_experiment(_packed_in() / settings["experiment"], overrides)
+        path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items() if value)
+        command = shlex.join(["flwr", "run", ".", "--stream", "--run-config", config])
+        run(Started(experiment, settings["seed"], path, command, grid))
+
+    return bound
 
 
 def _packed_in() -> Path:
     """Return the app's folder, wherever Flower has put it: the one with the settings that it packed."""
     return next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
+
+
+def _serve(started: Started) -> None:
+    """Run the rounds only: in a deployment, whoever sent the app fetches what they leave and goes on with it."""
+    experiment, secret = kept_for(started.experiment.model_dump_json(), started.seed)
+    folder = RunFolder.create(started.path, experiment)
+    started.federate(build_world(experiment, secret), folder, Silent())
+
+
+app = started_app(_serve)
 
 
 def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp:
