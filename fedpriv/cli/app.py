@@ -1,4 +1,4 @@
-"""The command line: ``fedpriv run | deploy | attack | audit | sweep | compare | report | account | config | data``."""
+"""The command line: ``fedpriv init``, ``run``, ``deploy``, ``attack``, ``audit``, ``sweep``, ``compare`` and so on."""
 
 import os
 import shlex
@@ -19,6 +19,7 @@ from fedpriv.cli.account import account_app
 from fedpriv.cli.attack import attack_app
 from fedpriv.cli.audit import audit
 from fedpriv.cli.deploy import deploy_app
+from fedpriv.cli.init import init
 from fedpriv.cli.sweep import compare, sweep
 from fedpriv.cli.terminal import (
     File,
@@ -123,6 +124,7 @@ def run(
     print_line(f"Report: {path / 'report.html'}")
 
 
+app.command(epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo")(init)
 app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
 app.command(
     epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"

@@ -22,7 +22,7 @@ def _run(started: Started) -> None:
     clients, nodes = started.experiment.federation.clients, started.connected()
     if nodes < clients:
         raise RunFailedError(
-            f"federation.clients = {clients}, but {nodes} SuperNodes are connected; start as many as there are clients: "
+            f"federation.clients = {clients}, but {nodes} SuperNodes are connected; a run needs one for each client: "
             f"flwr run . --stream --federation-config num-supernodes={clients}"
         )
     engine = Engine("Flower", started.federate)

@@ -1,0 +1,186 @@
+"""The package as others get it: installed from a wheel, packed by Flower, next to modules of the same names."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedpriv.cli import flower
+from fedpriv.clients.app import app as client_app
+from fedpriv.config import load_experiment
+from fedpriv.engines.inline import InlineGrid
+from fedpriv.errors import RunFailedError
+from tests.command_line import fedpriv
+
+HOME = Path(__file__).parents[1]
+ROOMS = ("clients", "server", "attacks")
+# Two clients, one round, one attack: enough to pass through every room.
+SMALL = (
+    "federation.rounds=1",
+    "federation.clients=2",
+    "adversary.attacks=['closed_form']",
+    "adversary.victims=1",
+    "engine.name=inline",
+)
+WHERE = "import fedpriv.attacks, fedpriv.clients, fedpriv.server as s; print(s.__file__)"
+EXAMPLE = """
+import torch
+from torch import nn
+from fedpriv.attacks import reconstruct
+
+model, image = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.rand(1, 1, 4, 4)
+loss = nn.functional.cross_entropy(model(image), torch.tensor([1]))
+upload = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
+result = reconstruct(model, nn.functional.cross_entropy, upload, (1, 4, 4), attack="closed_form")
+print(float((result.images - image).abs().max()) < 1e-4)
+"""
+
+
+def python(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | changes
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = python("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=HOME)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which the wheel is unpacked, as an installer does."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(folder)
+    return folder
+
+
+def test_a_wheel_takes_one_name_only(installed: Path) -> None:
+    names = {path.name for path in installed.iterdir()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"fedpriv"}
+    source = {path.relative_to(HOME / room).as_posix() for room in ROOMS for path in (HOME / room).rglob("*.py")}
+    inside = installed / "fedpriv"
+    assert source == {
+        path.relative_to(inside / room).as_posix() for room in ROOMS for path in (inside / room).rglob("*.py")
+    }
+    assert not any(path.is_symlink() for path in inside.rglob("*"))
+
+
+def test_a_wheel_works_alone(installed: Path, tmp_path: Path) -> None:
+    done = python("-c", WHERE, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert Path(done.stdout.strip()) == installed / "fedpriv" / "server" / "__init__.py", done.stderr
+    assert python("-m", "fedpriv", "init", cwd=tmp_path, PYTHONPATH=str(installed)).returncode == 0
+    sets = [part for text in SMALL for part in ("--set", text)]
+    command = ("-m", "fedpriv", "run", "quickstart.toml", "--quiet", "--out", "run", *sets)
+    done = python(*command, cwd=tmp_path / "quickstart", PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "quickstart" / "run" / "report.html").is_file()
+
+
+@pytest.mark.essential
+def test_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
+    for room in ROOMS:
+        (tmp_path / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
+    (tmp_path / "example.py").write_text(EXAMPLE)
+    done = python("example.py", cwd=tmp_path)
+    assert done.stdout.split() == ["True"], done.stderr
+    done = python("-m", "fedpriv", "config", "check", str(HOME / "configs/quickstart.toml"), "--deep", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The app as Flower packs it from a clone and unpacks it."""
+    folder = tmp_path_factory.mktemp("packed")
+    done = python("-m", "flwr.cli.app", "build", "--app", str(HOME), cwd=folder, FLWR_HOME=str(folder / "home"))
+    (path,) = folder.glob("*.fab") or pytest.fail(done.stdout + done.stderr)
+    with zipfile.ZipFile(path) as content:
+        content.extractall(folder / "app")
+    return folder / "app"
+
+
+RUN_PACKED = f"""
+import sys
+sys.path.insert(0, sys.argv[2])
+import clients.app
+import fedpriv.cli.flower
+from flwr.app import Context, RecordDict
+from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import InlineGrid
+
+assume_server_identity(5)
+grid = InlineGrid(clients.app.app, int(sys.argv[1]))
+config = {{"experiment": "configs/quickstart.toml", "overrides": "{",".join(SMALL)}", "seed": ""}}
+context = Context(run_id=5, node_id=1, node_config={{}}, state=RecordDict(), run_config=config)
+fedpriv.cli.flower.app(grid, context)
+"""
+
+
+@pytest.mark.essential
+def test_the_packed_app_runs_the_experiment_whole(packed: Path, tmp_path: Path) -> None:
+    assert not (packed / "fedpriv" / "server").exists()
+    done = python("-c", RUN_PACKED, "2", str(packed), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "round 1 of 1" in done.stderr
+    assert "Proven for the whole run" in done.stdout
+    report = re.search(r"^Report: (.*)$", done.stdout, re.MULTILINE)
+    assert report is not None, done.stdout
+    assert Path(report[1]) == tmp_path / "runs" / "run-5" / "report.html"
+    assert Path(report[1]).is_file()
+
+
+def test_too_few_supernodes_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.server.app._CONNECT_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    grid = InlineGrid(client_app, 5)
+    config = {"experiment": "configs/quickstart.toml", "overrides": "", "seed": ""}
+    context = Context(run_id=5, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    said = "clients = 8, but 5 SuperNodes are connected.*flwr run . --stream --federation-config num-supernodes=8"
+    with pytest.raises(RunFailedError, match=said):
+        flower.app(grid, context)
+    assert not list(tmp_path.iterdir())
+
+
+def test_init_writes_what_runs(tmp_path: Path) -> None:
+    done = fedpriv("init", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "quickstart"
+    assert {path.name for path in folder.iterdir()} == {"quickstart.toml", "experiment.schema.json", "README.md"}
+    assert load_experiment(folder / "quickstart.toml") == load_experiment(HOME / "configs" / "quickstart.toml")
+    readme = (folder / "README.md").read_text()
+    assert "fedpriv run quickstart.toml" in readme
+    assert len(readme.splitlines()) <= 12
+    again = fedpriv("init", cwd=tmp_path)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "quickstart exists and is not empty" in again.stderr
+
+
+@pytest.mark.parametrize("path", sorted(HOME.glob("configs/**/*.toml")), ids=lambda path: path.stem)
+def test_every_example_can_be_written(path: Path, tmp_path: Path) -> None:
+    done = fedpriv("init", path.stem, "--out", "there", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "there" / path.name).read_text()
+    strip = re.compile("^#.*$", re.MULTILINE)
+    assert strip.sub("", written) == strip.sub("", path.read_text())
+    texts = written + (tmp_path / "there" / "README.md").read_text()
+    assert "configs/" not in texts
+    assert all((tmp_path / "there" / name).is_file() for name in re.findall(r"^#:schema (\S+)", written, re.MULTILINE))
+    assert path.stem in fedpriv("init", "--list", cwd=tmp_path).stdout
+
+
+def test_init_of_something_else(tmp_path: Path) -> None:
+    done = fedpriv("init", "quikstart", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "fedpriv: there is no example 'quikstart'; did you mean quickstart?\n"
+    assert not list(tmp_path.iterdir())
