@@ -3,21 +3,44 @@
 The same ServerApp and ClientApp run on every engine and give the same bytes.
 """
 
+from importlib.util import find_spec
+
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedpriv.config import EngineConfig
 from fedpriv.engines.inline import run_inline
+from fedpriv.errors import InputError
 from fedpriv.world import choose_device
 
-__all__ = ["choose_engine", "run_engine"]
+__all__ = ["check_engine", "choose_engine", "run_engine"]
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse settings that need Ray where it is not installed.
+
+    Raises:
+        InputError: they do, and it is not.
+    """
+    reasons = {
+        "engine.name = 'ray'": config.name == "ray",
+        f"engine.address = {config.address!r}": bool(config.address),
+        f"engine.attack_tasks = {config.attack_tasks}": config.attack_tasks > 1,
+    }
+    for setting in (key for key, is_given in reasons.items() if is_given and not _has_ray()):
+        raise InputError(f"{setting} needs Ray, which is not installed: pip install 'fedpriv[ray]'")
 
 
 def choose_engine(config: EngineConfig) -> str:
     """Return ``inline`` or ``ray``; auto is Ray where there is an address or a GPU to share, else inline."""
     if config.name != "auto":
         return config.name
-    return "ray" if config.address or choose_device(config.device).type == "cuda" else "inline"
+    to_share = config.address or choose_device(config.device).type == "cuda"
+    return "ray" if to_share and _has_ray() else "inline"
+
+
+def _has_ray() -> bool:
+    return find_spec("ray") is not None
 
 
 def run_engine(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:

@@ -15,7 +15,7 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import Budget, Stop
 from fedpriv.clients.app import client_app
 from fedpriv.config import Experiment
-from fedpriv.engines import choose_engine, run_engine
+from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
@@ -57,6 +57,7 @@ def check_experiment(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _checked(world: World) -> tuple[str, ...]:
+    check_engine(world.experiment.engine)
     return (*warnings_for(world), *rehearse(world))
 
 

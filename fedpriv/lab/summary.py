@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from scipy.stats import binomtest
@@ -433,4 +434,9 @@ def _figure(epsilon: float) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of what computed the figures."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES if _has(name)}}
+
+
+def _has(name: str) -> bool:
+    """Whether a package is installed; Ray need not be."""
+    return find_spec(name.replace("-", "_")) is not None
