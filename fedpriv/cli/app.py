@@ -160,7 +160,8 @@ def config_check(
 
         for text in check_experiment(experiment):
             print_warning(text)
-    print_line(f"{file}: valid, experiment {experiment.name}")
+    tried = "tried on its data and network" if deep else "its settings; --deep also tries them on data and network"
+    print_line(f"{file}: valid, experiment {experiment.name} ({tried})")
 
 
 @config_app.command("show", epilog="Example:\n\n  fedpriv config show configs/quickstart.toml --json")

@@ -1,5 +1,6 @@
 """The engines carry the same messages; whatever goes wrong in a client or the server is told."""
 
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedpriv.config import EngineConfig
-from fedpriv.engines import choose_engine, run_engine
+from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import InputError
 
@@ -127,3 +128,19 @@ def test_flower_still_reads_the_senders_ids_where_we_write_them() -> None:
     message = Message(RecordDict(), 5, "query")
     assert message.metadata.run_id == 77
     assert message.metadata.dst_node_id == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [
+        (EngineConfig(name="ray"), "engine.name = 'ray'"),
+        (EngineConfig(address="auto"), "engine.address = 'auto'"),
+        (EngineConfig(attack_tasks=2), "engine.attack_tasks = 2"),
+    ],
+)
+def test_what_needs_ray_says_how_to_get_it(config: EngineConfig, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_engine(config)
+    monkeypatch.setattr("fedpriv.engines._has_ray", lambda: False)
+    check_engine(EngineConfig())
+    with pytest.raises(InputError, match=re.escape(f"{setting} needs Ray, which is not installed: pip install")):
+        check_engine(config)
