@@ -1,0 +1,210 @@
+"""Seeded bugs: does `make test` find what all tests find? Run it by hand: python -m tests.mutants.
+
+Each bug is put into a copy of the tree. Tests of its room come first, then the six-minute tier, then, where that finds
+nothing, the tests that `make test` leaves out. Prints the table of docs/tests.md.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path(__file__).parents[1]
+FAST = "not slow or essential"
+SLOW = "slow and not essential"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug: in ``file`` the text ``before``, which is there once, becomes ``after``; ``room`` has its own tests."""
+
+    bug: str
+    file: str
+    before: str
+    after: str
+    room: str
+
+
+MUTANTS = (
+    Mutant(
+        "Gaussian noise of half the width",
+        "fedpriv/mechanisms/gaussian.py",
+        "deviation = self.sigma * self.clip_norm / batch_size",
+        "deviation = 0.5 * self.sigma * self.clip_norm / batch_size",
+        "tests/mechanisms",
+    ),
+    Mutant(
+        "gradients shorter than the bound are stretched to it",
+        "fedpriv/mechanisms/machinery/clipping.py",
+        ".clamp_(max=1).nan_to_num_(nan=0.0)",
+        ".nan_to_num_(nan=0.0)",
+        "tests/mechanisms",
+    ),
+    Mutant(
+        "VMF draws with one twentieth more concentration",
+        "fedpriv/mechanisms/vmf.py",
+        "released |= draw_sum(gradients, self.kappa, scale,",
+        "released |= draw_sum(gradients, 1.05 * self.kappa, scale,",
+        "tests/mechanisms",
+    ),
+    Mutant(
+        "Laplace noise has one sign only",
+        "fedpriv/mechanisms/laplace.py",
+        "return (-size).where(negative, size)",
+        "return size",
+        "tests/mechanisms",
+    ),
+    Mutant(
+        "the same noise in each step of a round",
+        "clients/training.py",
+        'secret.stream("noise", step)',
+        'secret.stream("noise", 0)',
+        "tests/clients",
+    ),
+    Mutant(
+        "the sensitivity of replace-one is that of zero-out",
+        "fedpriv/accounting/gaussian_proof.py",
+        "sensitivity = 1 if self._is_zero_out else 2",
+        "sensitivity = 1",
+        "tests/accounting",
+    ),
+    Mutant(
+        "amplification by half the sampling rate",
+        "fedpriv/accounting/amplification.py",
+        "return float(np.log1p(rate * np.expm1(epsilon)))",
+        "return float(np.log1p(0.5 * rate * np.expm1(epsilon)))",
+        "tests/accounting",
+    ),
+    Mutant(
+        "one participation too few in a pass that goes on over rounds",
+        "fedpriv/plan.py",
+        "return steps[-1] // per_pass - max(begun, steps[0] // per_pass - 1)",
+        "return steps[-1] // per_pass - max(begun, steps[0] // per_pass)",
+        "tests/test_plan.py tests/test_budget.py",
+    ),
+    Mutant(
+        "a budget allows one participation too many",
+        "fedpriv/budget.py",
+        "        return within\n",
+        "        return above\n",
+        "tests/test_budget.py",
+    ),
+    Mutant(
+        "uploads are weighted alike though sizes differ",
+        "server/rules/mean.py",
+        'if weighting == "examples"',
+        'if weighting == "uniform"',
+        "tests/server",
+    ),
+    Mutant(
+        "the server moves against a FedAvg update",
+        "server/aggregation.py",
+        "SIGN",
+        "SIGN",
+        "tests/server",
+    ),
+    Mutant(
+        "a resumed run forgets who was asked before",
+        "server/rounds.py",
+        "replay(budget, [line for line in earlier if line.round <= done])",
+        "replay(budget, [line for line in earlier if line.round < done])",
+        "tests/integration tests/server",
+    ),
+    Mutant(
+        "a checkpoint names the round before it",
+        "fedpriv/runs.py",
+        'metadata={"round": str(checkpoint.round)}',
+        'metadata={"round": str(max(checkpoint.round - 1, 0))}',
+        "tests/test_runs.py tests/integration",
+    ),
+    Mutant(
+        "batches overlap within a pass",
+        "fedpriv/data/sampling.py",
+        "order[position * self.batch_size : (position + 1) * self.batch_size].copy()",
+        "order[position * (self.batch_size - 1) : position * (self.batch_size - 1) + self.batch_size].copy()",
+        "tests/data",
+    ),
+    Mutant(
+        "the angle that attacks minimise leaves out the upload's length",
+        "attacks/reconstruction/matching/distances.py",
+        "lengths = comparison.squared * comparison.heard",
+        "lengths = comparison.squared * comparison.squared",
+        "tests/attacks",
+    ),
+    Mutant(
+        "iDLG takes the largest entry for the label",
+        "attacks/reconstruction/labels/last_layer.py",
+        "return _output_gradient(heard, layer).argmin().reshape(1)",
+        "return _output_gradient(heard, layer).argmax().reshape(1)",
+        "tests/attacks",
+    ),
+    Mutant(
+        "ties count for the attack when pictures are picked from a line-up",
+        "attacks/referee.py",
+        "nearer = (distances <= own[:, None] * (1 + 1e-9)) & differs",
+        "nearer = (distances < own[:, None] * (1 - 1e-9)) & differs",
+        "tests/attacks",
+    ),
+    Mutant(
+        "limits of an audit at the wrong confidence",
+        "attacks/membership/epsilon.py",
+        "low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0",
+        "low = float(beta.ppf(confidence, successes, trials - successes + 1)) if successes else 0.0",
+        "tests/membership",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Try the mutants whose words are given, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="only bugs whose description contains one of these")
+    parser.add_argument("--workers", default="2", help="processes")
+    options = parser.parse_args(arguments)
+    chosen = [each for each in MUTANTS if not options.words or any(word in each.bug for word in options.words)]
+    print("| bug | found by `make test` | seconds | else by `make test-all` |\n| --- | --- | --- | --- |", flush=True)
+    for mutant in chosen:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            tree = Path(folder) / "tree"
+            _copy(mutant, tree)
+            fast = _first_failure(tree, options.workers, FAST, mutant.room.split()) or _first_failure(
+                tree, options.workers, FAST, ["tests"]
+            )
+            seconds = time.monotonic() - began
+            slow = "" if fast else _first_failure(tree, options.workers, SLOW, ["tests"]) or "**nothing**"
+        print(f"| {mutant.bug} | {fast or 'nothing'} | {seconds:.0f} | {slow} |", flush=True)
+
+
+def _copy(mutant: Mutant, tree: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=HOME, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(HOME / name, tree / name, follow_symlinks=False)
+    path = tree / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.before) != 1:
+        raise SystemExit(f"{mutant.bug}: its text is {text.count(mutant.before)} times in {mutant.file}, not once")
+    path.write_text(text.replace(mutant.before, mutant.after), encoding="utf-8")
+
+
+def _first_failure(tree: Path, workers: str, marker: str, paths: Sequence[str]) -> str:
+    """The first test that fails; empty where all pass."""
+    command = [sys.executable, "-m", "pytest", "-x", "-m", marker, "-n", workers, "--dist", "worksteal", "-rfE", *paths]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?\.py)(?:::(\w+))?", done.stdout, re.MULTILINE)
+    if done.returncode and failed is None:
+        raise SystemExit(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return f"`{Path(failed[1]).name}::{failed[2]}`" if failed else ""
+
+
+if __name__ == "__main__":
+    main()
