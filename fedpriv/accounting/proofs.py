@@ -182,16 +182,18 @@ class Proof(ABC):
 
 
 class NoProof(Proof):
-    """Mechanism none."""
+    """No mechanism, or one about which no theorem is known."""
 
     @override
     def nominal(self) -> Claim:
-        return Claim(math.inf, NO_NOMINAL)
+        return Claim(math.inf, "none is claimed")
 
     @override
     def pure(self) -> Claim:
         return Claim(
-            math.inf, "nothing is proven: without noise the upload is a fixed function of the data that went into it"
+            math.inf,
+            "nothing is proven about this mechanism; without noise an upload is a fixed function of the data that went "
+            "into it",
         )
 
     @override
