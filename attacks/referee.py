@@ -18,11 +18,10 @@ from torch import Tensor
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Reconstruction
+from fedpriv.records import CONFIDENCE, Score
 
 __all__ = [
-    "CONFIDENCE",
     "Interval",
-    "Score",
     "Scores",
     "Truth",
     "median_interval",
@@ -33,7 +32,6 @@ __all__ = [
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
-CONFIDENCE = 0.95
 RESAMPLES = 9999
 
 
@@ -63,58 +61,6 @@ class Truth:
     def place(self, number: int) -> tuple[int, int]:
         """The client of an image, and the image's number in that client's batch."""
         return (self.client, number) if self.owners is None else self.owners[number]
-
-
-@dataclass(frozen=True)
-class Score:
-    """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
-
-    Attributes:
-        round: the round.
-        client: the client whose image it is.
-        image: the number of the true image in its batch.
-        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
-        upload: protected or unprotected; none for a guess.
-        restart: the restart's number.
-        chosen: whether the attack offers this restart.
-        loss: the attack's own objective; ``None`` where not finite, and for guesses.
-        label: the label that this restart gives; ``None`` for guesses, and where it gives none.
-        true_label: the label.
-        label_correct: whether they agree; ``None`` without a label.
-        mse: on the [0, 1] scale.
-        mse_normalised: on the scale of the network's input.
-        psnr: in dB, at most 200.
-        ssim: at most 1.
-        lpips: ``None`` where not computed; only chosen restarts and guesses have one.
-        recovered: SSIM of at least the threshold and an MSE below every guess's.
-        note: what the attack said about its result.
-        clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
-        rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
-            against. ``None`` where there are no candidates, and in files of versions without them.
-        candidates: how many images there were to pick from, the original among them.
-    """
-
-    round: int
-    client: int
-    image: int
-    attack: str
-    upload: str
-    restart: int
-    chosen: bool
-    loss: float | None
-    label: int | None
-    true_label: int
-    label_correct: bool | None
-    mse: float
-    mse_normalised: float
-    psnr: float
-    ssim: float
-    lpips: float | None
-    recovered: bool
-    note: str
-    clients: int = 1
-    rank: int | None = None
-    candidates: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from fedpriv.budget import Stop
-from fedpriv.runs import RoundRecord
+from fedpriv.records import RoundRecord, Stop
 
 __all__ = ["Progress", "Silent"]
 

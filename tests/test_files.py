@@ -25,8 +25,9 @@ from fedpriv.deploy.processes import start, stop
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import WriteError, append_line, is_empty, remove_parts, write_once, write_whole, writing, writing_to
 from fedpriv.listener.notes import Listened, write_listened
+from fedpriv.records import Asked, RoundRecord
 from fedpriv.report import write_comparison
-from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
+from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord
 from tests.full_disk import fill_up, leftovers
 

@@ -31,7 +31,7 @@ from fedpriv.cli.terminal import (
     plain,
     print_json,
     print_line,
-    print_sentences,
+    print_summary,
     print_warning,
 )
 from fedpriv.config import Experiment, describe, json_schema, load_experiment
@@ -116,11 +116,7 @@ def run(
             path = resume
             with reported(path):
                 summary = resume_run(path, progress)
-    if as_json:
-        print_json({**summary.to_json(), "folder": str(path)})
-        return
-    print_sentences(summary.verdict)
-    print_line(f"Report: {path / 'report.html'}")
+    print_summary(summary, path, as_json)
 
 
 app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)

@@ -1,6 +1,6 @@
 """The commands ``fedpriv attack DIR | list | tune``."""
 
-import shlex
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,21 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import (
+    Json,
+    Quiet,
+    Run,
+    Set,
+    err,
+    out,
+    plain,
+    print_json,
+    print_line,
+    print_sentences,
+    print_summary,
+)
 from fedpriv.errors import InputError
+from fedpriv.records import AttackResult
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
@@ -74,34 +87,22 @@ def attack_folder(
 ) -> None:
     """Attack the observations of an existing run, without training again; results are added to DIR."""
     from fedpriv.cli.display import Display
-    from fedpriv.lab import attack_heard, attack_run
+    from fedpriv.lab import attack_command, attack_heard, attack_run
     from fedpriv.progress import Silent
     from fedpriv.report import reported
 
-    command = shlex.join(
-        [
-            *("fedpriv", "attack", str(folder)),
-            *(part for name in names or () for part in ("--attack", name)),
-            *(part for name in victims or () for part in ("--victim", name)),
-            *(part for text in set_ or () for part in ("--set", text)),
-            *(("--heard", str(heard)) if heard else ()),
-        ]
-    )
     path = out_dir or folder
+    chosen = names or (), victims or (), set_ or ()
+    command = attack_command(folder, *chosen, heard)
     with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
-        chosen = names or (), victims or (), set_ or ()
         if heard is None:
             summary = attack_run(folder, *chosen, out_dir, command, progress)
         else:
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
-    if as_json:
-        print_json({**summary, "folder": str(path)})
-        return
-    if summary["attacks"]:
-        out.print(_results(summary["attacks"]))
+    if summary.attacks and not as_json:
+        out.print(_results(summary.attacks))
         out.print(_FIGURES, style="dim")
-    print_sentences(summary["verdict"])
-    print_line(f"Report: {path / 'report.html'}")
+    print_summary(summary, path, as_json)
 
 
 def _copy_of(folder: Path, out_dir: Path | None) -> Path:
@@ -204,23 +205,22 @@ def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
     }
 
 
-def _results(results: list[dict[str, Any]]) -> Table:
+def _results(results: Sequence[AttackResult]) -> Table:
     """The attacks' rows of the summary, as a table that fits into 80 columns."""
     table = Table(box=None, pad_edge=False)
     table.add_column("attack", overflow="fold")
     table.add_column("upload", overflow="fold")
     for heading in ("recovered", "identified", "SSIM", "PSNR", "MSE", "labels"):
         table.add_column(heading, justify="right")
-    for row in results:
-        labels, told = row["label_accuracy"], row["identified"]
+    for result in results:
         table.add_row(
-            f"{row['attack']} (active)" if row["active"] else row["attack"],
-            row["upload"],
-            f"{row['recovered']} of {row['victims']}",
-            "n/a" if told is None else f"{told} of {row['victims']}",
-            f"{row['ssim']:.3f}",
-            f"{row['psnr']:.1f}",
-            f"{row['mse']:.2g}",
-            "n/a" if labels is None else f"{labels:.0%}",
+            f"{result.attack} (active)" if result.active else result.attack,
+            result.upload,
+            f"{result.recovered} of {result.victims}",
+            "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
+            f"{result.ssim:.3f}",
+            f"{result.psnr:.1f}",
+            f"{result.mse:.2g}",
+            "n/a" if result.label_accuracy is None else f"{result.label_accuracy:.0%}",
         )
     return table

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.cli.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_summary
 from fedpriv.config import load_experiment
 from fedpriv.errors import InputError
 
@@ -105,11 +105,7 @@ def run(
     engine = Engine("insecure deployment" if insecure else "deployment", partial(federate, folder))
     with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
         summary = start_run(experiment, path, command, progress, engine)
-    if as_json:
-        print_json({**summary.to_json(), "folder": str(path)})
-        return
-    print_sentences(summary.verdict)
-    print_line(f"Report: {path / 'report.html'}")
+    print_summary(summary, path, as_json)
 
 
 @deploy_app.command()

@@ -6,8 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from fedpriv.budget import Stop
-from fedpriv.runs import RoundRecord
+from fedpriv.records import RoundRecord, Stop
 
 __all__ = ["Display"]
 

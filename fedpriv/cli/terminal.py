@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedpriv.records import Summary
+
 __all__ = [
     "File",
     "Json",
@@ -20,6 +22,7 @@ __all__ = [
     "print_json",
     "print_line",
     "print_sentences",
+    "print_summary",
     "print_warning",
 ]
 
@@ -60,3 +63,12 @@ def print_sentences(sentences: Sequence[str]) -> None:
     """Print sentences for people, wrapped on a terminal and whole elsewhere."""
     for sentence in sentences:
         out.print(sentence, markup=False, soft_wrap=not out.is_terminal)
+
+
+def print_summary(summary: Summary, folder: Path, as_json: bool) -> None:
+    """Print what a run showed, and where its report is; or all of it as JSON."""
+    if as_json:
+        print_json({**summary.to_json(), "folder": str(folder)})
+        return
+    print_sentences(summary.verdict)
+    print_line(f"Report: {folder / 'report.html'}")

@@ -7,13 +7,12 @@ referee, and nothing of it flows back.
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from PIL import Image
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
@@ -21,7 +20,7 @@ from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, other_batches
-from fedpriv.attacks.referee import Score, Scores, Truth, score, score_guesses
+from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
@@ -37,17 +36,15 @@ from fedpriv.lab.victims import (
 )
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
+from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder, parse_json
+from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
-__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks", "read_scores"]
+__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks"]
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
-SCORES = "reconstructions/scores.jsonl"
-
-_SCORE = TypeAdapter(Score)
 
 
 @dataclass(frozen=True)
@@ -140,22 +137,6 @@ def attack_observations(
         return _attack_observations(world, folder, attacks, progress, victims)
 
 
-def read_scores(folder: RunFolder) -> tuple[Score, ...]:
-    """Return what earlier attacks left in the folder.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    path = folder.path / SCORES
-    if not path.exists():
-        return ()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in enumerate(lines, 1))
-
-
 def _attack_observations(
     world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress, victims: Sequence[str]
 ) -> Leakage:
@@ -200,8 +181,8 @@ def _attack_observations(
     for guess in public:
         folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
     missed = len({one.target for one in heard} - attacked.keys())
-    scores = _merged(read_scores(folder), leakage.scores)
-    folder.write_jsonl(SCORES, [asdict(line) for line in scores])
+    scores = _merged(folder.scores(), leakage.scores)
+    folder.write_scores(scores)
     return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed)
 
 

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -18,8 +17,10 @@ from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.files import stopped
 from fedpriv.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
+from fedpriv.lab.attack_stage import Leakage
 from fedpriv.listener import LISTENED, Listened, read_listened
 from fedpriv.progress import Progress
+from fedpriv.records import Summary
 from fedpriv.runs import DEPLOYMENT, RunFolder
 
 __all__ = ["attack_heard"]
@@ -63,7 +64,7 @@ def attack_heard(
     out: Path,
     command: str,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Summary:
     """Attack what was heard of a run on the network.
 
     Args:
@@ -77,7 +78,7 @@ def attack_heard(
         progress: told what happens.
 
     Returns:
-        The content of the copy's summary.json.
+        The copy's summary.
 
     Raises:
         InputError: one of the folders is not what it should be, the listener has heard another run, or an attack,
@@ -96,7 +97,7 @@ def attack_heard(
     try:
         _put_in(folder, experiment, heard, stored)
         if not stored:
-            return write_attacked(folder, experiment, command)
+            return write_attacked(folder, experiment, folder.final_summary(), command, Leakage())
         progress.stage(listened.verdict)
         return attack_run(out, names, victims or [each.name for each in stored], overrides, None, command, progress)
     except InputError:

@@ -10,10 +10,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
+from fedpriv.records import MembershipAttack, Partition, RoundRecord
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
-from fedpriv.report.view import MembershipAttack, Partition
-from fedpriv.runs import RoundRecord
 
 __all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "roc_plot"]
 

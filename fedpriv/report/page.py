@@ -15,13 +15,14 @@ from markupsafe import Markup
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
+from fedpriv.records import Ledger, LedgerLine
 from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
 from fedpriv.report.filters import environment, plain
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
-from fedpriv.report.view import Candidate, Ledger, LedgerLine, Picture, View, load_view
+from fedpriv.report.view import Candidate, Picture, View, load_view
 from fedpriv.runs import RunFolder
 
 __all__ = ["render_page", "reported", "write_report"]
@@ -198,14 +199,13 @@ class _LedgerTable:
 def _ledger_table(ledger: Ledger) -> _LedgerTable:
     noise = (MECHANISMS[ledger.mechanism].parameter if ledger.mechanism in MECHANISMS else None) or ""
     differs = len({line.noise for line in ledger.clients}) > 1
-    lines = ledger.clients or ((ledger.worst,) if ledger.worst else ())
-    statements = tuple(dict.fromkeys(text for line in lines for text in line.theorem.values()))
+    statements = tuple(dict.fromkeys(text for line in ledger.clients for text in line.theorem.values()))
     return _LedgerTable(
-        lines=lines,
+        lines=ledger.clients,
         statements=statements,
         number={text: index for index, text in enumerate(statements, 1)},
-        adjacencies=tuple(dict.fromkeys(line.adjacency for line in lines)),
-        notes=_notes(lines),
+        adjacencies=tuple(dict.fromkeys(line.adjacency for line in ledger.clients)),
+        notes=_notes(ledger.clients),
         unit=ledger.unit,
         mechanism=mechanism_name(ledger.mechanism),
         parameters={key: value for key, value in ledger.parameters.items() if not (differs and key == noise)},
@@ -229,17 +229,12 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
     score = candidate.score
     if score is None:
         return [("Scores", "n/a")]
-    exact = score.psnr is None and score.mse == 0
     rows = [
-        ("SSIM", _or_missing(score.ssim, numbers.decimal)),
-        ("PSNR", "∞" if exact else _or_missing(score.psnr, numbers.decibel)),
-        ("MSE", _or_missing(score.mse, lambda value: numbers.figure(value, 3))),
+        ("SSIM", numbers.decimal(score.ssim)),
+        ("PSNR", numbers.decibel(score.psnr)),
+        ("MSE", numbers.figure(score.mse, 3)),
     ]
     return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
-
-
-def _or_missing(value: float | None, text: Any) -> str:
-    return "n/a" if value is None else str(text(value))
 
 
 def _attack_notes(view: View) -> list[tuple[str, int]]:
@@ -248,7 +243,7 @@ def _attack_notes(view: View) -> list[tuple[str, int]]:
     for score in view.scores:
         if score.chosen and score.note:
             text = f"{_attack_name(score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
-            images.setdefault(text, set()).add((score.round, score.client, score.image))
+            images.setdefault(text, set()).add(score.victim)
     return [(text, len(about)) for text, about in images.items()]
 
 

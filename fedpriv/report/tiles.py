@@ -7,12 +7,13 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpriv.attacks.settings import is_active
+from fedpriv.attacks.settings import by_conduct
+from fedpriv.records import Guarantee, Recovered, Score, recovered
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
-from fedpriv.report.view import LedgerLine, Score, View
+from fedpriv.report.view import View
 
-__all__ = ["Recovered", "Tile", "mechanism_name", "recovered", "tiles", "worst_line"]
+__all__ = ["Tile", "mechanism_name", "tiles", "worst_line"]
 
 WEAK = (
     "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
@@ -50,48 +51,16 @@ class Tile:
     alarm: bool = False
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """How many images some attack recovered, out of how many it was tried on."""
-
-    images: int
-    attacked: int
-
-
-def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
-    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked.
-
-    Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
-    was not recovered.
-    """
-    attacked = {_upload(score) for score in scores if score.chosen and score.upload == upload}
-    images = {_image(score): False for score in scores if _upload(score) in attacked}
-    for score in scores:
-        if score.chosen and score.upload == upload:
-            images[_image(score)] |= score.recovered
-    return Recovered(sum(images.values()), len(images)) if images else None
-
-
-def _image(score: Score) -> tuple[int, int, int]:
-    return score.round, score.client, score.image
-
-
-def _upload(score: Score) -> tuple[int, int | None]:
-    """The upload, or the sum of several, that an image came in."""
-    return score.round, score.client if score.clients == 1 else None
-
-
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
     return MECHANISMS[name].title if name in MECHANISMS else name
 
 
-def worst_line(view: View) -> LedgerLine | None:
-    """Return the ledger line of the worst client, from the ledger or else from the summary."""
-    if view.ledger is None:
-        return view.summary.ledger if view.summary else None
-    # Only the lines name their client; the worst comes first.
-    return view.ledger.clients[0] if view.ledger.clients else view.ledger.worst
+def worst_line(view: View) -> Guarantee | None:
+    """Return what is proven about the worst client, from the ledger or else from the summary."""
+    if view.ledger is not None:
+        return view.ledger.worst
+    return view.summary.ledger if view.summary else None
 
 
 def tiles(view: View) -> tuple[Tile, ...]:
@@ -153,16 +122,15 @@ def _privacy(view: View) -> list[Tile]:
     return found
 
 
-def _proven(view: View, worst: LedgerLine) -> Tile:
+def _proven(view: View, worst: Guarantee) -> Tile:
     one = "example" if view.experiment.mechanism.unit == "example" else "update"
     times = "once" if worst.participations == 1 else f"{count(worst.participations)} times"
-    client = [("client", f"{worst.client}, the worst")] if worst.client is not None else [("client", "the worst")]
     conditions = [
         ("δ", figure(worst.delta)),
         ("adjacency", worst.adjacency),
         ("participations", f"one {one} at most {times}" if one == "example" else f"{times}, one update each"),
         ("sampling", worst.sampling),
-        *client,
+        ("client", f"{view.ledger.worst.client}, the worst" if view.ledger else "the worst"),
         ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
     ]
     target = view.experiment.federation.target_epsilon
@@ -176,7 +144,7 @@ def _proven(view: View, worst: LedgerLine) -> Tile:
     return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
 
 
-def _nominal(worst: LedgerLine) -> Tile:
+def _nominal(worst: Guarantee) -> Tile:
     basis = worst.theorem.get("nominal_epsilon", "")
     return Tile(
         "Nominal ε",
@@ -190,9 +158,8 @@ def _leakage(view: View) -> list[Tile]:
     adversary = view.experiment.adversary
     if not adversary.attacks:
         return [Tile("Images recovered", "not attacked", words=True, remark="This run has no attacks.")]
-    made = {_upload(score) for score in view.scores if is_active(score.attack)}
-    heard = [score for score in view.scores if _upload(score) not in made]
-    stolen = [score for score in view.scores if _upload(score) in made]
+    parts = by_conduct(view.scores)
+    heard, stolen = parts[False], parts[True]
     listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
     passive = _eavesdropped(view, heard) if listened or not adversary.crafts else []
     return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.errors import InputError
 from fedpriv.files import is_empty, open_unlinked, remove_parts, write_whole, writing_to
-from fedpriv.runs import parse_json
+from fedpriv.records import parse_json
 from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.table import to_csv, to_parquet, to_table

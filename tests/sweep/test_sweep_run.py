@@ -99,8 +99,8 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.attacks.membership.epsilon import EpsilonBound
     from fedpriv.lab import audit
+    from fedpriv.records import EpsilonBound
 
     monkeypatch.setattr(audit, "canaries_in_references", lambda *_: EpsilonBound(999.0, 1e-5, 0.95, 20, "test"))
     asked = sweep(tmp_path, seeds=[1], audit={"references": 6, "pairs": 10})
