@@ -61,10 +61,18 @@ class RunFolder:
     """The folder of one run.
 
     Use :meth:`create` for a new one and :meth:`open` for one that exists.
+
+    Attributes:
+        path: the folder.
+        observations: where the tap writes.
+        reconstructions: where the referee writes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.observations, self.reconstructions = path / "observations", path / "reconstructions"
+        self._checkpoint = path / "checkpoint" / "server.safetensors"
+        self._parts = (self.observations, self.reconstructions, self._checkpoint.parent)
 
     @staticmethod
     def create(path: Path, experiment: Experiment) -> "RunFolder":
@@ -95,20 +103,6 @@ class RunFolder:
         for part in folder._parts:
             part.mkdir(exist_ok=True)
         return folder
-
-    @property
-    def observations(self) -> Path:
-        """Where the tap writes."""
-        return self.path / "observations"
-
-    @property
-    def reconstructions(self) -> Path:
-        """Where the referee writes."""
-        return self.path / "reconstructions"
-
-    @property
-    def _parts(self) -> tuple[Path, ...]:
-        return self.observations, self.reconstructions, self._checkpoint.parent
 
     @property
     def to_resume(self) -> str:
@@ -291,10 +285,6 @@ class RunFolder:
                 return Checkpoint(int(metadata["round"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise InputError(f"{self._checkpoint} is damaged: {error}") from None
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "server.safetensors"
 
 
 def _text(path: Path) -> str:

@@ -197,7 +197,7 @@ def membership_signals(
 
 def make_attacks(
     signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95
-) -> list[MembershipAttack]:
+) -> tuple[MembershipAttack, ...]:
     """Make every attack and score it.
 
     Args:

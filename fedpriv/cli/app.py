@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from contextlib import nullcontext
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -101,13 +100,11 @@ def run(
         raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
     experiment = load_experiment(file, set_ or ()) if file is not None else None
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab import resume_run, start_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
 
-    silent = quiet or as_json
-    with nullcontext(Silent()) if silent else Display(err) as progress:
+    with shown(quiet or as_json) as progress:
         if experiment is not None and file is not None:
             path = out_dir or _default_folder(experiment)
             with reported(path):

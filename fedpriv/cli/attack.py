@@ -1,7 +1,6 @@
 """The commands ``fedpriv attack DIR | list | tune``."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ from fedpriv.cli.terminal import (
     Quiet,
     Run,
     Set,
-    err,
     out,
     plain,
     print_json,
@@ -86,15 +84,14 @@ def attack_folder(
     as_json: Json = False,
 ) -> None:
     """Attack the observations of an existing run, without training again; results are added to DIR."""
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab import attack_command, attack_heard, attack_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
 
     path = out_dir or folder
     chosen = names or (), victims or (), set_ or ()
     command = attack_command(folder, *chosen, heard)
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
+    with shown(quiet or as_json) as progress, reported(path):
         if heard is None:
             summary = attack_run(folder, *chosen, out_dir, command, progress)
         else:
@@ -153,11 +150,10 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find an attack's best weights on public images only; no client's data are touched."""
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab import tune_attack
-    from fedpriv.progress import Silent
 
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+    with shown(quiet or as_json) as progress:
         tuning = tune_attack(source, name, grid or (), victims, set_ or (), progress)
     if as_json:
         print_json(tuning.to_json())

@@ -1,13 +1,12 @@
 """The command ``fedpriv audit DIR``."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import Json, Quiet, Run, err, out, print_json, print_line
+from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line
 from fedpriv.records import Membership, MembershipAttack
 
 __all__ = ["audit"]
@@ -25,14 +24,13 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Tell members of the training data in DIR from non-members; trains reference models like the run's."""
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab.audit import audit_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(folder):
+    with shown(quiet or as_json) as progress, reported(folder):
         membership = audit_run(run, references, pairs, progress)
     if as_json:
         print_json({**membership.model_dump(mode="json"), "folder": str(folder)})

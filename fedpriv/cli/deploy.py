@@ -1,7 +1,6 @@
 """The commands ``fedpriv deploy up | run | status | restart | listen | down``; for containers ``prepare | admit``."""
 
 import shlex
-from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -89,10 +88,9 @@ def run(
 ) -> None:
     """Run FILE on the deployment; the run's folder and report are those of `fedpriv run`."""
     experiment = load_experiment(file, set_ or ())
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.deploy import DeploymentFolder, federate, for_deployment
     from fedpriv.lab import Engine, start_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
 
     experiment = for_deployment(experiment, folder)
@@ -103,7 +101,7 @@ def run(
     overrides = [part for text in set_ or () for part in ("--set", text)]
     command = shlex.join(["fedpriv", "deploy", "run", str(file), *overrides])
     engine = Engine("insecure deployment" if insecure else "deployment", partial(federate, folder))
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
+    with shown(quiet or as_json) as progress, reported(path):
         summary = start_run(experiment, path, command, progress, engine)
     print_summary(summary, path, as_json)
 

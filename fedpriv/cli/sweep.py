@@ -56,7 +56,7 @@ def sweep(
     from fedpriv.cli.sweep_display import SweepDisplay
     from fedpriv.lab.sweep import check_trials, run_sweep
     from fedpriv.report import write_sweep_report
-    from fedpriv.sweep import SweepFolder
+    from fedpriv.sweep import SweepFolder, SweepProgress
 
     silent = quiet or as_json
     warnings = check_trials(asked)
@@ -68,7 +68,7 @@ def sweep(
         return
     folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
     folder.write_command(_command(file, scale, out_dir))
-    with nullcontext(_Silent()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
+    with nullcontext(SweepProgress()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
         records = run_sweep(asked, folder, progress, retry)
     with writing(shlex.join(["fedpriv", "report", str(folder.path)])):
         report = write_sweep_report(folder.path)
@@ -137,22 +137,6 @@ def _command(file: Path, scale: str, out_dir: Path | None) -> str:
 def _title(folders: list[Path]) -> str:
     names = [path.resolve().name for path in folders]
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} sweeps and runs"
-
-
-class _Silent:
-    """Nobody watches."""
-
-    def found(self, records: Any) -> None:
-        """Say nothing."""
-
-    def started(self, trial: Any) -> None:
-        """Say nothing."""
-
-    def ended(self, record: Any) -> None:
-        """Say nothing."""
-
-    def tick(self) -> None:
-        """Say nothing."""
 
 
 def _print(records: Any, as_json: bool, **more: str) -> None:

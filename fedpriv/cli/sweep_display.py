@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.sweep import SweepFolder, Trial, TrialRecord
+from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings
 
 __all__ = ["SweepDisplay", "result_table"]
@@ -20,7 +20,7 @@ _LAST_SHOWN = 10
 _REFRESH = 2.0
 
 
-class SweepDisplay:
+class SweepDisplay(SweepProgress):
     """Shows a sweep on ``console``; use it as a context manager.
 
     Args:

@@ -1,7 +1,7 @@
 """Run a sweep: what is missing of it, trial by trial, and the tables of what there is."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
@@ -11,31 +11,15 @@ from fedpriv.files import writing
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.trial import TrialTask, label, run_trial
-from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
+from fedpriv.sweep import Sweep, SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
 from fedpriv.world import build_world
 
-__all__ = ["SweepProgress", "check_trials", "run_sweep"]
+__all__ = ["check_trials", "run_sweep"]
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
-
-
-class SweepProgress(Protocol):
-    """Who is told how a sweep goes on."""
-
-    def found(self, records: Sequence[TrialRecord]) -> None:
-        """These trials were over before."""
-
-    def started(self, trial: Trial) -> None:
-        """A trial runs."""
-
-    def ended(self, record: TrialRecord) -> None:
-        """A trial is over."""
-
-    def tick(self) -> None:
-        """Time has passed."""
 
 
 def check_trials(sweep: Sweep) -> tuple[str, ...]:

@@ -48,10 +48,16 @@ _LOCK = os.O_RDWR | os.O_CREAT
 
 
 class SweepFolder:
-    """The folder of one sweep; :meth:`prepare` makes it or takes it up again, :meth:`open` reads it."""
+    """The folder of one sweep; :meth:`prepare` makes it or takes it up again, :meth:`open` reads it.
+
+    Attributes:
+        path: the folder.
+        trials: where the runs' folders lie.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.trials = path, path / "trials"
+        self._plan = path / "sweep.json"
 
     @staticmethod
     def prepare(path: Path, sweep: Sweep) -> "SweepFolder":
@@ -85,15 +91,6 @@ class SweepFolder:
         if not folder._plan.is_file():
             raise InputError(f"{path} is not the folder of a sweep: it has no sweep.json")
         return folder
-
-    @property
-    def trials(self) -> Path:
-        """Where the runs' folders lie."""
-        return self.path / "trials"
-
-    @property
-    def _plan(self) -> Path:
-        return self.path / "sweep.json"
 
     @property
     def name(self) -> str:
