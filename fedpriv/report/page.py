@@ -5,12 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Template
-from markupsafe import Markup
 
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
@@ -20,7 +18,7 @@ from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
-from fedpriv.report.filters import environment, plain
+from fedpriv.report.filters import plain, template
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
 from fedpriv.runs import RunFolder
@@ -94,9 +92,7 @@ def write_report(folder: Path) -> Path:
 
 def render_page(view: View) -> str:
     """Return the report as one HTML document that needs no network and no script."""
-    room = files("fedpriv.report")
     return _template().render(
-        css=Markup(room.joinpath("report.css").read_text(encoding="utf-8")),
         view=view,
         config=view.experiment,
         summary=view.summary,
@@ -129,8 +125,7 @@ def render_page(view: View) -> str:
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
-    filters = environment(attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
-    return filters.from_string(files("fedpriv.report").joinpath("report.html").read_text(encoding="utf-8"))
+    return template("report.html", attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
 
 
 def _attack_name(label: str) -> str:
