@@ -32,7 +32,7 @@ from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
-from fedpriv.records import Asked, Ledger, Membership, Partition, RoundRecord, Score, Summary, parse_json
+from fedpriv.records import Asked, Deployed, Ledger, Membership, Partition, RoundRecord, Score, Summary, parse_json
 
 __all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder"]
 
@@ -46,6 +46,7 @@ _SCORES = "reconstructions/scores.jsonl"
 _ROUND, _ASKED, _SCORE = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Score)
 _SUMMARY, _LEDGER = TypeAdapter(Summary), TypeAdapter(Ledger)
 _MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
+_DEPLOYED = TypeAdapter(Deployed)
 _SECRET = "secret.key"
 
 
@@ -210,6 +211,10 @@ class RunFolder:
     def membership(self) -> Membership | None:
         """What an audit found; ``None`` if there was none."""
         return self._read("membership.json", _MEMBERSHIP)
+
+    def deployed(self) -> Deployed | None:
+        """Which of Flower's runs it was; ``None``: it was no deployment's."""
+        return self._read(DEPLOYMENT, _DEPLOYED)
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json."""

@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from fedpriv.config import Experiment
@@ -13,6 +14,7 @@ from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.health import check_certificates, is_serving
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.progress import Progress
+from fedpriv.records import Deployed
 from fedpriv.runs import DEPLOYMENT, RunFolder
 from fedpriv.seeds import forget_seed, keep_seed
 from fedpriv.world import World
@@ -73,7 +75,7 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         app = Path(scratch) / "app"
         make_app(app, world.experiment)
         run_id = flower.submit(deployment, app, {"experiment": EXPERIMENT, "overrides": "", "seed": seed})
-        folder.write_json(DEPLOYMENT, {"run_id": run_id})
+        folder.write_json(DEPLOYMENT, asdict(Deployed(run_id)))
         served = RunFolder(deployment.runs / f"run-{run_id}")
         try:
             status = _follow(deployment, run_id, served, world.experiment, folder, progress)

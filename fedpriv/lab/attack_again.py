@@ -7,7 +7,7 @@ folder, and the summary is written anew. Whoever wants a report of the folder wr
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -44,7 +44,7 @@ def attack_run(
     command: str,
     progress: Progress,
 ) -> Summary:
-    """Attack the observations of a run's folder and add the results.
+    """Attack the observations of a run's folder, add the results, and return the new summary.
 
     An attack with the settings of the run replaces its own earlier results; one with other settings stands beside them
     under a name that says so, such as ``iga,tv=0.001``.
@@ -57,9 +57,6 @@ def attack_run(
         out: copy the folder there and leave the run as it is; ``None``: add to the run's folder.
         command: what repeats this, for the report.
         progress: told what happens.
-
-    Returns:
-        The new summary.
 
     Raises:
         InputError: the folder is not that of a run, heard nothing, or is damaged; an attack, victim or setting is not
@@ -199,15 +196,13 @@ def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]
         raise InputError(f"no upload that is to be attacked can be read ({len(reasons)}): {reasons[0]}")
 
 
-def copy_run(
-    source: RunFolder, out: Path, leave_out: Callable[[str, list[str]], Sequence[str]] | None = None
-) -> RunFolder:
+def copy_run(source: RunFolder, out: Path, leave_out: Sequence[str] = ()) -> RunFolder:
     """Copy the folder of a run, whole or not at all.
 
     Args:
         source: of the run.
         out: the copy, which must not hold anything yet.
-        leave_out: folder, names in it -> names that are not copied, as for :func:`shutil.copytree`.
+        leave_out: names in the run's folder that are not copied.
 
     Raises:
         InputError: ``out`` holds something, is inside of ``source``, or cannot be made.
@@ -217,8 +212,12 @@ def copy_run(
         raise InputError(f"{out} exists already; choose another --out")
     if out.resolve().is_relative_to(source.path.resolve()):
         raise InputError(f"{out} is inside {source.path}, which --out is to leave as it is; choose another --out")
+
+    def ignored(folder: str, _: list[str]) -> Sequence[str]:
+        return leave_out if Path(folder) == source.path else ()
+
     try:
-        shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=leave_out)
+        shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=ignored)
     except shutil.Error as error:
         shutil.rmtree(out, ignore_errors=True)
         _, name, reason = error.args[0][0]  # of the first file; it goes on to the last
@@ -229,7 +228,7 @@ def copy_run(
 
 
 def _append_command(folder: RunFolder, command: str) -> None:
-    """Commands stand one a line in command.txt, the run's first; the same one is not repeated."""
+    """Commands are one a line in command.txt, the run's first; the same one is not repeated."""
     lines = folder.command().splitlines()
     if command not in lines:
         folder.write_text("command.txt", "".join(f"{line}\n" for line in [*lines, command]))

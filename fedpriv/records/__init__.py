@@ -7,7 +7,7 @@ from fedpriv.records.attacks import CONFIDENCE, AttackResult, Recovered, Score, 
 from fedpriv.records.ledger import Guarantee, Ledger, LedgerLine, Stop
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json
-from fedpriv.records.rounds import Asked, Failure, Origin, Partition, Released, RoundRecord
+from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "AttackResult",
     "Curve",
     "DataFacts",
+    "Deployed",
     "EpsilonBound",
     "Failure",
     "Guarantee",

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Asked", "Failure", "Origin", "Partition", "Released", "RoundRecord"]
+__all__ = ["Asked", "Deployed", "Failure", "Origin", "Partition", "Released", "RoundRecord"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,13 @@ class Asked(Record):
         named = len(self.kinds) == len(self.clients) and set(self.kinds) <= set(range(len(self.releases)))
         if self.origin.settings and not named:
             raise ValueError("kinds does not name one of releases for each client")
+
+
+@dataclass(frozen=True)
+class Deployed(Record):
+    """deployment.json: which of Flower's runs this is."""
+
+    run_id: str
 
 
 @dataclass(frozen=True)
