@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +24,8 @@ from fedpriv.cli.terminal import (
     Quiet,
     Run,
     Set,
+    command_of,
+    default_folder,
     err,
     out,
     plain,
@@ -33,7 +34,7 @@ from fedpriv.cli.terminal import (
     print_summary,
     print_warning,
 )
-from fedpriv.config import Experiment, describe, json_schema, load_experiment
+from fedpriv.config import describe, json_schema, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
 from fedpriv.files import is_disk, stopped, writing
 
@@ -106,9 +107,9 @@ def run(
 
     with shown(quiet or as_json) as progress:
         if experiment is not None and file is not None:
-            path = out_dir or _default_folder(experiment)
+            path = out_dir or default_folder(experiment)
             with reported(path):
-                summary = start_run(experiment, path, _command(file, set_ or ()), progress)
+                summary = start_run(experiment, path, command_of("run", file, set_), progress)
         elif resume is not None:
             path = resume
             with reported(path):
@@ -182,14 +183,14 @@ def data(
     """List the data sets: what is here, where, and what can be downloaded."""
     from fedpriv.data import list_datasets
 
-    found = list_datasets(root)
+    statuses = list_datasets(root)
     if as_json:
-        print_json([vars(status) for status in found])
+        print_json([vars(status) for status in statuses])
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("data set", "here", "examples", "where", "note"):
         table.add_column(heading, overflow="fold")
-    for status in found:
+    for status in statuses:
         table.add_row(
             status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
         )
@@ -243,15 +244,3 @@ def _complain(text: str, code: int) -> int:
         return code
     err.print(f"fedpriv: {' '.join(printable(text).split())}", style="red", markup=False, soft_wrap=True)
     return code
-
-
-def _default_folder(experiment: Experiment) -> Path:
-    return Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
-def _command(file: Path, overrides: list[str] | tuple[str, ...]) -> str:
-    return shlex.join(["fedpriv", "run", str(file), *(part for text in overrides for part in ("--set", text))])
-
-
-if __name__ == "__main__":
-    main()

@@ -118,20 +118,17 @@ def list_attacks(as_json: Json = False) -> None:
         return
     for attack in ATTACKS.values():
         out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
-        out.print(Padding(Text(attack.reference), (0, 0, 0, 4)))
+        lines = [Text(attack.reference)]
         if attack.active():
-            out.print(
-                Padding(
-                    Text("active: the server sends clients parameters of its own making; a worst case"), (0, 0, 0, 4)
-                )
-            )
-        out.print(Padding(Text(f"needs {'; '.join(need.words for need in attack.needs)}"), (0, 0, 0, 4)))
+            lines.append(Text("active: the server sends clients parameters of its own making; a worst case"))
+        lines.append(Text(f"needs {'; '.join(need.words for need in attack.needs)}"))
         if attack.parts():
-            parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts().items())
-            out.print(Padding(Text(f"parts: {parts}"), (0, 0, 0, 4)))
+            lines.append(Text(f"parts: {'; '.join(f'{kind} {part}' for kind, part in attack.parts().items())}"))
         for key, field in attack.model_fields.items():
             setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
-            out.print(Padding(setting.append(f"  {field.description}", style="dim"), (0, 0, 0, 4)))
+            lines.append(setting.append(f"  {field.description}", style="dim"))
+        for line in lines:
+            out.print(Padding(line, (0, 0, 0, 4)))
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")

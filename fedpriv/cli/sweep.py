@@ -60,9 +60,8 @@ def sweep(
 
     silent = quiet or as_json
     warnings = check_trials(asked)
-    if not silent:
-        for text in warnings:
-            print_warning(text)
+    for text in () if silent else warnings:
+        print_warning(text)
     if list_:
         _list(asked.trials, as_json)
         return
@@ -120,18 +119,17 @@ def _list(trials: Any, as_json: bool) -> None:
     from fedpriv.sweep.file import plain_settings
 
     if as_json:
-        print_json(
-            {"trials": [{"trial": one.number, "settings": dict(one.settings), "seed": one.seed} for one in trials]}
-        )
+        rows = [{"trial": trial.number, "settings": dict(trial.settings), "seed": trial.seed} for trial in trials]
+        print_json({"trials": rows})
         return
-    for one in trials:
-        print_line(f"{one.number}: {plain_settings(one.settings)}, seed={one.seed}")
+    for trial in trials:
+        print_line(f"{trial.number}: {plain_settings(trial.settings)}, seed={trial.seed}")
 
 
 def _command(file: Path, scale: str, out_dir: Path | None) -> str:
     """What repeats the sweep, or goes on with it."""
-    named = {"--scale": scale, "--out": str(out_dir or "")}
-    return shlex.join(["fedpriv", "sweep", str(file), *(part for pair in named.items() if pair[1] for part in pair)])
+    scales, places = ["--scale", scale] if scale else [], ["--out", str(out_dir)] if out_dir else []
+    return shlex.join(["fedpriv", "sweep", str(file), *scales, *places])
 
 
 def _title(folders: list[Path]) -> str:
@@ -156,10 +154,10 @@ def _refuse_faults(records: Any) -> None:
     failed = [record for record in records if record.failed]
     refuted = [record for record in records if record.refuted]
     if refuted:
-        one = refuted[0]
+        worst = refuted[0]
         raise RunFailedError(
-            f"trial {one.trial}: epsilon is at least {one.epsilon_bound:.4g}, but {one.epsilon:.4g} is claimed to be "
-            f"proven ({len(refuted)} of {len(records)} trials): the implementation or the proof is wrong"
+            f"trial {worst.trial}: epsilon is at least {worst.epsilon_bound:.4g}, but {worst.epsilon:.4g} is claimed "
+            f"to be proven ({len(refuted)} of {len(records)} trials): the implementation or the proof is wrong"
         )
     if failed:
         numbers = ", ".join(str(record.trial) for record in failed[:12]) + ("..." if len(failed) > 12 else "")

@@ -1,13 +1,16 @@
 """What all commands share: where they print, and the options that mean the same everywhere."""
 
 import json
+import shlex
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedpriv.config import Experiment
 from fedpriv.records import Summary
 
 __all__ = [
@@ -16,6 +19,8 @@ __all__ = [
     "Quiet",
     "Run",
     "Set",
+    "command_of",
+    "default_folder",
     "err",
     "out",
     "plain",
@@ -37,6 +42,17 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Return where a run goes of which nobody says it: runs/NAME-TIME."""
+    return Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def command_of(verb: str, file: Path, overrides: Sequence[str] | None) -> str:
+    """Return the command line that runs an experiment file with these overrides."""
+    words = [word for text in overrides or () for word in ("--set", text)]
+    return shlex.join(["fedpriv", *verb.split(), str(file), *words])
 
 
 def plain(value: Any) -> str:
