@@ -18,10 +18,9 @@ from torch import Tensor
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.records import CONFIDENCE, Score
+from fedpriv.records import CONFIDENCE, Interval, Score
 
 __all__ = [
-    "Interval",
     "Scores",
     "Truth",
     "median_interval",
@@ -217,23 +216,6 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
     return Scores(tuple(scores), reason, pictures)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A figure over victims and its interval.
-
-    Attributes:
-        value: the figure.
-        low: lower end; ``None`` for fewer than two values (or groups of values).
-        high: upper end; ``None`` likewise.
-        confidence: the nominal coverage.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    confidence: float
-
-
 def median_interval(
     values: Sequence[float],
     generator: np.random.Generator,
@@ -298,8 +280,8 @@ def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes of {trials} trials")
-    found = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return Interval(successes / trials, float(found.low), float(found.high), confidence)
+    ends = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    return Interval(successes / trials, float(ends.low), float(ends.high), confidence)
 
 
 def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:

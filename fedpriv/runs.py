@@ -8,7 +8,7 @@ power failure, too.
 A resumed run leaves the same bytes as an uninterrupted one, but for what tells of its course:
 
 - metrics.jsonl: the ``seconds`` of each round;
-- asked.jsonl: a round that was cut off may stand there twice;
+- asked.jsonl: a round that was cut off may be there twice;
 - summary.json: ``seconds`` and ``attack_seconds``, which are of the last start;
 - report.html: these times.
 
@@ -156,7 +156,7 @@ class RunFolder:
         """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
 
         Raises:
-            InputError: it is not here any more.
+            InputError: it is no longer here.
         """
         if not experiment.keeps_secret:
             return Secret.of_seed(experiment.seed)

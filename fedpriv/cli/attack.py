@@ -169,11 +169,11 @@ def _trials(tuning: "Tuning") -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for trial in tuning.trials:
-        low, high = trial.mse.low, trial.mse.high
+        ends = trial.mse.ends
         table.add_row(
             *(f"{value:g}" for value in trial.values),
             f"{trial.mse.value:.4f}",
-            "n/a" if low is None or high is None else f"{low:.4f} to {high:.4f}",
+            "n/a" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}",
             f"{trial.psnr:.1f}",
             f"{trial.ssim:.3f}",
             f"{trial.identified} of {trial.images}",

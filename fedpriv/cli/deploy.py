@@ -206,7 +206,7 @@ def down(folder: Folder = _DEFAULT) -> None:
     from fedpriv.deploy import take_down
 
     stopped = take_down(folder)
-    print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process ran any more")
+    print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process was running")
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -132,8 +132,8 @@ def result_table(records: Sequence[TrialRecord]) -> Table:
     """Return every trial with its main figures: the strongest attacks', in its least MSE and its largest AUC."""
     table = _empty("settings", "accuracy", "ε", "ε ≥", "MSE", "AUC", "time")
     for record in records:
-        errors = [one.mse for one in record.reconstruction if one.mse is not None]
-        areas = [one.auc for one in record.memberships]
+        errors = [result.mse for result in record.reconstruction if result.mse is not None]
+        areas = [attack.auc for attack in record.memberships]
         bound = "" if record.epsilon_bound is None else f"{record.epsilon_bound:.3g}"
         *head, seconds = _cells(record)
         table.add_row(

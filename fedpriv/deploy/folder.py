@@ -65,11 +65,11 @@ class Record:
 
     def process(self, name: str) -> Started:
         """Return the process of that name."""
-        return next(one for one in self.processes if one.name == name)
+        return next(process for process in self.processes if process.name == name)
 
     def dead(self) -> tuple[Started, ...]:
-        """The processes that do not run any more."""
-        return tuple(one for one in self.processes if not is_alive(one))
+        """The processes that no longer run."""
+        return tuple(process for process in self.processes if not is_alive(process))
 
 
 _RECORD = TypeAdapter(Record)

@@ -98,19 +98,19 @@ def _follow(
     progress: Progress,
 ) -> flower.RunStatus:
     """Tell every round and every process that ends, until Flower says that the run is over."""
-    told, missed, asked = -1, frozenset[str](), time.monotonic()
+    last, missed, asked = -1, frozenset[str](), time.monotonic()
     while True:
         missed = _tell_missed(deployment, missed, progress)
-        between = _ENDING_SECONDS if told >= experiment.federation.rounds else _RUNNING_SECONDS
+        between = _ENDING_SECONDS if last >= experiment.federation.rounds else _RUNNING_SECONDS
         is_due = time.monotonic() - asked > between
         status = flower.run_status(deployment, run_id) if is_due else None
         asked = time.monotonic() if is_due else asked
         for record in served.rounds():
-            if record.round > max(told, 0):
+            if record.round > max(last, 0):
                 progress.round_finished(record, experiment.federation.rounds)
-                # At once: the ledger must know who was asked, even where nothing else can be fetched any more.
+                # At once: the ledger must know who was asked, even where nothing else can be fetched.
                 _fetch(served.path, folder, _FILES[:2])
-            told = max(told, record.round)
+            last = max(last, record.round)
         if status is not None and status.is_over:
             return status
         time.sleep(_LOOK_SECONDS)
@@ -119,14 +119,14 @@ def _follow(
 def _tell_missed(deployment: DeploymentFolder, known: frozenset[str], progress: Progress) -> frozenset[str]:
     """Name processes that have ended since the last look; without the server's the run cannot go on."""
     _check_server(deployment)
-    dead = frozenset(one.name for one in deployment.read().dead())
+    dead = frozenset(process.name for process in deployment.read().dead())
     for name in sorted(dead - known):
         progress.warn(f"{name} has ended; start it again with: fedpriv deploy restart")
     return dead
 
 
 def _check_server(deployment: DeploymentFolder) -> None:
-    dead = [one.name for one in deployment.read().dead() if one.name in ("superlink", "serverapp")]
+    dead = [process.name for process in deployment.read().dead() if process.name in ("superlink", "serverapp")]
     for name in dead:
         raise RunFailedError(
             f"{name} of the deployment in {deployment.path} has died (last in its log: {deployment.last_words(name)}); "

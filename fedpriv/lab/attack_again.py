@@ -46,8 +46,8 @@ def attack_run(
 ) -> Summary:
     """Attack the observations of a run's folder, add the results, and return the new summary.
 
-    An attack with the settings of the run replaces its own earlier results; one with other settings stands beside them
-    under a name that says so, such as ``iga,tv=0.001``.
+    An attack with the settings of the run replaces its own earlier results; one with other settings is kept next to
+    them under a name that says so, such as ``iga,tv=0.001``.
 
     Args:
         path: the run's folder.
@@ -157,7 +157,7 @@ def _meant(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked(overrides: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-    """Refuse to change what the run is about: its results would not be those of one run any more."""
+    """Refuse to change what the run is about: its results would no longer be those of one run."""
     for name in _meant(overrides):
         if names and name not in names:
             raise InputError(f"--set adversary.{name}: {name} is not among the attacks to make: {', '.join(names)}")

@@ -95,7 +95,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
 
 def _completed(folder: RunFolder) -> Summary:
     summary = folder.final_summary()
-    # Figures of an earlier model would stand next to those of the run that was finished later.
+    # Figures of an earlier model would be next to those of the run that was finished later.
     if summary.status != COMPLETED:
         raise InputError(
             f"{folder.path}: the run is {summary.status}, not completed: finish it with {folder.to_resume}"
@@ -123,10 +123,10 @@ def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict
 def _heard(folder: RunFolder, records: list[RoundRecord], done: list[int]) -> dict[int, Vector]:
     """The models that the adversary saw clients start from; parameters of an active server's making are no model."""
     crafted = {(record.round, client) for record in records for client in record.crafted}
-    found: dict[int, Vector] = {}
+    models: dict[int, Vector] = {}
     for path in list_observations(folder.observations):
         observation = read_observation(path)
         before = [number for number in done if number < observation.round]
         if before and (observation.round, observation.client) not in crafted:
-            found[before[-1]] = dict(observation.parameters)
-    return found
+            models[before[-1]] = dict(observation.parameters)
+    return models

@@ -143,7 +143,7 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
 
 
 def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
-    """Write what there is; where even that cannot be written, the reason for the end is still what has to be told."""
+    """Write what there is; where even that cannot be written, the reason for the end still has to be reported."""
     with suppress(OSError):
         close(status, reason, Leakage())
 
@@ -236,7 +236,7 @@ def _model(world: World) -> ModelFacts:
 
 
 def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
-    """The clients that are not asked any more after the rounds so far."""
+    """The clients that are no longer asked after the rounds so far."""
     asked = folder.asked()
     budget = Budget(world.experiment, world.plans)
     replay(budget, asked)

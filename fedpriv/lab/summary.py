@@ -1,7 +1,7 @@
 """What attacks found, in figures, and the result of a run in words.
 
 The sentences claim no more than the run showed: an attack that fails without protection too says nothing about the
-mechanism, and a proven epsilon never stands without its adjacency, participations and delta.
+mechanism, and a proven epsilon never appears without its adjacency, participations and delta.
 """
 
 import platform
@@ -110,11 +110,7 @@ def _intervals(group: Sequence[Score], seed: int) -> dict[str, tuple[float, floa
     identified = _identified(group)
     if identified is not None:
         intervals["identified"] = rate_interval(identified, len(group))
-    return {
-        name: (interval.low, interval.high)
-        for name, interval in intervals.items()
-        if interval.low is not None and interval.high is not None
-    }
+    return {name: interval.ends for name, interval in intervals.items() if interval.ends is not None}
 
 
 def verdict(
@@ -135,7 +131,7 @@ def verdict(
         last: the last finished round.
         worst: what is proven about the worst client.
         scores: of the attacks and guesses.
-        stops: clients that are not asked any more.
+        stops: clients that are no longer asked.
         unattacked: uploads that were heard and that no attack could work on.
         refusals: what was not attacked, and why.
     """
@@ -145,7 +141,7 @@ def verdict(
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
     sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
-    sentences += _beside_the_pictures(experiment, parts, unattacked)
+    sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
     if not finished:
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
@@ -242,8 +238,8 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     return sentences
 
 
-def _beside_the_pictures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
-    """What a reader must know beside the numbers of recovered images."""
+def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
+    """What a reader must know with the numbers of recovered images."""
     sentences = [
         f"{'By the active server’s pictures' if active else 'By the pictures'} made {text}"
         for active, part in parts.items()
@@ -273,11 +269,11 @@ def _picked(scores: Sequence[Score], upload: str) -> str:
     for score in scores:
         if score.chosen and score.upload == upload and score.rank is not None:
             ranks.setdefault(score.attack, []).append(score)
-    told = {attack: sum(score.rank == 1 for score in group) for attack, group in ranks.items()}
-    best = max(told, key=lambda attack: told[attack] / len(ranks[attack]), default=None)
+    told_apart = {attack: sum(score.rank == 1 for score in group) for attack, group in ranks.items()}
+    best = max(told_apart, key=lambda attack: told_apart[attack] / len(ranks[attack]), default=None)
     if best is None:
         return ""
-    hits, images = told[best], len(ranks[best])
+    hits, images = told_apart[best], len(ranks[best])
     whole = recovered(scores, upload)
     if whole is not None and hits <= whole.images:
         return ""  # of those who were recovered that goes without saying

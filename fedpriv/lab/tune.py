@@ -22,7 +22,7 @@ from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Interval, Truth, median_interval, score, score_guesses
+from fedpriv.attacks.referee import Truth, median_interval, score, score_guesses
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
@@ -32,7 +32,7 @@ from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
-from fedpriv.records import Score
+from fedpriv.records import Interval, Score
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload

@@ -3,7 +3,7 @@
 :class:`fedpriv.runs.RunFolder` writes and reads the files; a sweep's own records are in :mod:`fedpriv.sweep.record`.
 """
 
-from fedpriv.records.attacks import CONFIDENCE, AttackResult, Recovered, Score, ThreatModel, recovered
+from fedpriv.records.attacks import CONFIDENCE, AttackResult, Interval, Recovered, Score, ThreatModel, recovered
 from fedpriv.records.ledger import Guarantee, Ledger, LedgerLine, Stop
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json
@@ -21,6 +21,7 @@ __all__ = [
     "EpsilonBound",
     "Failure",
     "Guarantee",
+    "Interval",
     "Ledger",
     "LedgerLine",
     "Membership",

@@ -5,10 +5,32 @@ from dataclasses import dataclass, field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["CONFIDENCE", "AttackResult", "Recovered", "Score", "ThreatModel", "recovered"]
+__all__ = ["CONFIDENCE", "AttackResult", "Interval", "Recovered", "Score", "ThreatModel", "recovered"]
 
 CONFIDENCE = 0.95
 """Nominal coverage of all intervals."""
+
+
+@dataclass(frozen=True)
+class Interval(Record):
+    """A figure and its interval.
+
+    Attributes:
+        value: the figure.
+        low: lower end; ``None`` where it is not known: of fewer than two values (or groups of values), say.
+        high: upper end; ``None`` likewise.
+        confidence: the nominal coverage.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    confidence: float = CONFIDENCE
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends, or ``None`` where one is not known."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -145,7 +167,7 @@ class ThreatModel(Record):
         name: who listens: the name in the experiment file.
         listener: who they are, and where.
         sees: what reaches them in each round.
-        knows: what they know besides (Kerckhoffs: by default everything but the secrets).
+        knows: what else they know (Kerckhoffs: by default everything but the secrets).
         withheld: what they never get.
         conduct: whether they only listen or also interfere.
         grants: what attacks may build on, by the names of :class:`fedpriv.attacks.access.Access`.

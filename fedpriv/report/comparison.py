@@ -12,13 +12,12 @@ from scipy.stats import t as student
 from fedpriv.attacks.settings import is_active
 from fedpriv.config import describe
 from fedpriv.errors import InputError
-from fedpriv.records import CONFIDENCE
+from fedpriv.records import CONFIDENCE, Interval
 from fedpriv.runs import RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord, read_record
 
 __all__ = [
     "Chosen",
-    "Estimate",
     "Setting",
     "choose_attacks",
     "differing_keys",
@@ -38,15 +37,6 @@ _SHOWN_ANYWAY = (
     *(f"mechanism.{key}" for key in ("name", "blocks", "kappa", "sigma", "scale")),
 )
 _NOT_SETTINGS = ("name", "seed", "report.", "engine.")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its interval; ``None`` for an end that is not known."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -71,15 +61,15 @@ class Setting:
     """
 
     records: tuple[TrialRecord, ...]
-    accuracy: Estimate | None
-    mse: Estimate | None
-    auc: Estimate | None
+    accuracy: Interval | None
+    mse: Interval | None
+    auc: Interval | None
     epsilon: float | None
     bound: float | None
 
     @property
     def first(self) -> TrialRecord:
-        """The trial that stands for all where they agree."""
+        """The trial to show where all agree."""
         return self.records[0]
 
     @property
@@ -96,7 +86,7 @@ class Setting:
 def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
     """Read sweeps and single runs; the trials are numbered through.
 
-    Of single runs the settings in which they differ stand for what a sweep sets.
+    Of single runs the settings in which they differ take the place of what a sweep sets.
 
     Raises:
         InputError: a folder is neither or is given twice, or a file is damaged, or there is not one trial.
@@ -221,7 +211,7 @@ def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
 
 def estimate(
     figures: Iterable[tuple[float | None, float | None, float | None]], most: float = math.inf
-) -> Estimate | None:
+) -> Interval | None:
     """Return the mean over seeds with a 95 % interval.
 
     From three seeds on the interval is Student's, of the mean over seeds. Below that it spans the runs' own intervals,
@@ -239,9 +229,9 @@ def estimate(
     if len(values) >= SEEDS_FOR_SPREAD:
         half = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values)
         half /= math.sqrt(len(values))
-        return Estimate(mean, max(0.0, mean - half), min(most, mean + half))
+        return Interval(mean, max(0.0, mean - half), min(most, mean + half))
     lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
-    return Estimate(mean, _end(lows, min), _end(highs, max))
+    return Interval(mean, _end(lows, min), _end(highs, max))
 
 
 def _end(ends: Sequence[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:

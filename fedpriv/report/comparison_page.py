@@ -8,11 +8,11 @@ from pathlib import Path
 from jinja2 import Template
 
 from fedpriv.files import write_whole
+from fedpriv.records import Interval
 from fedpriv.registry import ATTACKS
 from fedpriv.report import numbers
 from fedpriv.report.comparison import (
     Chosen,
-    Estimate,
     Setting,
     choose_attacks,
     differing_keys,
@@ -155,15 +155,14 @@ def _attack_name(label: str) -> str:
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
 
 
-def _estimate_text(estimate: Estimate | None, kind: str) -> str:
+def _estimate_text(estimate: Interval | None, kind: str) -> str:
     return "n/a" if estimate is None else _number(estimate.value, kind)
 
 
-def _ends(estimate: Estimate | None, kind: str) -> str:
+def _ends(estimate: Interval | None, kind: str) -> str:
     """The interval in words; empty where there is none."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return ""
-    return f"{_number(estimate.low, kind)} to {_number(estimate.high, kind)}"
+    ends = estimate.ends if estimate else None
+    return "" if ends is None else f"{_number(ends[0], kind)} to {_number(ends[1], kind)}"
 
 
 def _number(value: float, kind: str) -> str:

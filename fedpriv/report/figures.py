@@ -136,10 +136,10 @@ def partition_plot(partition: Partition) -> Plot:
 
 def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
     """Draw the curves of attacks on membership on logarithmic axes; ``None`` where there is no point to draw."""
-    drawn = [one for one in attacks if one.curve.false_positive_rate]
+    drawn = [attack for attack in attacks if attack.curve.false_positive_rate]
     if not drawn:
         return None
-    least = min(min(*one.curve.false_positive_rate, *one.curve.true_positive_rate) for one in drawn)
+    least = min(min(*attack.curve.false_positive_rate, *attack.curve.true_positive_rate) for attack in drawn)
 
     def build(theme: Theme) -> Figure:
         drawing = Figure(figsize=(6.2, 4.4), layout="constrained")
@@ -149,9 +149,9 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.plot([least, 1], [least, 1], color=theme.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")
-        for number, one in enumerate(drawn):
+        for number, attack in enumerate(drawn):
             axes.plot(
-                one.curve.false_positive_rate, one.curve.true_positive_rate, label=one.attack, linewidth=1.6,
+                attack.curve.false_positive_rate, attack.curve.true_positive_rate, label=attack.attack, linewidth=1.6,
                 color=(theme.line, theme.alarm, theme.text)[number % 3], linestyle=_DASHES[number // 3 % len(_DASHES)],
             )  # fmt: skip
         for axis in (axes.xaxis, axes.yaxis):
@@ -162,7 +162,7 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
         drawing.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=theme.text, handlelength=2.6)
         return drawing
 
-    names = ", ".join(f"{one.attack} {decimal(one.auc)}" for one in drawn)
+    names = ", ".join(f"{attack.attack} {decimal(attack.auc)}" for attack in drawn)
     return plot(build, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")
 
 
@@ -174,7 +174,7 @@ def _shades(theme: Theme) -> LinearSegmentedColormap:
 def _dark_shades() -> dict[str, str]:
     """Each shade of the light heat map, as #rrggbb, and what takes its place in the dark one.
 
-    Some light shades stand for two or three neighbours that differ by less than 1/255; so do the dark ones.
+    Some light shades are those of two or three neighbours that differ by less than 1/255; so do the dark ones.
     """
     light, dark = _shades(LIGHT), _shades(DARK)
     pairs = zip(light(range(light.N), bytes=True), dark(range(dark.N), bytes=True), strict=True)

@@ -29,7 +29,7 @@ __all__ = ["render_page", "reported", "write_report"]
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
 
-# What is no attack, and stands beside them.
+# What is shown with the attacks, and is none.
 NAMES = {
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
@@ -175,7 +175,7 @@ class _LedgerTable:
         lines: one a client, worst first.
         statements: the theorems and reasons, in the order of their numbers from 1.
         number: the number of each statement.
-        adjacencies: what the short names of adjacencies in the table stand for.
+        adjacencies: what the short names of adjacencies in the table mean.
         notes: each note once, with the clients it is about: empty for all.
         noise: what the clients' own noise is called, where it differs between them; else empty.
     """

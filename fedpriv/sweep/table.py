@@ -69,10 +69,10 @@ def _described(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def _attacks(record: TrialRecord) -> Iterator[tuple[str, Reconstruction | MembershipFigures]]:
-    for one in record.reconstructions:
-        yield f"reconstruction.{one.attack}.{one.upload}", one
-    for other in record.memberships:
-        yield f"membership.{other.attack}", other
+    for result in record.reconstructions:
+        yield f"reconstruction.{result.attack}.{result.upload}", result
+    for attack in record.memberships:
+        yield f"membership.{attack.attack}", attack
 
 
 def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:

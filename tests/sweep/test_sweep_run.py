@@ -22,8 +22,7 @@ from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
 from fedpriv.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab.sweep import run_sweep
-from fedpriv.lab.trial import TrialTask, run_trial
+from fedpriv.lab.sweep import TrialTask, run_sweep, run_trial
 from fedpriv.report import write_sweep_report
 from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
