@@ -32,7 +32,19 @@ from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
-from fedpriv.records import Asked, Deployed, Ledger, Membership, Partition, RoundRecord, Score, Summary, parse_json
+from fedpriv.records import (
+    Asked,
+    Deployed,
+    Ledger,
+    Membership,
+    Partition,
+    RoundRecord,
+    Score,
+    Summary,
+    parse_json,
+    read_file,
+    read_text,
+)
 
 __all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder"]
 
@@ -198,23 +210,23 @@ class RunFolder:
         Raises:
             InputError: the file is damaged. So it is of the readers that follow, which return ``None`` likewise.
         """
-        return self._read("summary.json", _SUMMARY)
+        return read_file(self.path / "summary.json", _SUMMARY)
 
     def ledger(self) -> Ledger | None:
         """What is proven; ``None`` until a run ends."""
-        return self._read("ledger.json", _LEDGER)
+        return read_file(self.path / "ledger.json", _LEDGER)
 
     def partition(self) -> Partition | None:
         """Who holds what; ``None`` if the run ended before the data were shared."""
-        return self._read("partition.json", _PARTITION)
+        return read_file(self.path / "partition.json", _PARTITION)
 
     def membership(self) -> Membership | None:
         """What an audit found; ``None`` if there was none."""
-        return self._read("membership.json", _MEMBERSHIP)
+        return read_file(self.path / "membership.json", _MEMBERSHIP)
 
     def deployed(self) -> Deployed | None:
         """Which of Flower's runs it was; ``None``: it was no deployment's."""
-        return self._read(DEPLOYMENT, _DEPLOYED)
+        return read_file(self.path / DEPLOYMENT, _DEPLOYED)
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json."""
@@ -223,7 +235,7 @@ class RunFolder:
     def scores(self) -> tuple[Score, ...]:
         """The lines of scores.jsonl, for every reconstruction and guess so far."""
         path = self.path / _SCORES
-        lines = enumerate(_text(path).splitlines() if path.exists() else (), 1)
+        lines = enumerate((read_text(path) or "").splitlines(), 1)
         return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in lines)
 
     def write_scores(self, scores: Sequence[Score]) -> None:
@@ -243,14 +255,10 @@ class RunFolder:
         return self._needed("ledger.json", _LEDGER)
 
     def _needed(self, name: str, kind: TypeAdapter[T]) -> T:
-        record = self._read(name, kind)
+        record = read_file(self.path / name, kind)
         if record is None:
             raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
         return record
-
-    def _read(self, name: str, kind: TypeAdapter[T]) -> T | None:
-        path = self.path / name
-        return parse_json(_text(path), kind, str(path)) if path.exists() else None
 
     def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""
@@ -290,10 +298,3 @@ class RunFolder:
                 return Checkpoint(int(metadata["round"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise InputError(f"{self._checkpoint} is damaged: {error}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.baselines import Guess, guesses
+from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, other_batches
@@ -151,12 +151,17 @@ def _attack_observations(
     heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
     if world.experiment.adversary.join_uploads:
         heard, leakage = _joined(heard, leakage, progress)
-    public, known = _guesses(world, threat), _public_images(world, threat)
+    # The test images are public in this laboratory; no client has any of them.
+    images = world.dataset.x_test.float() / 255
+    public = guesses(images, world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.classes)
+    known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
         suited = [upload for upload in heard if _suits(attack, upload.target)]
         if not suited:
-            leakage = leakage.refused(f"attack {attack.label} refused: {_unsuited(attack)}", progress)
+            made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
+            text = f"it needs uploads of parameters that are {made}, and none of those was heard"
+            leakage = leakage.refused(f"attack {attack.label} refused: {text}", progress)
         campaign = _campaign(world, attack, suited, known, progress)
         for number, result in campaign.found.items():
             upload = suited[number]
@@ -196,11 +201,6 @@ def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[lis
 def _suits(attack: PlannedAttack, target: Target) -> bool:
     """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
     return bool(ATTACKS[attack.name].active()) == target.crafted
-
-
-def _unsuited(attack: PlannedAttack) -> str:
-    made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
-    return f"it needs uploads of parameters that are {made}, and none of those was heard"
 
 
 def _heard(
@@ -259,18 +259,6 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     if world.experiment.adversary.counterfactual:
         kinds[UNPROTECTED] = without_mechanism(world, observation, target)
     return kinds
-
-
-def _guesses(world: World, threat: ThreatModel) -> tuple[Guess, ...]:
-    """What may be offered without any upload; the test images are public in this laboratory."""
-    dataset = world.dataset
-    labels = dataset.y_test if Access.LABELS in threat.grants else None
-    return guesses(dataset.x_test.float() / 255, labels, dataset.classes)
-
-
-def _public_images(world: World, threat: ThreatModel) -> Tensor | None:
-    """The test images, (M, C, H, W) on [0, 1], where the threat model grants them; no client has any of them."""
-    return world.dataset.x_test.float() / 255 if Access.PUBLIC_DATA in threat.grants else None
 
 
 def _campaign(

@@ -210,14 +210,10 @@ def _close(
         engine=engine,
         command=folder.command(),
     )
-    folder.write_summary(_with_audit(summary, folder))
+    # What an audit found stays when a run that was finished is resumed, which changes no model.
+    audit = folder.membership() if status == COMPLETED else None
+    folder.write_summary(summary if audit is None else summary.model_copy(update={"membership": audit}))
     return summary
-
-
-def _with_audit(summary: Summary, folder: RunFolder) -> Summary:
-    """Add what an audit found: it stays when a run that was finished is resumed, which changes no model."""
-    membership = folder.membership() if summary.status == COMPLETED else None
-    return summary if membership is None else summary.model_copy(update={"membership": membership})
 
 
 def _data(world: World) -> DataFacts:

@@ -7,7 +7,7 @@ The folder holds ``listener.json`` (connections, bytes, what was read) and, wher
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
@@ -20,6 +20,7 @@ from fedpriv.listener.conversation import Kind
 from fedpriv.listener.messages import Exchange
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.plan import plan_client
+from fedpriv.records import read_file
 from fedpriv.server.tap import public_settings
 from fedpriv.wire import unpack
 
@@ -100,13 +101,10 @@ def read_listened(folder: Path) -> Listened:
     Raises:
         InputError: it is missing or damaged.
     """
-    path = folder / LISTENED
-    try:
-        return _LISTENED.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}") from None
-    except (OSError, ValidationError):
-        raise InputError(f"{path} is damaged") from None
+    listened = read_file(folder / LISTENED, _LISTENED)
+    if listened is None:
+        raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}")
+    return listened
 
 
 class Notes:

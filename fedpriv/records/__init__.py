@@ -6,7 +6,7 @@
 from fedpriv.records.attacks import CONFIDENCE, AttackResult, Interval, Recovered, Score, ThreatModel, recovered
 from fedpriv.records.ledger import Guarantee, Ledger, LedgerLine, Stop
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
-from fedpriv.records.reading import Model, parse_json
+from fedpriv.records.reading import Model, parse_json, read_file, read_text
 from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
@@ -38,5 +38,7 @@ __all__ = [
     "Summary",
     "ThreatModel",
     "parse_json",
+    "read_file",
+    "read_text",
     "recovered",
 ]

@@ -1,12 +1,13 @@
 """What all records have in common: how they are read from JSON, and what is refused."""
 
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.errors import InputError
 
-__all__ = ["Model", "Record", "parse_json"]
+__all__ = ["Model", "Record", "parse_json", "read_file", "read_text"]
 
 T = TypeVar("T")
 
@@ -41,3 +42,27 @@ def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
         reason = first["msg"].removeprefix("Value error, ")
         key = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{reason}") from None
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of a file, or ``None`` where there is none.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def read_file(path: Path, kind: TypeAdapter[T]) -> T | None:
+    """Return the record that a file holds, or ``None`` where there is no file.
+
+    Raises:
+        InputError: it cannot be read, or is damaged.
+    """
+    text = read_text(path)
+    return None if text is None else parse_json(text, kind, str(path))

@@ -159,7 +159,7 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
     possible += [(guess, "none") for guess in _COMMON_GUESSES]
     pictured = [pair for pair in possible if pictures.find(key, _stem(*pair))]
     tried = sorted(dict.fromkeys([*scored, *pictured]), key=lambda pair: _rank(pair, attacks))
-    candidates = [_candidate(pair, key, scored.get(pair), pictures) for pair in tried]
+    candidates = [Candidate(*pair, scored.get(pair), _load_picture(pictures.find(key, _stem(*pair)))) for pair in tried]
     guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.picture]
     return Victim(
         round=key[0],
@@ -181,11 +181,6 @@ def _rank(pair: tuple[str, str], attacks: tuple[str, ...]) -> tuple[int, int, st
 
 def _error(candidate: Candidate) -> float:
     return math.inf if candidate.score is None else candidate.score.mse
-
-
-def _candidate(pair: tuple[str, str], key: _Key, score: Score | None, pictures: _Pictures) -> Candidate:
-    attack, upload = pair
-    return Candidate(attack, upload, score, _load_picture(pictures.find(key, _stem(attack, upload))))
 
 
 def _stem(attack: str, upload: str) -> str:

@@ -31,6 +31,7 @@ Trials are the product of seeds, lists and grid. All of them are validated befor
 
 import itertools
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -344,7 +345,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
-    tree = _merged({}, _copied(base))
+    tree = deepcopy(dict(base))
     # All at once: two noise parameters that exclude each other are both there then, and refused.
     override(tree, [pair for values in positions for pair in values], f"{source}: ")
     tree["seed"] = seed
@@ -354,10 +355,6 @@ def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int,
         raise InputError(f"engine.{key}: a trial runs in one process; the sweep's own Ray is set in [resources]")
     engine = experiment.engine.model_copy(update={"name": "inline"})
     return experiment.model_copy(update={"engine": engine})
-
-
-def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, dict) else value for key, value in tree.items()}
 
 
 def _refuse_twins(trials: Sequence[Trial], source: str) -> None:

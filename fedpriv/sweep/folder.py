@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.errors import InputError
 from fedpriv.files import is_empty, open_unlinked, remove_parts, write_whole, writing_to
-from fedpriv.records import parse_json
+from fedpriv.records import read_file
 from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
@@ -129,16 +129,10 @@ class SweepFolder:
         """
         path = self.trial(number) / _RECORD_FILE
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
-        try:
-            record = parse_json(content, _RECORD, str(path))
+            record = read_file(path, _RECORD)
         except InputError as error:
             raise InputError(f"{error}; remove it, and the sweep writes it again") from None
-        if record.trial != number:
+        if record is not None and record.trial != number:
             raise InputError(f"{path} is that of trial {record.trial}; remove it, and the sweep writes it again")
         return record
 
@@ -212,11 +206,10 @@ class SweepFolder:
             yield
 
     def _planned(self) -> _Plan:
-        try:
-            content = self._plan.read_bytes()
-        except OSError as error:
-            raise InputError(f"{self._plan} cannot be read: {error.strerror}") from None
-        return parse_json(content, _PLAN, str(self._plan))
+        plan = read_file(self._plan, _PLAN)
+        if plan is None:
+            raise InputError(f"{self.path} is not the folder of a sweep: it has no sweep.json")
+        return plan
 
     def _refuse_another(self, wanted: _Plan) -> None:
         held = self._planned()
