@@ -1,12 +1,10 @@
 """The page: a view and its plots, put into report.html. Everything is escaped; nothing is loaded from anywhere."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
 
@@ -92,6 +90,7 @@ def write_report(folder: Path) -> Path:
 
 def render_page(view: View) -> str:
     """Return the report as one HTML document that needs no network and no script."""
+    lines = view.ledger.clients if view.ledger else ()
     return _template().render(
         view=view,
         config=view.experiment,
@@ -106,7 +105,11 @@ def render_page(view: View) -> str:
         partition_plot=partition_plot(view.partition) if view.partition else None,
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
-        ledger=_ledger_table(view.ledger) if view.ledger else None,
+        ledger=view.ledger,
+        ledger_mechanism=mechanism_name(view.ledger.mechanism) if view.ledger else "",
+        ledger_notes=_notes(lines),
+        own_noise=_own_noise(view.ledger) if view.ledger else "",
+        statements=list(dict.fromkeys(text for line in lines for text in line.theorem.values())),
         stops={stop.client: stop for stop in view.summary.stops} if view.summary else {},
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
@@ -167,48 +170,15 @@ def _training_facts(view: View) -> list[tuple[str, str]]:
 # ---- ledger ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _LedgerTable:
-    """The ledger with its long texts taken out of the table and numbered.
-
-    Attributes:
-        lines: one a client, worst first.
-        statements: the theorems and reasons, in the order of their numbers from 1.
-        number: the number of each statement.
-        adjacencies: what the short names of adjacencies in the table mean.
-        notes: each note once, with the clients it is about: empty for all.
-        noise: what the clients' own noise is called, where it differs between them; else empty.
-    """
-
-    lines: tuple[LedgerLine, ...]
-    statements: tuple[str, ...]
-    number: Mapping[str, int]
-    adjacencies: tuple[str, ...]
-    notes: tuple[tuple[str, str], ...]
-    unit: str
-    mechanism: str
-    parameters: Mapping[str, Any]
-    noise: str
-
-
-def _ledger_table(ledger: Ledger) -> _LedgerTable:
-    noise = (MECHANISMS[ledger.mechanism].parameter if ledger.mechanism in MECHANISMS else None) or ""
-    differs = len({line.noise for line in ledger.clients}) > 1
-    statements = tuple(dict.fromkeys(text for line in ledger.clients for text in line.theorem.values()))
-    return _LedgerTable(
-        lines=ledger.clients,
-        statements=statements,
-        number={text: index for index, text in enumerate(statements, 1)},
-        adjacencies=tuple(dict.fromkeys(line.adjacency for line in ledger.clients)),
-        notes=_notes(ledger.clients),
-        unit=ledger.unit,
-        mechanism=mechanism_name(ledger.mechanism),
-        parameters={key: value for key, value in ledger.parameters.items() if not (differs and key == noise)},
-        noise=noise if differs else "",
-    )
+def _own_noise(ledger: Ledger) -> str:
+    """What the clients' own noise is called, where it differs between them; else empty."""
+    if len({line.noise for line in ledger.clients}) == 1 or ledger.mechanism not in MECHANISMS:
+        return ""
+    return MECHANISMS[ledger.mechanism].parameter or ""
 
 
 def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
+    """Each note once, with the clients it is about: empty for all."""
     holders: dict[str, list[str]] = {}
     for line in lines:
         for note in line.notes:
