@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from fedpriv.attacks.access import Access
+from fedpriv.errors import InputError
 from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, Section
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes.parts import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome
 
-__all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active"]
+__all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active", "known_attack"]
 
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
@@ -84,6 +85,18 @@ class MatchingSettings(AttackSettings):
 
     iterations: Count
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+
+
+def known_attack(name: str) -> type[AttackSettings]:
+    """Return the settings of an attack.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name not in ATTACKS:
+        raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+    kind: type[AttackSettings] = ATTACKS[name]
+    return kind
 
 
 def is_active(label: str) -> bool:

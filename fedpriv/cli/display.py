@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
@@ -38,13 +38,11 @@ class Display(Progress):
         )
         self._tasks: dict[str, bars.TaskID] = {}
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
     def stage(self, title: str) -> None:

@@ -3,8 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -45,14 +44,12 @@ class SweepDisplay(SweepProgress):
         self._began = clock()
         self._shown = -_REFRESH
 
-    def __enter__(self) -> "SweepDisplay":
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 

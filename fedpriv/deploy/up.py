@@ -111,7 +111,11 @@ def look(path: Path) -> Status:
     """
     folder = DeploymentFolder(path)
     record = folder.read()
-    processes = tuple(_process_status(folder, process) for process in record.processes)
+    living = [(process, is_alive(process)) for process in record.processes]
+    processes = tuple(
+        ProcessStatus(process.name, process.pid, alive, "" if alive else folder.last_words(process.name))
+        for process, alive in living
+    )
     serves = is_serving(folder, record)
     if serves or record.is_contained:
         check_certificates(folder, record)
@@ -302,8 +306,3 @@ def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Calla
         if time.monotonic() > deadline:
             raise RunFailedError(f"{failure} within {_HEALTH_SECONDS:g} s (logs in {folder.logs})")
         time.sleep(0.5)
-
-
-def _process_status(folder: DeploymentFolder, started: Started) -> ProcessStatus:
-    alive = is_alive(started)
-    return ProcessStatus(started.name, started.pid, alive, "" if alive else folder.last_words(started.name))

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from fedpriv.attacks.observation import list_observations
+from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
@@ -109,8 +110,7 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
         InputError: there is no attack of a name, or it is named twice.
     """
     for number, name in enumerate(names):
-        if name not in ATTACKS:
-            raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+        known_attack(name)
         if name in names[:number]:
             raise InputError(f"attack {name} is named twice")
     chosen = names or before.adversary.attacks

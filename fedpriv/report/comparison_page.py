@@ -121,17 +121,17 @@ def _facets(settings: Sequence[Setting]) -> list[_Facet]:
     groups: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
         groups.setdefault(setting.facet, []).append(setting)
-    return [_facet(facet, group, series) for facet, group in groups.items()]
-
-
-def _facet(facet: tuple[str, str], settings: Sequence[Setting], series: Sequence[tuple[str, str]]) -> _Facet:
-    drawn = [(tradeoff_plot(settings, tradeoff, series), tradeoff.name) for tradeoff in TRADEOFFS]
-    return _Facet(
-        title=f"{facet[1]} on {facet[0]}",
-        plots=tuple((plot, name) for plot, name in drawn if plot is not None),
-        settings=tuple(settings),
-        fronts=_fronts(settings),
-    )
+    return [
+        _Facet(
+            title=f"{model} on {data}",
+            plots=tuple(
+                (plot, tradeoff.name) for tradeoff in TRADEOFFS if (plot := tradeoff_plot(group, tradeoff, series))
+            ),
+            settings=tuple(group),
+            fronts=_fronts(group),
+        )
+        for (data, model), group in groups.items()
+    ]
 
 
 def _fronts(settings: Sequence[Setting]) -> dict[int, str]:

@@ -17,6 +17,7 @@ from fedpriv.report.numbers import count, decimal, figure, percent
 __all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "roc_plot"]
 
 
+_LONGEST = 16
 # Three inks and as many kinds of line tell nine curves apart.
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
@@ -88,7 +89,7 @@ def partition_plot(partition: Partition) -> Plot:
     counts = np.array(partition.clients, dtype=np.int64)  # (clients, classes)
     clients, classes = counts.shape
     totals = counts.sum(axis=1)
-    names = [_shortened(name) for name in partition.class_names]
+    names = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in partition.class_names]
     named = classes <= 24
     written = clients <= 16 and classes <= 24
     width = 1.3 + min(max(0.42 * clients, 2.6), 7.4)
@@ -236,7 +237,3 @@ def _faults(rounds: Sequence[RoundRecord]) -> str:
 def _range(values: np.ndarray) -> str:
     low, high = int(values.min()), int(values.max())
     return count(low) if low == high else f"{count(low)} to {count(high)}"
-
-
-def _shortened(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
