@@ -21,6 +21,7 @@ from fedpriv.cli.sweep import compare, sweep
 from fedpriv.cli.terminal import (
     File,
     Json,
+    Out,
     Quiet,
     Run,
     Set,
@@ -82,9 +83,7 @@ def run(
         Path | None, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")
     ] = None,
     set_: Set = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")
-    ] = None,
+    out_dir: Out = None,
     resume: Annotated[
         Path | None,
         typer.Option(

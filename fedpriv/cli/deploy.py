@@ -14,6 +14,7 @@ from rich.text import Text
 from fedpriv.cli.terminal import (
     File,
     Json,
+    Out,
     Quiet,
     Set,
     command_of,
@@ -85,9 +86,7 @@ def up(
 def run(
     file: File,
     set_: Set = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")
-    ] = None,
+    out_dir: Out = None,
     folder: Folder = _DEFAULT,
     quiet: Quiet = False,
     as_json: Json = False,

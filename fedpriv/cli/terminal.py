@@ -16,6 +16,7 @@ from fedpriv.records import Summary
 __all__ = [
     "File",
     "Json",
+    "Out",
     "Quiet",
     "Run",
     "Set",
@@ -41,6 +42,7 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given several times.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
 

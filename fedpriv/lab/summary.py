@@ -45,34 +45,26 @@ def attack_results(
         lpips_reason: why there is no LPIPS, where there is none.
         seed: of the resamples of the bootstrap.
     """
+    chosen = [score for score in scores if score.chosen]
     groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        if score.chosen:
-            groups.setdefault((score.attack, score.upload), []).append(score)
-    chosen = [score for group in groups.values() for score in group]
+    for score in chosen:
+        groups.setdefault((score.attack, score.upload), []).append(score)
     images = {active: len({score.victim for score in part}) for active, part in by_conduct(chosen).items()}
     guessed = len({score.victim for score in chosen})
     return tuple(
-        _condense(
-            key, group, success_ssim, lpips_reason, guessed if key[1] == "none" else images[is_active(key[0])], seed
-        )
-        for key, group in groups.items()
+        _condense(group, guessed if upload == "none" else images[is_active(attack)], success_ssim, lpips_reason, seed)
+        for (attack, upload), group in groups.items()
     )
 
 
 def _condense(
-    key: tuple[str, str],
-    group: Sequence[Score],
-    success_ssim: float,
-    lpips_reason: str | None,
-    images: int,
-    seed: int,
+    group: Sequence[Score], images: int, success_ssim: float, lpips_reason: str | None, seed: int
 ) -> AttackResult:
     perceptual = [score.lpips for score in group if score.lpips is not None]
     labels = [score.label_correct for score in group if score.label_correct is not None]
     return AttackResult(
-        attack=key[0],
-        upload=key[1],
+        attack=group[0].attack,
+        upload=group[0].upload,
         victims=len(group),
         recovered=sum(score.recovered for score in group),
         success_ssim=success_ssim,
@@ -87,7 +79,7 @@ def _condense(
         identified=_identified(group),
         candidates=min((score.candidates for score in group if score.candidates is not None), default=None),
         intervals=_intervals(group, seed),
-        active=is_active(key[0]),
+        active=is_active(group[0].attack),
     )
 
 
