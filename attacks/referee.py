@@ -8,6 +8,7 @@ each of some other images of the same data set? A picture that nobody would call
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,32 +140,14 @@ def score(
             # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
             beaten = float(figures.mse[k]) < float(bar[image]) * ROUNDING
             recovered = float(figures.ssim[k]) >= success_ssim and beaten
-            client, number = truth.place(image)
             scores.append(
-                Score(
-                    round=truth.round,
-                    client=client,
-                    image=number,
-                    attack=reconstruction.attack,
-                    upload=upload,
-                    restart=restart,
-                    chosen=chosen,
-                    loss=attempt.loss,
-                    label=label,
-                    true_label=int(truth.labels[image]),
-                    label_correct=None if label is None else label == int(truth.labels[image]),
-                    mse=float(figures.mse[k]),
-                    mse_normalised=float(figures.mse_normalised[k]),
-                    psnr=float(figures.psnr[k]),
-                    ssim=float(figures.ssim[k]),
-                    lpips=lpips[k],
-                    recovered=recovered,
-                    note=note,
-                    clients=truth.clients,
-                    rank=figures.ranks[k],
-                    candidates=figures.candidates[k],
+                _scored(
+                    truth, image, figures, k, lpips[k],
+                    attack=reconstruction.attack, upload=upload, restart=restart, chosen=chosen, loss=attempt.loss,
+                    label=label, label_correct=None if label is None else label == int(truth.labels[image]),
+                    recovered=recovered, note=note,
                 )
-            )
+            )  # fmt: skip
     return Scores(tuple(scores), reason, pictures)
 
 
@@ -186,34 +169,36 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
         lpips, why = _lpips(truth.images, images) if perceptual else ([None] * len(images), None)
         reason = why or reason
         scores += [
-            Score(
-                round=truth.round,
-                client=truth.place(k)[0],
-                image=truth.place(k)[1],
-                attack=guess.name,
-                upload="none",
-                restart=0,
-                chosen=True,
-                loss=None,
-                label=None,
-                true_label=int(truth.labels[k]),
-                label_correct=None,
-                mse=float(figures.mse[k]),
-                mse_normalised=float(figures.mse_normalised[k]),
-                psnr=float(figures.psnr[k]),
-                ssim=float(figures.ssim[k]),
-                lpips=lpips[k],
-                recovered=False,
-                note="",
-                clients=truth.clients,
-                rank=figures.ranks[k],
-                candidates=figures.candidates[k],
+            _scored(
+                truth, k, figures, k, lpips[k],
+                attack=guess.name, upload="none", restart=0, chosen=True, loss=None,
+                label=None, label_correct=None, recovered=False, note="",
             )
             for k in range(len(images))
-        ]
+        ]  # fmt: skip
         if guess.by_class is not None:
             pictures = dict(enumerate(images))
     return Scores(tuple(scores), reason, pictures)
+
+
+def _scored(truth: Truth, image: int, figures: _Figures, k: int, lpips: float | None, **attempt: Any) -> Score:
+    """The line about one true image, whose figures are the k-th, and about the attempt at it."""
+    client, number = truth.place(image)
+    return Score(
+        round=truth.round,
+        client=client,
+        image=number,
+        true_label=int(truth.labels[image]),
+        mse=float(figures.mse[k]),
+        mse_normalised=float(figures.mse_normalised[k]),
+        psnr=float(figures.psnr[k]),
+        ssim=float(figures.ssim[k]),
+        lpips=lpips,
+        clients=truth.clients,
+        rank=figures.ranks[k],
+        candidates=figures.candidates[k],
+        **attempt,
+    )
 
 
 def median_interval(

@@ -92,14 +92,14 @@ class Tuning:
         return min(self.trials, key=lambda trial: trial.mse.value)
 
     @property
-    def found(self) -> bool:
+    def beats_guess(self) -> bool:
         """Whether the best trial is better than the guess without any upload."""
         return self.best.mse.value < self.guess_mse
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """What to pass as ``--set``; nothing where no setting is better than a guess."""
-        if not self.found:
+        if not self.beats_guess:
             return ()
         return tuple(
             f"adversary.{self.attack}.{key}={value}" for key, value in zip(self.keys, self.best.values, strict=True)
@@ -266,8 +266,8 @@ def _trial(
     label = ",".join(f"{key}={value:g}" for key, value in zip(keys, values, strict=True))
     heard = [victim.observation for victim in rehearsed]
     seed = torch_stream(world.experiment.seed, "rehearsal-attack").initial_seed()
-    told, known = partial(progress.attack_advanced, label), _unrehearsed(world, rehearsed)
-    campaign = attack_each(AttackJob(attack.name, heard, world.model, config, seed, told, public_images=known))
+    listener, known = partial(progress.attack_advanced, label), _unrehearsed(world, rehearsed)
+    campaign = attack_each(AttackJob(attack.name, heard, world.model, config, seed, listener, public_images=known))
     if campaign.failures:
         number, reason = next(iter(campaign.failures.items()))
         raise InputError(f"{attack.name} cannot attack the rehearsal's upload {number + 1}: {reason}")
@@ -309,7 +309,7 @@ def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: Wor
 def _remarks(tuning: Tuning) -> tuple[str, ...]:
     best = tuning.best
     lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
-    if not tuning.found:
+    if not tuning.beats_guess:
         return (
             f"{lines[0]} No setting does better: with this mechanism and so many iterations the attack finds nothing "
             "that the weights could bring out.",

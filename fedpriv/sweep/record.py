@@ -5,13 +5,13 @@ that the run has no such figure.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from scipy.stats import binomtest
 
 from fedpriv.config import Experiment
-from fedpriv.records import COMPLETED, CONFIDENCE, AttackResult, Ledger, MembershipAttack, Summary
+from fedpriv.records import COMPLETED, CONFIDENCE, AttackResult, Ledger, MembershipAttack, Model, Summary
 from fedpriv.registry import MECHANISMS
 from fedpriv.runs import RunFolder
 
@@ -20,11 +20,7 @@ __all__ = ["FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "fail
 FAILED = "failed"
 
 
-class _Record(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Reconstruction(_Record):
+class Reconstruction(Model):
     """What one attack, or one guess, made of the uploads: medians over images, on the [0, 1] scale."""
 
     attack: str = Field(description="name of the attack or guess")
@@ -39,7 +35,7 @@ class Reconstruction(_Record):
     ssim: float | None = Field(None, description="median SSIM")
 
 
-class MembershipFigures(_Record):
+class MembershipFigures(Model):
     """How well one attack tells members of the training data from others."""
 
     attack: str = Field(description="name of the attack")
@@ -50,7 +46,7 @@ class MembershipFigures(_Record):
     tpr_at_01_percent: float = Field(description="the same at 0.1 %")
 
 
-class TrialRecord(_Record):
+class TrialRecord(Model):
     """One trial of a sweep, or one run on its own."""
 
     trial: int = Field(description="number of the trial, from 1")
