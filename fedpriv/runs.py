@@ -46,7 +46,7 @@ from fedpriv.records import (
     read_text,
 )
 
-__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder"]
+__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]
 
 T = TypeVar("T")
 
@@ -68,6 +68,11 @@ class Checkpoint:
 
     round: int
     tensors: Mapping[str, Tensor]
+
+
+def picture_name(round_number: int, client: int, what: str, image: int | None = None) -> str:
+    """Return the name of a picture in reconstructions/; with ``image`` where a client has several."""
+    return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ".png"
 
 
 class RunFolder:

@@ -38,7 +38,7 @@ from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
 from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder
+from fedpriv.runs import RunFolder, picture_name
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
@@ -300,8 +300,8 @@ def _save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping
     sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
     for number, image in pictures.items():
         client, place = known.place(number)
-        name = f"{known.round:04d}-{client:04d}-{what}" + (f"-{place}" if sizes[client] > 1 else "")
-        folder.write_bytes(f"reconstructions/{name}.png", _png(image))
+        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None)
+        folder.write_bytes(f"reconstructions/{name}", _png(image))
 
 
 def _png(image: Tensor) -> bytes:

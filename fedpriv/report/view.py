@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.records import Ledger, Membership, Partition, RoundRecord, Score, Summary
-from fedpriv.runs import RunFolder
+from fedpriv.runs import RunFolder, picture_name
 
 __all__ = ["Candidate", "Picture", "Victim", "View", "load_view"]
 
@@ -94,7 +94,7 @@ def load_view(folder: Path) -> View:
     run = RunFolder(folder)
     experiment = run.experiment()
     summary, scores = run.summary(), run.scores()
-    pictures = _list_pictures(run.reconstructions)
+    pictures = {path.name: path for path in run.reconstructions.glob("*.png")}
     victims = _victim_keys(scores, pictures)
     shown = victims[: experiment.report.pictures]
     return View(
@@ -111,45 +111,27 @@ def load_view(folder: Path) -> View:
     )
 
 
-# Pictures: <round>-<client>-<what>.png or <round>-<client>-<what>-<image>.png, and guess-mean.png for all.
-
-_NAME = re.compile(r"(?P<round>\d+)-(?P<client>\d+)-(?P<what>.+?)(?:-(?P<image>\d+))?\.png")
+_ORIGINAL = re.compile(r"(\d+)-(\d+)-original(?:-(\d+))?\.png")
 _COMMON_GUESSES = ("guess-mean", "guess-grey")
 
 _Key = tuple[int, int, int]  # round, client, image
-_Files = dict[tuple[int, int, str, int | None], Path]
+_Pictures = Mapping[str, Path]  # name of a file -> where it is
 
 
-@dataclass(frozen=True)
-class _Pictures:
-    files: _Files
-    common: Mapping[str, Path]
-
-    def find(self, key: _Key, what: str) -> Path | None:
-        """The picture of one image, or the only one of its upload, or the one for all uploads."""
-        number, client, image = key
-        own = self.files.get((number, client, what, image)) or self.files.get((number, client, what, None))
-        return own or self.common.get(what)
-
-
-def _list_pictures(folder: Path) -> _Pictures:
-    files: _Files = {}
-    for path in sorted(folder.glob("*.png")):
-        parts = _NAME.fullmatch(path.name)
-        if parts:
-            image = None if parts["image"] is None else int(parts["image"])
-            files[int(parts["round"]), int(parts["client"]), parts["what"], image] = path
-    common = {what: folder / f"{what}.png" for what in _COMMON_GUESSES if (folder / f"{what}.png").is_file()}
-    return _Pictures(files, common)
+def _find(pictures: _Pictures, key: _Key, what: str) -> Path | None:
+    """The picture of one image, or the only one of its upload, or the one for all uploads."""
+    number, client, image = key
+    names = (picture_name(number, client, what, image), picture_name(number, client, what), f"{what}.png")
+    return next((pictures[name] for name in names if name in pictures), None)
 
 
 def _victim_keys(scores: Iterable[Score], pictures: _Pictures) -> list[_Key]:
     scored = {score.victim for score in scores}
     known = {key[:2] for key in scored}
     # An upload whose attack was never scored still has its originals.
-    originals = [(n, c, image or 0) for n, c, what, image in pictures.files if what == "original"]
-    pictured = {key for key in originals if key[:2] not in known}
-    return sorted(scored | pictured)
+    originals = [match for name in pictures if (match := _ORIGINAL.fullmatch(name))]
+    pictured = {(int(match[1]), int(match[2]), int(match[3] or 0)) for match in originals}
+    return sorted(scored | {key for key in pictured if key[:2] not in known})
 
 
 def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tuple[str, ...]) -> Victim:
@@ -157,15 +139,17 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
     scored = {(score.attack, score.upload): score for score in mine}
     possible = [(attack, upload) for attack in attacks for upload in ("unprotected", "protected")]
     possible += [(guess, "none") for guess in _COMMON_GUESSES]
-    pictured = [pair for pair in possible if pictures.find(key, _stem(*pair))]
+    pictured = [pair for pair in possible if _find(pictures, key, _stem(*pair))]
     tried = sorted(dict.fromkeys([*scored, *pictured]), key=lambda pair: _rank(pair, attacks))
-    candidates = [Candidate(*pair, scored.get(pair), _load_picture(pictures.find(key, _stem(*pair)))) for pair in tried]
+    candidates = [
+        Candidate(*pair, scored.get(pair), _load_picture(_find(pictures, key, _stem(*pair)))) for pair in tried
+    ]
     guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.picture]
     return Victim(
         round=key[0],
         client=key[1],
         image=key[2],
-        original=_load_picture(pictures.find(key, "original")),
+        original=_load_picture(_find(pictures, key, "original")),
         true_label=mine[0].true_label if mine else None,
         candidates=(*(each for each in candidates if each.upload != "none"), *sorted(guesses, key=_error)[:1]),
     )
