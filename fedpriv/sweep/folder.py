@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.errors import InputError
 from fedpriv.files import is_empty, open_unlinked, remove_parts, write_whole, writing_to
-from fedpriv.records import read_file
+from fedpriv.records import parse_json, read_file, read_text
 from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
@@ -128,11 +128,14 @@ class SweepFolder:
             InputError: the file is damaged or cannot be read.
         """
         path = self.trial(number) / _RECORD_FILE
+        text = read_text(path)
+        if text is None:
+            return None
         try:
-            record = read_file(path, _RECORD)
+            record = parse_json(text, _RECORD, str(path))
         except InputError as error:
             raise InputError(f"{error}; remove it, and the sweep writes it again") from None
-        if record is not None and record.trial != number:
+        if record.trial != number:
             raise InputError(f"{path} is that of trial {record.trial}; remove it, and the sweep writes it again")
         return record
 
