@@ -13,7 +13,8 @@ from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
-from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
+from fedpriv.records import Asked, RoundRecord
+from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer, aggregate
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import evaluate

@@ -111,7 +111,7 @@ def _unreached_rounds(world: World) -> list[str]:
 
 
 def _ignored_settings(config: MechanismSettings) -> list[str]:
-    """Settings that somebody made and that have no effect beside the others."""
+    """Settings that somebody made and that have no effect with the others."""
     if not config.protects:
         return []
     unread = [key for key in type(config).model_fields if key not in ("name", "unit", *config.effective)]

@@ -12,8 +12,8 @@ from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.lab import attack_on_ray, resume_run, start_run
 from fedpriv.lab.preflight import _powerless_rule
-from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
+from fedpriv.records import Summary
 from fedpriv.report import write_report
 from fedpriv.server.aggregation import aggregate
 from fedpriv.server.uploads import Upload

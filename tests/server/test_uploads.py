@@ -16,7 +16,7 @@ from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.clipping import normal_norm
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.runs import Failure
+from fedpriv.records import Failure
 from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, norm, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world

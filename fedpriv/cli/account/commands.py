@@ -8,7 +8,6 @@ from typing import Annotated, Any, get_args
 import click
 import typer
 
-from fedpriv.cli.account.asked import Asked
 from fedpriv.cli.terminal import Json, err, print_json, print_line
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings
@@ -93,7 +92,7 @@ def _add(kind: type[NoisySettings]) -> None:
         options["adjacency"] = (Adjacency, "replace-one")
 
     def command(as_json: Json, **given: Any) -> None:
-        _answer(Asked(mechanism=name, **given), as_json)
+        _answer(as_json, mechanism=name, **given)
 
     _sign(command, {**options, "as_json": (Json, False)})
     with_dimension = " --dimension 15826" if blocks else ""
@@ -159,7 +158,7 @@ def compare(
     from fedpriv.cli.account.text import comparison_json, print_comparison
 
     with err.status("finding the noise of each mechanism for each epsilon"):
-        found = compare_mechanisms(
+        comparison = compare_mechanisms(
             sorted(set(epsilon or _EPSILONS)),
             delta,
             dimension=dimension,
@@ -171,11 +170,11 @@ def compare(
     if plot is not None:
         from fedpriv.cli.account.plot import draw_comparison
 
-        draw_comparison(found, plot)
+        draw_comparison(comparison, plot)
     if as_json:
-        print_json(comparison_json(found))
+        print_json(comparison_json(comparison))
         return
-    print_comparison(found)
+    print_comparison(comparison)
     if plot is not None:
         print_line(f"Plot: {plot}")
 
@@ -183,12 +182,12 @@ def compare(
 _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-def _answer(asked: Asked, as_json: bool) -> None:
-    from fedpriv.cli.account.answer import answer
+def _answer(as_json: bool, **given: Any) -> None:
+    from fedpriv.cli.account.answer import Asked, answer
     from fedpriv.cli.account.text import account_json, print_account
 
-    found = answer(asked)
+    result = answer(Asked(**given))
     if as_json:
-        print_json(account_json(found))
+        print_json(account_json(result))
     else:
-        print_account(found)
+        print_account(result)
