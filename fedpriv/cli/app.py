@@ -187,7 +187,7 @@ def data(
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
-    from fedpriv.data import list_datasets
+    from fedpriv.data.datasets import list_datasets
 
     found = list_datasets(root)
     if as_json:

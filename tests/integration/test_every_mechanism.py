@@ -139,7 +139,7 @@ def test_precision_from_the_clients_to_the_checkpoint(
 def test_parameters_without_dimensions(name: str, federation: dict[str, object], tmp_path: Path) -> None:
     """Temperatures and the like: every release, also summed under masks, and the attack that models its noise."""
     settings = experiment(
-        model={"name": "tests.integration.small:scaled", "hidden": []},
+        model={"name": "tests.integration.small:scaled"},
         mechanism=MECHANISMS.get(name, {"name": "none"}),
         federation={"rounds": 1, **federation},
         training={"batch_size": 1},

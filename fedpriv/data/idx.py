@@ -1,0 +1,77 @@
+"""The idx files in which the MNISTs are published."""
+
+import gzip
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedpriv.data.files import Arrays, check_memory, checked
+from fedpriv.errors import InputError, one_line
+from fedpriv.npz import DAMAGE
+
+__all__ = ["read_idx", "read_idx_files", "read_idx_shape"]
+
+IDX_UINT8 = b"\x00\x00\x08"
+
+
+def read_idx_files(folder: Path, paths: Sequence[Path], class_names: tuple[str, ...], memory: int) -> Arrays:
+    """Read images and labels to train with, and to test with.
+
+    Args:
+        folder: where they lie, for people.
+        paths: the four files.
+        class_names: one a class.
+        memory: MiB that reading may take.
+
+    Raises:
+        InputError: a file is truncated, damaged, no such file, or does not fit; or they take more memory.
+    """
+    check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
+    x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
+    return checked(Arrays(x_train, y_train, x_test, y_test, class_names), str(folder))
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read one idx file of unsigned bytes, as published for MNIST and Fashion-MNIST, gzipped or not.
+
+    Returns:
+        uint8, of the shape that the file's header says; of a file that holds more, no more is unpacked.
+
+    Raises:
+        InputError: truncated, damaged, or not such a file.
+    """
+    shape = read_idx_shape(path)
+    offset, size = 4 + 4 * len(shape), math.prod(shape)
+    content = _read_idx(path, offset + size + 1)
+    if len(content) != offset + size:
+        found = "more" if len(content) > offset + size else f"{len(content) - offset}"
+        raise InputError(f"{path}: truncated or damaged: {found} bytes of data, its header says {shape}")
+    return np.frombuffer(content, np.uint8, offset=offset).reshape(shape).copy()
+
+
+def read_idx_shape(path: Path) -> tuple[int, ...]:
+    """Return the shape that an idx file's header says, reading no further.
+
+    Raises:
+        InputError: truncated, damaged, or not such a file.
+    """
+    return _idx_shape(_read_idx(path, 16), path)
+
+
+def _read_idx(path: Path, length: int) -> bytes:
+    """Return the first bytes of a file, unpacked, as many as there are up to ``length``."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return stream.read(length)
+    except DAMAGE as error:
+        raise InputError(f"{path}: cannot be read, truncated or damaged: {one_line(error)}") from None
+
+
+def _idx_shape(header: bytes, path: Path) -> tuple[int, ...]:
+    """The header is two zero bytes, the type, the rank, and each size as a big-endian 32-bit number."""
+    rank = header[3] if len(header) >= 4 else 0
+    if header[:3] != IDX_UINT8 or rank not in (1, 3) or len(header) < 4 + 4 * rank:
+        raise InputError(f"{path}: not an idx file of unsigned bytes with 1 or 3 dimensions")
+    return tuple(np.frombuffer(header, ">u4", count=rank, offset=4).tolist())
