@@ -60,20 +60,16 @@ class Registry(Mapping[str, type[Any]]):
     def __len__(self) -> int:
         return len(self._every())
 
-    def ours(self) -> tuple[type[Any], ...]:
-        """Return those of this project alone, in the order of their names; no other package is imported."""
-        package = importlib.import_module(self.package)
-        modules = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg]
-        found = {importlib.import_module(f"{self.package}.{name}").__name__ for name in modules}
-        self._things = dict(sorted(self._things.items()))
-        return tuple(kind for kind in self._things.values() if kind.__module__ in found)
-
     def _every(self) -> dict[str, type[Any]]:
         """All of them. While a module is imported that asks for them itself, those that are known already."""
         if self._begun:
             return self._things
         self._begun = True
-        self.ours()
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+            if not module.ispkg:
+                importlib.import_module(module.name)
+        self._things = dict(sorted(self._things.items()))
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
             try:
                 _enter(self._things, point.load())

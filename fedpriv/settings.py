@@ -113,12 +113,14 @@ class Choice(Generic[Chosen]):
         return self.settings(self.read_keys(tree))
 
     def read_keys(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that the named one reads, all of them where it is not known.
+        """Return the tree without keys that only others than the named one read.
 
-        Earlier versions wrote every thing's keys, though only the named one's had an effect.
+        Versions up to 0.2 wrote the keys of all things, though only those of the named one had an effect.
         """
-        kind = self.kind(str(tree.get("name", self.default)))
-        return {key: value for key, value in tree.items() if kind is None or key in kind.model_fields}
+        kind = self.kind(tree.get("name", self.default))
+        others = {key for other in self.registry.values() for key in other.model_fields}
+        unread = others - set(kind.model_fields) if kind else set()
+        return {key: value for key, value in tree.items() if key not in unread}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A union whose tag is the name."""

@@ -257,7 +257,7 @@ def test_true_is_not_a_number_of_a_mechanism(name: str, key: str) -> None:
 
 def test_the_list_of_numbers_is_not_empty() -> None:
     found = set(numbers(Experiment))
-    assert {"seed", "adversary.rounds", "model.hidden", "adversary.iga.tv"} <= found
+    assert {"seed", "adversary.rounds", "data.memory", "adversary.iga.tv"} <= found
     assert "engine.precision" not in found
 
 
