@@ -37,8 +37,6 @@ def test_a_trial_is_what_the_same_overrides_make_of_the_base_file(tmp_path: Path
     base = tmp_path / "base.toml"
     text = '[model]\nname = "mlp"\n[mechanism]\nname = "vmf"\nepsilon = 600\n[engine]\nname = "inline"\n'
     base.write_text(text, encoding="utf-8")
-        '[model]\nname = "mlp"\n[mechanism]\nname = "vmf"\nepsilon = 600\n[engine]\nname = "inline"\n', encoding="utf-8"
-    )
     found = sweep(
         tmp_path, base="base.toml", seeds=[5], list=None, set={"federation": {"rounds": 3}},
         grid={"mechanism.kappa": [1.5, 7.0], "model": {"hidden": [[8], [8, 4]]}, "adversary.attacks": [["iga"]]},
