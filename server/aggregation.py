@@ -1,36 +1,16 @@
-"""From uploads to the next global state: arithmetic of the rules in ``server.rules``, and the server's optimiser."""
+"""From the uploads of a round, put together by one of ``server.rules``, to the next global state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.optimizers import make_optimizer
-from fedpriv.server.uploads import Upload
 from fedpriv.world import State
 
-__all__ = ["ServerOptimizer", "by_coordinate", "tensors"]
-
-
-def by_coordinate(uploads: Sequence[Upload], rule: Callable[[np.ndarray], np.ndarray]) -> State:
-    """Put uploads together tensor by tensor.
-
-    Args:
-        uploads: at least one; all with the same tensors.
-        rule: from a tensor of each of n uploads, (n, *shape), to one of that shape.
-    """
-    rows = zip(*(tensors(upload.state) for upload in uploads), strict=True)
-    values = iter([torch.as_tensor(rule(np.stack([each.numpy() for each in row])), dtype=row[0].dtype) for row in rows])
-    like = uploads[0].state
-    return State({name: next(values) for name in like.parameters}, {name: next(values) for name in like.buffers})
-
-
-def tensors(state: State) -> list[Tensor]:
-    """Return all tensors of a state, its parameters first."""
-    return [*state.parameters.values(), *state.buffers.values()]
+__all__ = ["ServerOptimizer"]
 
 
 class ServerOptimizer:

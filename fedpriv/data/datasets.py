@@ -1,15 +1,17 @@
 """Data sets: images and labels, where they are looked for, and the public constants that scale them."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.config import DataConfig
-from fedpriv.data.source import DatasetStatus, Place
+from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
 from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
@@ -95,15 +97,19 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
         InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
             ``data.memory``, or fewer training examples than asked for.
     """
-    place = Place.of(config.path, config.root, config.download, config.memory)
+    place = Place(config.path, _root(config.root), config.download, config.memory)
     complete = _complete(config.name, place)
     return complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
     """Say which of the named data sets lie in ``root`` (empty: $FEDPRIV_DATA, else ./data), without any download."""
-    place = Place.of("", root, False, DataConfig().memory)
+    place = Place("", _root(root), False, DataConfig().memory)
     return tuple(status for source in DATASETS.values() if (status := source.status(place)) is not None)
+
+
+def _root(root: str) -> Path:
+    return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -117,7 +123,7 @@ def _complete(name: str, place: Place) -> Dataset:
     said = f"{source.title}, {where}"
     x_train, x_test = _images(arrays.x_train), _images(arrays.x_test)
     channels = x_train.shape[1]
-    mean, std = source.scale(channels)
+    mean, std = source.mean or (0.5,) * channels, source.std or (0.5,) * channels
     if channels != len(mean):
         raise InputError(f"{said}: images have {channels} channels; {name} has {len(mean)}")
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))

@@ -2,35 +2,47 @@
 
 import gzip
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from fedpriv.data.files import Arrays, check_memory, checked
+from fedpriv.data.torchvision_files import Torchvision
 from fedpriv.errors import InputError, one_line
 from fedpriv.npz import DAMAGE
 
-__all__ = ["read_idx", "read_idx_files", "read_idx_shape"]
+__all__ = ["IdxFiles", "read_idx", "read_idx_shape"]
 
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IDX_UINT8 = b"\x00\x00\x08"
 
 
-def read_idx_files(folder: Path, paths: Sequence[Path], class_names: tuple[str, ...], memory: int) -> Arrays:
-    """Read images and labels to train with, and to test with.
+class IdxFiles(Torchvision):
+    """Four idx files."""
 
-    Args:
-        folder: where they lie, for people.
-        paths: the four files.
-        class_names: one a class.
-        memory: MiB that reading may take.
+    @classmethod
+    @override
+    def is_complete(cls, folder: Path) -> bool:
+        return all(path.is_file() for path in _paths(folder))
 
-    Raises:
-        InputError: a file is truncated, damaged, no such file, or does not fit; or they take more memory.
-    """
-    check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
-    x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
-    return checked(Arrays(x_train, y_train, x_test, y_test, class_names), str(folder))
+    @classmethod
+    @override
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
+        paths = _paths(folder)
+        check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
+        x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
+        return checked(Arrays(x_train, y_train, x_test, y_test, cls.class_names), str(folder))
+
+    @classmethod
+    @override
+    def count_folder(cls, folder: Path) -> int:
+        return sum(read_idx_shape(path)[0] for path in _paths(folder) if "labels" in path.name)
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The files, unpacked where torchvision has left them so."""
+    return [plain if (plain := folder / stem).is_file() else folder / f"{stem}.gz" for stem in IDX_FILES]
 
 
 def read_idx(path: Path) -> np.ndarray:

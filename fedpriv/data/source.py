@@ -1,20 +1,17 @@
 """Where data sets come from: what all of them say about themselves.
 
-Data sets are named whenever an experiment is read, so their files import numpy and readers where they use them.
+Data sets are named whenever an experiment is read, so their files import all but numpy where they use it.
 """
 
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from typing_extensions import override
 
+from fedpriv.data.files import Arrays, checked
 from fedpriv.errors import InputError
-
-if TYPE_CHECKING:
-    from fedpriv.data.files import Arrays
 
 __all__ = ["DatasetStatus", "Embedded", "Place", "Source", "home"]
 
@@ -34,15 +31,6 @@ class Place:
     root: Path
     download: bool
     memory: int
-
-    @classmethod
-    def of(cls, path: str, root: str, download: bool, memory: int) -> "Place":
-        """Return the place that these settings of ``[data]`` name; without a root it is $FEDPRIV_DATA, else ./data.
-
-        Raises:
-            InputError: as of :func:`home`.
-        """
-        return cls(path, home(root or os.environ.get("FEDPRIV_DATA") or "data"), download, memory)
 
 
 def home(path: str) -> Path:
@@ -82,7 +70,8 @@ class Source(ABC):
     Attributes:
         name: as in ``data.name``.
         title: what it is called.
-        mean: one a channel, on the [0, 1] scale; a public constant, never computed from the examples at hand.
+        mean: one a channel, on the [0, 1] scale; a public constant, never computed from the examples at hand. Empty:
+            0.5 for each channel.
         std: as mean.
         class_names: one a class; empty: they come with the images.
         needs_path: whether ``data.path`` has to name its file.
@@ -90,14 +79,14 @@ class Source(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
+    mean: ClassVar[tuple[float, ...]] = ()
+    std: ClassVar[tuple[float, ...]] = ()
     class_names: ClassVar[tuple[str, ...]] = ()
     needs_path: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
-    def read(cls, place: Place) -> "tuple[Arrays, str]":
+    def read(cls, place: Place) -> tuple[Arrays, str]:
         """Return the images and labels, and where they were found.
 
         Raises:
@@ -108,11 +97,6 @@ class Source(ABC):
     @abstractmethod
     def status(cls, place: Place) -> DatasetStatus | None:
         """Return what ``fedpriv data`` says of it, without a download; ``None``: it is not listed."""
-
-    @classmethod
-    def scale(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and std of images with so many channels."""
-        return cls.mean, cls.std
 
 
 class Embedded(Source):
@@ -128,14 +112,12 @@ class Embedded(Source):
 
     @classmethod
     @abstractmethod
-    def arrays(cls) -> "Arrays":
+    def arrays(cls) -> Arrays:
         """Return the images and labels."""
 
     @classmethod
     @override
-    def read(cls, place: Place) -> "tuple[Arrays, str]":
-        from fedpriv.data.files import checked
-
+    def read(cls, place: Place) -> tuple[Arrays, str]:
         return checked(cls.arrays(), cls.where), cls.where
 
     @classmethod

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
+from fedpriv.data.files import Arrays, checked, read_labels, read_npz
 from fedpriv.data.source import DatasetStatus, Place, Source
 from fedpriv.errors import InputError, one_line
 
-if TYPE_CHECKING:
-    from fedpriv.data.files import Arrays
-
-__all__ = ["IdxFiles", "PickledBatches", "Torchvision"]
+__all__ = ["PickledBatches", "Torchvision"]
 
 
 class Torchvision(Source):
@@ -37,7 +36,7 @@ class Torchvision(Source):
 
     @classmethod
     @abstractmethod
-    def read_folder(cls, folder: Path, memory: int) -> "Arrays":
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read torchvision's files."""
 
     @classmethod
@@ -51,10 +50,8 @@ class Torchvision(Source):
         return folder.is_dir()
 
     @classmethod
-    def read_archive(cls, path: Path, memory: int) -> "Arrays":
+    def read_archive(cls, path: Path, memory: int) -> Arrays:
         """Read the archive, give it the data set's class names, and refuse one that has other classes."""
-        from fedpriv.data.files import checked, read_npz
-
         arrays = read_npz(path, memory)
         names = arrays.class_names or cls.class_names or tuple(str(label) for label in range(cls.classes))
         if len(names) != cls.classes:
@@ -64,13 +61,11 @@ class Torchvision(Source):
     @classmethod
     def count_archive(cls, path: Path, memory: int) -> int:
         """Count the images in the archive by reading its labels only."""
-        from fedpriv.data.files import read_labels
-
         return len(read_labels(path, memory))
 
     @classmethod
     @override
-    def read(cls, place: Place) -> "tuple[Arrays, str]":
+    def read(cls, place: Place) -> tuple[Arrays, str]:
         present = cls._present(place.root)
         if present is None and place.download:
             cls._download(place.root)
@@ -121,49 +116,13 @@ class Torchvision(Source):
             raise InputError(f"{cls._absent(root)}; its download failed: {one_line(error)}") from None
 
 
-class IdxFiles(Torchvision):
-    """Four idx files, as the MNISTs are published."""
-
-    @classmethod
-    @override
-    def is_complete(cls, folder: Path) -> bool:
-        return all(_idx_file(folder, stem).is_file() for stem in IDX_FILES)
-
-    @classmethod
-    @override
-    def read_folder(cls, folder: Path, memory: int) -> "Arrays":
-        from fedpriv.data.idx import read_idx_files
-
-        return read_idx_files(folder, [_idx_file(folder, stem) for stem in IDX_FILES], cls.class_names, memory)
-
-    @classmethod
-    @override
-    def count_folder(cls, folder: Path) -> int:
-        from fedpriv.data.idx import read_idx_shape
-
-        return sum(read_idx_shape(_idx_file(folder, stem))[0] for stem in IDX_FILES if "labels" in stem)
-
-
-IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-
-
-def _idx_file(folder: Path, stem: str) -> Path:
-    """The unpacked file if torchvision has left one, else the packed one."""
-    plain = folder / stem
-    return plain if plain.is_file() else folder / f"{stem}.gz"
-
-
 class PickledBatches(Torchvision):
     """Pickled batches of 60,000 images, as the CIFARs are published."""
 
     @classmethod
     @override
-    def read_folder(cls, folder: Path, memory: int) -> "Arrays":
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read the batches by torchvision, which compares their MD5 sums before it unpickles them."""
-        import numpy as np
-
-        from fedpriv.data.files import Arrays
-
         read = _torchvision_class(cls.fetcher)
         try:
             train, test = (read(folder.parent, train=part, download=False) for part in (True, False))

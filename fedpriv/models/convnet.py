@@ -1,6 +1,6 @@
 """A plain ReLU ConvNet, after the ConvNets of Geiping et al. 2020, smaller and without BatchNorm."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -18,7 +18,7 @@ __all__ = ["ConvnetSettings"]
 class ConvnetSettings(ModelSettings):
     """Four convolutions, which halve the image twice, and a linear layer."""
 
-    is_own: ClassVar[bool] = False
+    is_own = False
 
     name: Literal["convnet"] = Field("convnet", description="network")
 

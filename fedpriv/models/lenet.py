@@ -1,6 +1,6 @@
 """The sigmoid LeNet of Zhu et al. 2019: twice differentiable, as their attack needs."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -18,7 +18,7 @@ __all__ = ["LenetSettings"]
 class LenetSettings(ModelSettings):
     """Three convolutions and a linear layer."""
 
-    is_own: ClassVar[bool] = False
+    is_own = False
 
     name: Literal["lenet"] = Field("lenet", description="network")
 

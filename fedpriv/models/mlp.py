@@ -1,7 +1,7 @@
 """Linear layers of the given widths; without hidden layers, softmax regression."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -20,7 +20,7 @@ __all__ = ["MlpSettings"]
 class MlpSettings(ModelSettings):
     """A multilayer perceptron."""
 
-    is_own: ClassVar[bool] = False
+    is_own = False
 
     name: Literal["mlp"] = Field("mlp", description="network")
     hidden: tuple[Count, ...] = Field((1024, 1024), description="widths of the hidden layers")

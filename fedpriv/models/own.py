@@ -27,11 +27,6 @@ class OwnSettings(ModelSettings):
 
     @property
     @override
-    def function(self) -> str:
-        return self.name.partition(":")[2]
-
-    @property
-    @override
     def module(self) -> str:
         return self.name.partition(":")[0]
 
@@ -53,7 +48,8 @@ class OwnSettings(ModelSettings):
             raise self.refusal(f"module {self.module} cannot be imported: {reason_of(error)}") from error
         except (Exception, SystemExit) as error:
             raise self.refusal(f"module {self.module} cannot be imported: {reason_of(error)}") from error
-        build: Callable[..., Any] | None = getattr(imported, self.function, None)
+        function = self.name.partition(":")[2]
+        build: Callable[..., Any] | None = getattr(imported, function, None)
         if build is None or not callable(build):
-            raise self.refusal(f"module {self.module} has no function {self.function!r}")
+            raise self.refusal(f"module {self.module} has no function {function!r}")
         return build

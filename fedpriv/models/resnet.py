@@ -1,6 +1,6 @@
 """ResNet-8 for small images: one block each of 16, 32 and 64 channels, GroupNorm in place of BatchNorm."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -18,7 +18,7 @@ __all__ = ["ResnetSettings"]
 class ResnetSettings(ModelSettings):
     """A residual network (He et al. 2016)."""
 
-    is_own: ClassVar[bool] = False
+    is_own = False
 
     name: Literal["resnet"] = Field("resnet", description="network")
 

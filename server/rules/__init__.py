@@ -1,18 +1,22 @@
 """The rules of aggregation, one file each: from the uploads of a round to one.
 
-These files are read whenever an experiment is, so they import torch, numpy and Flower where they use them.
+These files are read whenever an experiment is, so they import torch and Flower where they use them.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+from typing_extensions import override
+
 from fedpriv.settings import Section
 
 if TYPE_CHECKING:
+    from fedpriv.gradients import Vector
     from fedpriv.server.uploads import Upload
     from fedpriv.world import State
 
-__all__ = ["Rule"]
+__all__ = ["CoordinateRule", "Rule"]
 
 
 class Rule(Section):
@@ -53,3 +57,30 @@ class Rule(Section):
     def warnings(self, clients: int) -> list[str]:
         """Say where a single wrong upload upsets it all the same, since a round has so few clients."""
         return []
+
+
+class CoordinateRule(Rule):
+    """A rule that puts uploads together coordinate by coordinate; every client counts once."""
+
+    def combine(self, rows: np.ndarray) -> np.ndarray:
+        """Return one tensor.
+
+        Args:
+            rows: (n, *shape), that tensor of each of n uploads.
+        """
+        raise NotImplementedError(f"aggregation {self.name} does not say how numbers are put together")
+
+    @override
+    def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
+        import torch
+
+        from fedpriv.world import State
+
+        def combined(vectors: "Sequence[Vector]") -> "Vector":
+            rows = {name: np.stack([vector[name].numpy() for vector in vectors]) for name in vectors[0]}
+            return {
+                name: torch.as_tensor(self.combine(row), dtype=vectors[0][name].dtype) for name, row in rows.items()
+            }
+
+        states = [upload.state for upload in uploads]
+        return State(combined([each.parameters for each in states]), combined([each.buffers for each in states]))

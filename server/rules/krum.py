@@ -1,8 +1,9 @@
 """Krum: the one upload that is nearest to its neighbours (Blanchard et al. 2017)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -11,8 +12,6 @@ from fedpriv.server.rules import Rule
 from fedpriv.settings import Integer
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fedpriv.server.uploads import Upload
     from fedpriv.world import State
 
@@ -23,7 +22,7 @@ __all__ = ["Krum"]
 class Krum(Rule):
     """Of n uploads, f of them wrong, the one with the smallest sum of squared distances to n - f - 2 others."""
 
-    name: ClassVar[str] = "krum"
+    name = "krum"
 
     malicious: Annotated[Integer, Field(ge=0, le=10_000_000)] = Field(
         1, description="krum: uploads of a round that may be wrong; a round needs two times as many and three more"
@@ -31,14 +30,12 @@ class Krum(Rule):
 
     @override
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
-        import numpy as np
-
-        from fedpriv.server.aggregation import tensors
-
-        flat = [np.concatenate([value.numpy().ravel() for value in tensors(upload.state)]) for upload in uploads]
+        states = [upload.state for upload in uploads]
+        every = [[*state.parameters.values(), *state.buffers.values()] for state in states]
+        flat = [np.concatenate([tensor.numpy().ravel() for tensor in tensors]) for tensors in every]
         neighbours = max(1, len(flat) - self.malicious - 2)
         scores = [_sum_of_nearest(row, flat, neighbours) for row in flat]
-        return uploads[int(np.argmin(scores))].state
+        return states[int(np.argmin(scores))]
 
     @property
     @override
@@ -55,9 +52,7 @@ class Krum(Rule):
             )
 
 
-def _sum_of_nearest(row: "np.ndarray", every: "Sequence[np.ndarray]", count: int) -> float:
+def _sum_of_nearest(row: np.ndarray, every: Sequence[np.ndarray], count: int) -> float:
     """The sum of the smallest squared distances, the row's own left out."""
-    import numpy as np
-
     distances = np.array([np.linalg.norm(row - other) ** 2 for other in every], dtype=np.float64)
     return float(np.sort(distances)[1 : count + 1].sum())

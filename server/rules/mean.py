@@ -1,7 +1,7 @@
 """The mean of the uploads (McMahan et al. 2017), weighted by their numbers of examples or uniformly."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -20,8 +20,8 @@ __all__ = ["Mean", "mean_upload"]
 class Mean(Rule):
     """All uploads count: a single wrong one upsets it."""
 
-    name: ClassVar[str] = "mean"
-    needs_each: ClassVar[bool] = False
+    name = "mean"
+    needs_each = False
 
     @override
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":

@@ -1,16 +1,10 @@
-"""The median of the uploads, coordinate by coordinate (Yin et al. 2018); every client counts once."""
+"""The median of the uploads, coordinate by coordinate (Yin et al. 2018)."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
-
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.registry import RULES
-from fedpriv.server.rules import Rule
-
-if TYPE_CHECKING:
-    from fedpriv.server.uploads import Upload
-    from fedpriv.world import State
+from fedpriv.server.rules import CoordinateRule
 
 __all__ = ["Median"]
 
@@ -18,18 +12,14 @@ LEAST = 3  # uploads of which a single wrong one does not upset it
 
 
 @RULES.register
-class Median(Rule):
+class Median(CoordinateRule):
     """Between the two middle values where their number is even."""
 
-    name: ClassVar[str] = "median"
+    name = "median"
 
     @override
-    def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
-        import numpy as np
-
-        from fedpriv.server.aggregation import by_coordinate
-
-        return by_coordinate(uploads, lambda rows: np.median(rows, axis=0))
+    def combine(self, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(np.median(rows, axis=0))
 
     @override
     def warnings(self, clients: int) -> list[str]:

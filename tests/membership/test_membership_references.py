@@ -114,7 +114,7 @@ def test_a_reference_on_the_targets_data_is_the_target(
 def test_models_together_are_the_models_of_a_plain_loop(name: str) -> None:
     """The oracle is a loop of nothing but PyTorch."""
     settings = experiment(
-        model={"name": name, "hidden": [16]},
+        model={"name": name, **({"hidden": [16]} if name == "mlp" else {})},
         federation={"algorithm": "fedavg", "clients": 1, "rounds": 2},
         training={"batch_size": 400, "learning_rate": 0.05, "momentum": 0.5},
     )

@@ -1,7 +1,5 @@
 """CIFAR-10: photographs of 10 kinds of things, 32x32 (Krizhevsky 2009)."""
 
-from typing import ClassVar
-
 from fedpriv.data.torchvision_files import PickledBatches
 from fedpriv.registry import DATASETS
 
@@ -12,10 +10,10 @@ __all__ = ["Cifar10"]
 class Cifar10(PickledBatches):
     """Its mean and standard deviation are those of the complete training set."""
 
-    name: ClassVar[str] = "cifar10"
-    title: ClassVar[str] = "CIFAR-10"
-    folder: ClassVar[str] = "cifar-10-batches-py"
-    fetcher: ClassVar[str] = "CIFAR10"
-    mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
-    std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
-    classes: ClassVar[int] = 10
+    name = "cifar10"
+    title = "CIFAR-10"
+    folder = "cifar-10-batches-py"
+    fetcher = "CIFAR10"
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
+    classes = 10

@@ -1,7 +1,5 @@
 """CIFAR-100: photographs of 100 kinds of things, 32x32 (Krizhevsky 2009)."""
 
-from typing import ClassVar
-
 from fedpriv.data.torchvision_files import PickledBatches
 from fedpriv.registry import DATASETS
 
@@ -12,10 +10,10 @@ __all__ = ["Cifar100"]
 class Cifar100(PickledBatches):
     """Its mean and standard deviation are those of the complete training set."""
 
-    name: ClassVar[str] = "cifar100"
-    title: ClassVar[str] = "CIFAR-100"
-    folder: ClassVar[str] = "cifar-100-python"
-    fetcher: ClassVar[str] = "CIFAR100"
-    mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
-    std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
-    classes: ClassVar[int] = 100
+    name = "cifar100"
+    title = "CIFAR-100"
+    folder = "cifar-100-python"
+    fetcher = "CIFAR100"
+    mean = (0.5071, 0.4865, 0.4409)
+    std = (0.2673, 0.2564, 0.2762)
+    classes = 100

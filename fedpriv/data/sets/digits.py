@@ -1,14 +1,11 @@
 """Optical digits, 8x8, which come with scikit-learn."""
 
-from typing import TYPE_CHECKING, ClassVar
-
+import numpy as np
 from typing_extensions import override
 
+from fedpriv.data.files import Arrays
 from fedpriv.data.source import Embedded
 from fedpriv.registry import DATASETS
-
-if TYPE_CHECKING:
-    from fedpriv.data.files import Arrays
 
 __all__ = ["Digits"]
 
@@ -17,22 +14,17 @@ __all__ = ["Digits"]
 class Digits(Embedded):
     """Levels 0 to 16, scaled to 0 to 255; a fixed stratified fifth of them is the test set."""
 
-    name: ClassVar[str] = "digits"
-    title: ClassVar[str] = "scikit-learn digits"
-    mean: ClassVar[tuple[float, ...]] = (0.5,)
-    std: ClassVar[tuple[float, ...]] = (0.5,)
-    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    where: ClassVar[str] = "embedded in scikit-learn"
-    examples: ClassVar[int] = 1797
+    name = "digits"
+    title = "scikit-learn digits"
+    class_names = tuple("0123456789")
+    where = "embedded in scikit-learn"
+    examples = 1797
 
     @classmethod
     @override
-    def arrays(cls) -> "Arrays":
-        import numpy as np
+    def arrays(cls) -> Arrays:
         from sklearn.datasets import load_digits  # a second to import, and only this data set needs it
         from sklearn.model_selection import train_test_split
-
-        from fedpriv.data.files import Arrays
 
         digits = load_digits()
         images = np.rint(digits.images * (255 / 16)).astype(np.uint8)

@@ -1,8 +1,6 @@
 """Fashion-MNIST: garments, 28x28 (Xiao, Rasul and Vollgraf 2017)."""
 
-from typing import ClassVar
-
-from fedpriv.data.torchvision_files import IdxFiles
+from fedpriv.data.idx import IdxFiles
 from fedpriv.registry import DATASETS
 
 __all__ = ["FashionMnist"]
@@ -12,13 +10,13 @@ __all__ = ["FashionMnist"]
 class FashionMnist(IdxFiles):
     """Its mean and standard deviation are those of the complete training set."""
 
-    name: ClassVar[str] = "fashion-mnist"
-    title: ClassVar[str] = "Fashion-MNIST"
-    folder: ClassVar[str] = "FashionMNIST/raw"
-    fetcher: ClassVar[str] = "FashionMNIST"
-    mean: ClassVar[tuple[float, ...]] = (0.2860,)
-    std: ClassVar[tuple[float, ...]] = (0.3530,)
-    class_names: ClassVar[tuple[str, ...]] = (
+    name = "fashion-mnist"
+    title = "Fashion-MNIST"
+    folder = "FashionMNIST/raw"
+    fetcher = "FashionMNIST"
+    mean = (0.2860,)
+    std = (0.3530,)
+    class_names = (
         "T-shirt/top",
         "Trouser",
         "Pullover",
@@ -30,4 +28,4 @@ class FashionMnist(IdxFiles):
         "Bag",
         "Ankle boot",
     )
-    classes: ClassVar[int] = 10
+    classes = 10

@@ -6,18 +6,16 @@ fifth of them (one in five of the whole, two or three a person) is the test set.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
 
+import numpy as np
 from typing_extensions import override
 
+from fedpriv.data.files import Arrays, read_labels, read_npz
 from fedpriv.data.torchvision_files import Torchvision
 from fedpriv.errors import InputError, one_line
+from fedpriv.npz import DAMAGE
 from fedpriv.registry import DATASETS
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fedpriv.data.files import Arrays
 
 __all__ = ["Faces"]
 
@@ -32,21 +30,16 @@ BLOCK = 4
 class Faces(Torchvision):
     """Deep-funneled pictures, one subfolder a person; or an archive, whose own two parts are put together."""
 
-    name: ClassVar[str] = "lfw"
-    title: ClassVar[str] = "Labeled Faces in the Wild"
-    folder: ClassVar[str] = "lfw-py/lfw-deepfunneled"
-    fetcher: ClassVar[str] = "LFWPeople"
-    options: ClassVar[dict[str, str]] = {"image_set": "deepfunneled"}
-    mean: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
-    std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
+    name = "lfw"
+    title = "Labeled Faces in the Wild"
+    folder = "lfw-py/lfw-deepfunneled"
+    fetcher = "LFWPeople"
+    options = MappingProxyType({"image_set": "deepfunneled"})
+    mean = std = (0.5, 0.5, 0.5)
 
     @classmethod
     @override
-    def read_archive(cls, path: Path, memory: int) -> "Arrays":
-        import numpy as np
-
-        from fedpriv.data.files import read_npz
-
+    def read_archive(cls, path: Path, memory: int) -> Arrays:
         parts = read_npz(path, memory)
         images = np.concatenate([parts.x_train, parts.x_test])
         labels = np.concatenate([parts.y_train, parts.y_test]).astype(np.int64)
@@ -57,19 +50,13 @@ class Faces(Torchvision):
     @classmethod
     @override
     def count_archive(cls, path: Path, memory: int) -> int:
-        import numpy as np
-
-        from fedpriv.data.files import read_labels
-
         _, counts = np.unique(read_labels(path, memory), return_counts=True)  # of labels as large as they like
         return IMAGES_PER_PERSON * int((counts >= IMAGES_PER_PERSON).sum())
 
     @classmethod
     @override
-    def read_folder(cls, folder: Path, memory: int) -> "Arrays":
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read 250x250 pictures, cut to their central 128x128 pixels and averaged over 4x4 blocks to 32x32."""
-        import numpy as np
-
         pictures = _pictures(folder)
         names = sorted(pictures)
         paths = [path for name in names for path in pictures[name]]
@@ -88,10 +75,8 @@ def _pictures(folder: Path) -> dict[str, list[Path]]:
     return {person.name: sorted(person.glob("*.jpg")) for person in folder.iterdir() if person.is_dir()}
 
 
-def _choose(labels: "np.ndarray", where: str) -> "tuple[np.ndarray, np.ndarray]":
+def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the chosen images, ascending, and the people they show, ascending."""
-
-    import numpy as np
 
     from fedpriv.randomness import numpy_stream
 
@@ -105,11 +90,8 @@ def _choose(labels: "np.ndarray", where: str) -> "tuple[np.ndarray, np.ndarray]"
     return np.sort(np.concatenate(drawn)), people
 
 
-def _reduced(path: Path) -> "np.ndarray":
-    import numpy as np
+def _reduced(path: Path) -> np.ndarray:
     from PIL import Image
-
-    from fedpriv.npz import DAMAGE
 
     try:
         with Image.open(path) as picture:
@@ -126,11 +108,8 @@ def _reduced(path: Path) -> "np.ndarray":
     return reduced.astype(np.uint8)
 
 
-def _split(images: "np.ndarray", labels: "np.ndarray", names: tuple[str, ...]) -> "Arrays":
-    import numpy as np
+def _split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Arrays:
     from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
-
-    from fedpriv.data.files import Arrays
 
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=PUBLIC_SEED)
     return Arrays(images[train], labels[train], images[test], labels[test], names)

@@ -70,15 +70,15 @@ def _code(module: str) -> bytes:
 def _construct(config: ModelSettings, shape: Shape, classes: int) -> nn.Module:
     if not config.is_own:
         return config.network(shape, classes)
+    builder = config.name.partition(":")[2] or config.name
     try:
         model: object = config.network(shape, classes)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        call = f"{config.function}(shape={shape}, classes={classes})"
-        raise config.refusal(f"{call} raises {reason_of(error)}") from error
+        raise config.refusal(f"{builder}(shape={shape}, classes={classes}) raises {reason_of(error)}") from error
     if not isinstance(model, nn.Module):
-        raise config.refusal(f"{config.function} returns {type(model).__name__}; a torch.nn.Module is wanted")
+        raise config.refusal(f"{builder} returns {type(model).__name__}; a torch.nn.Module is wanted")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise config.refusal("the network has no parameters to train")
     return model.train()

@@ -47,13 +47,8 @@ class ModelSettings(Section):
         raise NotImplementedError(f"model {self.name} does not say what builds it")
 
     @property
-    def function(self) -> str:
-        """What builds it."""
-        return "network"
-
-    @property
     def module(self) -> str:
-        """Where that is: a Python module."""
+        """The Python module that builds it."""
         return type(self).__module__
 
     def refusal(self, why: str) -> InputError:
