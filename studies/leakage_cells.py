@@ -36,9 +36,9 @@ from fedpriv.lab.victims import Target, truth
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
 from fedpriv.records import AttackResult, Score
-from fedpriv.server.aggregation import mean_upload
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Upload
+from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.tap import observe
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world

@@ -183,7 +183,7 @@ def data(
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
-    from fedpriv.data import list_datasets
+    from fedpriv.data.datasets import list_datasets
 
     statuses = list_datasets(root)
     if as_json:

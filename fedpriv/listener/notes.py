@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.config import Experiment
-from fedpriv.data import load_dataset
+from fedpriv.data.datasets import load_dataset
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 from fedpriv.gradients import Vector

@@ -41,6 +41,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedpriv.config import Experiment, override, read_toml, validated
 from fedpriv.errors import InputError
+from fedpriv.mechanisms import MECHANISM
+from fedpriv.models import MODEL
 from fedpriv.settings import Count, Integer, NonNegative, Positive
 
 __all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "plain_settings", "refuse_trials"]
@@ -135,11 +137,21 @@ class Sweep:
         trials = [
             {
                 "settings": dict(trial.settings),
-                "experiment": trial.experiment.model_dump(mode="json", exclude_defaults=True),
+                "experiment": _unusual(trial.experiment),
             }
             for trial in self.trials
         ]
         return {"audit": None if self.audit is None else self.audit.model_dump(), "trials": trials}
+
+
+def _unusual(experiment: Experiment) -> dict[str, Any]:
+    """The settings that do not have their default; of a mechanism and a network the name, unless it is the default."""
+    tree = experiment.model_dump(mode="json", exclude_defaults=True)
+    for choice in (MECHANISM, MODEL):
+        name = getattr(experiment, choice.section).name
+        if name != choice.default:
+            tree[choice.section] = {"name": name, **tree[choice.section]}
+    return tree
 
 
 def load_sweep(path: Path, scale: str = "") -> Sweep:

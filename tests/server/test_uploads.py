@@ -10,7 +10,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from scipy.stats import binom, chi
 
 from fedpriv.clients.training import local_upload
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.laplace import LaplaceMechanism

@@ -7,6 +7,8 @@ from typing import Annotated, Any, get_args
 
 import click
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from fedpriv.cli.terminal import Json, err, print_json, print_line
 from fedpriv.errors import InputError
@@ -16,7 +18,31 @@ from fedpriv.registry import MECHANISMS
 
 __all__ = ["account_app"]
 
+
+class _Mechanisms(TyperGroup):
+    """With a command for each mechanism that makes noise; other packages' are imported when one is asked for."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._add_mechanisms()
+        return super().list_commands(ctx)
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        self._add_mechanisms()
+        if args[0] in MECHANISMS and args[0] not in self.commands:
+            raise InputError(f"nothing is proven about {args[0]}")
+        return super().resolve_command(ctx, args)
+
+    def _add_mechanisms(self) -> None:
+        noisy = {name: _command(kind) for name, kind in MECHANISMS.items() if issubclass(kind, NoisySettings)}
+        self.commands = {**noisy, **self.commands}
+
+
 account_app = typer.Typer(
+    cls=_Mechanisms,
     help="Say what is proven about a mechanism's noise, or how much noise a target needs, without running anything.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,7 +93,7 @@ Adjacency = Annotated[
 Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")]
 
 
-def _add(kind: type[NoisySettings]) -> None:
+def _command(kind: type[NoisySettings]) -> click.Command:
     """The command of one mechanism: an option for each number that its figures depend on."""
     fields, noise = kind.model_fields, kind.parameter
     name = fields["name"].default
@@ -96,12 +122,14 @@ def _add(kind: type[NoisySettings]) -> None:
 
     _sign(command, {**options, "as_json": (Json, False)})
     with_dimension = " --dimension 15826" if blocks else ""
-    account_app.command(
+    single = typer.Typer(add_completion=False)
+    single.command(
         name,
         help=kind.summary,
         epilog=f"Examples:\n\n  fedpriv account {name} --{noise} 20{with_dimension} --participations 10\n\n"
         f"  fedpriv account {name} --target-epsilon 8{with_dimension} --steps 1000 --sampling-rate 0.01",
     )(command)
+    return typer.main.get_command(single)
 
 
 _REQUIRED = inspect.Parameter.empty
@@ -119,11 +147,6 @@ def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) 
     ]
     command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-
-
-for _kind in MECHANISMS.ours():
-    if issubclass(_kind, NoisySettings):
-        _add(_kind)
 
 
 @account_app.command(
