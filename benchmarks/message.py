@@ -20,8 +20,7 @@ from fedpriv.config import DataConfig, Experiment, FederationConfig, ModelConfig
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
-from fedpriv.server.exchange import ask_clients, find_clients
-from fedpriv.server.uploads import allowed_uploads
+from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
 from fedpriv.world import World, build_world
 
 _REPEATS = 60
@@ -44,11 +43,11 @@ def measure(world: World) -> dict[str, float]:
     grid = InlineGrid(client_app(world.secret), world.experiment.federation.clients)
     clients = range(world.experiment.federation.clients)
     nodes = find_clients(grid, len(clients), timeout=10)
-    text, allowed = world.experiment.model_dump_json(), allowed_uploads(world)
+    federation = Federation(grid, nodes, world, world.experiment.model_dump_json())
     whole, training = [], []
     for number in range(1, _REPEATS + _WARMUP + 1):
         began = time.perf_counter()
-        ask_clients(grid, nodes, clients, world.initial, allowed, text, number, None)
+        ask_for_uploads(federation, number, dict.fromkeys(clients, world.initial))
         middle = time.perf_counter()
         for client in clients:
             local_upload(world, client, world.initial, number)

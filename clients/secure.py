@@ -30,7 +30,8 @@ from flwr.supercore.primitives.asymmetric import (
 
 from fedpriv.clients.memory import kept
 from fedpriv.errors import RefusedError
-from fedpriv.masking import Words, flat, least_survivors, mask, quantised, weights
+from fedpriv.federated import masked_weights
+from fedpriv.masking import Words, flat, least_survivors, mask, quantised
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
@@ -111,7 +112,7 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
     if len(held) < least_survivors(len(clients)):
         raise ValueError(f"shares of {len(held)} clients are too few to mask an upload towards")
     federation = world.experiment.federation
-    weight = weights([plan.sampling.examples for plan in world.plans], federation.weighting)[me]
+    weight = masked_weights([plan.sampling.examples for plan in world.plans], federation.weighting)[me]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     words = quantised(weight * values, federation.secure_limit)
     words = (

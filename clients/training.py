@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised, where_sound
+from fedpriv.federated import train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
-from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, seeded_generators, torch_stream
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
@@ -49,10 +49,10 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if secret is None or plan.config.unit == "example":
-        upload = _trained(world, plan, before, round_number, secret)
-    else:
+    if secret is not None and plan.config.protects_updates:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
+    else:
+        upload = _trained(world, plan, before, round_number, secret)
     change = {name: value.cpu() - before.buffers[name] for name, value in tracked_buffers(model).items()}
     if plan.config.protects:
         # No mechanism covers running statistics, so none of them leaves.
@@ -74,10 +74,11 @@ def answer_secret(secret: Secret, client: int, round_number: int, received: byte
 
 def _trained(world: World, plan: Plan, before: State, round_number: int, secret: Secret | None) -> Vector:
     """The batch's gradient (FedSGD), or the change of the parameters (FedAvg)."""
-    if world.experiment.federation.algorithm == "fedsgd":
-        return _gradient(world, plan, plan.steps(round_number)[0], secret)
-    _train(world, plan, round_number, secret)
-    return {name: value - before.parameters[name] for name, value in State.of(world.model).parameters.items()}
+    parameters = trained_parameters(world.model)
+    steps = plan.steps(round_number)
+    return train_locally(
+        world.experiment, steps, before.parameters, parameters, lambda step: _gradient(world, plan, step, secret)
+    )
 
 
 def _update(world: World, plan: Plan, before: State, round_number: int) -> Vector:
@@ -87,15 +88,6 @@ def _update(world: World, plan: Plan, before: State, round_number: int) -> Vecto
         _LOG.warning("client %d: the model raises in round %d; its update counts as zero", plan.client, round_number)
         return {name: torch.zeros_like(value) for name, value in before.parameters.items()}
     return update
-
-
-def _train(world: World, plan: Plan, round_number: int, secret: Secret | None) -> None:
-    """Local epochs of privatised SGD or Adam, in place; the optimiser starts afresh each round."""
-    training = world.experiment.training
-    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
-    parameters = trained_parameters(world.model)
-    for step in plan.steps(round_number):
-        optimizer.step(parameters, _gradient(world, plan, step, secret))
 
 
 def _gradient(world: World, plan: Plan, step: int, secret: Secret | None) -> Vector:

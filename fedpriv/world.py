@@ -57,6 +57,11 @@ class State:
             {name: value.detach().cpu().clone() for name, value in tracked_buffers(model).items()},
         )
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all numbers, in bytes."""
+        return sum(value.nbytes for vector in (self.parameters, self.buffers) for value in vector.values())
+
     def digest(self) -> bytes:
         """Return SHA-256 of the names, types, shapes and bits of all numbers; they are on the CPU."""
         digest = sha256()

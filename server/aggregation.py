@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError
-from fedpriv.gradients import Vector
+from fedpriv.federated import client_weights, upload_sign, weighted_sum
 from fedpriv.optimizers import make_optimizer
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State
@@ -52,28 +52,17 @@ def mean_upload(uploads: Sequence[Upload], weighting: str) -> State:
         uploads: at least one; all with the same tensors.
         weighting: ``examples`` or ``uniform``.
     """
-    raw = [float(upload.examples) if weighting == "examples" else 1.0 for upload in uploads]
-    weights = [value / sum(raw) for value in raw]
-    parts = list(zip(weights, uploads, strict=True))
+    weights = client_weights([upload.examples for upload in uploads], weighting)
     return State(
-        _weighted([(weight, upload.state.parameters) for weight, upload in parts]),
-        _weighted([(weight, upload.state.buffers) for weight, upload in parts]),
+        weighted_sum([upload.state.parameters for upload in uploads], weights),
+        weighted_sum([upload.state.buffers for upload in uploads], weights),
     )
-
-
-def _weighted(parts: Sequence[tuple[float, Vector]]) -> Vector:
-    total = {name: torch.zeros_like(value) for name, value in parts[0][1].items()}
-    for weight, vector in parts:
-        for name, value in vector.items():
-            total[name].add_(value, alpha=weight)
-    return total
 
 
 class ServerOptimizer:
     """SGD or Adam on the global parameters, driven by the mean upload (Reddi et al. 2021, Algorithm 2).
 
-    A FedAvg upload is after minus before, so that its negative is the direction of a gradient. Plain averaging is SGD
-    with a learning rate of 1.
+    Plain averaging of FedAvg's updates is SGD with a learning rate of 1.
 
     Attributes:
         rounds: how many rounds the state has taken part in, counted from when a step begins.
@@ -83,7 +72,7 @@ class ServerOptimizer:
         self._parameters = {name: value.clone() for name, value in state.parameters.items()}
         self._buffers = {name: value.clone() for name, value in state.buffers.items()}
         self.rounds = 0
-        self._sign = 1.0 if experiment.federation.algorithm == "fedsgd" else -1.0
+        self._sign = upload_sign(experiment.federation.algorithm)
         federation = experiment.federation
         self._optimizer = make_optimizer(
             federation.server_optimizer, experiment.server_learning_rate, federation.server_momentum

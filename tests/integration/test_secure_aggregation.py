@@ -20,15 +20,16 @@ from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.errors import RunFailedError
+from fedpriv.federated import masked_weights
 from fedpriv.gradients import Vector
 from fedpriv.lab import run as lab_run
 from fedpriv.lab import start_run
-from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, restored, weights
+from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, restored
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
 from fedpriv.server import secure as server_module
-from fedpriv.server.exchange import question
+from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.uploads import Upload
 from fedpriv.world import build_world
@@ -75,8 +76,8 @@ def test_what_is_not_finite_is_not_masked() -> None:
 
 
 def test_weights_and_survivors() -> None:
-    assert weights([10, 40], "examples") == (0.25, 1.0)
-    assert weights([10, 40], "uniform") == (1.0, 1.0)
+    assert masked_weights([10, 40], "examples") == [0.25, 1.0]
+    assert masked_weights([10, 40], "uniform") == [1.0, 1.0]
     assert [least_survivors(n) for n in (2, 3, 4, 6, 9, 100)] == [2, 3, 3, 5, 7, 67]
 
 
@@ -210,7 +211,8 @@ class AskedAgain:
     def sum_of(self, clients: Sequence[int], number: int = 1) -> Vector:
         text = self.world.experiment.model_dump_json()
         nodes = {client: client + 1 for client in clients}
-        replies = ask_for_sum(self.grid, nodes, clients, self.world, self.world.initial, text, number)
+        federation = Federation(self.grid, nodes, self.world, text)
+        replies = ask_for_sum(federation, number, dict.fromkeys(clients, self.world.initial))
         assert replies.mean is not None
         return replies.mean.parameters
 

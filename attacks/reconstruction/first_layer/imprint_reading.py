@@ -381,7 +381,7 @@ def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, found: Imprin
     # The first row lets every image through.
     amplitudes: Tensor = errors[:, 0].double() / model.examples
     scales = model.mechanism.scales(scene.network.names)
-    if not model.releases_steps or scales is None:
+    if not model.protects_examples or scales is None:
         return amplitudes
     gradients = dummy_gradients(scene.network, victim.parameters, found.images[:, None], targets[:, None], each=False)
     weights = {name: weight[:, 0] for names, weight in model.weights(gradients, scales) for name in names}

@@ -132,7 +132,7 @@ def _infer(
     heard = victim.gradient[layer.name]
     if victim.model.examples == 1:
         return _output_gradient(heard, layer).argmin().reshape(1)
-    if victim.model.scale_unknown:
+    if victim.model.protects_updates:
         return None
     signatures = _signatures(network, victim, layer, shape, classes)
     labels = _match_labels(heard.flatten(), signatures, victim.model.examples)

@@ -84,7 +84,7 @@ def row_bytes(
     ghost = not ghost_obstacle(network, images.shape[2:], classes)
     if model.training is not None:
         # Each step's gradients are kept, and the parameters after it.
-        units = model.training.clients * (model.training.batch_size if model.releases_steps else 1)
+        units = model.training.clients * (model.training.batch_size if model.protects_examples else 1)
         used = model.training.steps * model.training.clients * model.training.batch_size
         return number * (COPIES * network.size * units * model.training.steps + used * images[0, 0].numel() * PER_PIXEL)
     out = (

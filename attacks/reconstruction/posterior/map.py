@@ -125,7 +125,7 @@ def run_map(
 
 def _refuse(model: UploadModel) -> None:
     adam = model.training is not None and model.training.optimizer == "adam"
-    if adam and model.releases_steps:
+    if adam and model.protects_examples:
         raise AttackRefused("map needs the distribution of the upload; that of noise behind Adam's steps is not known")
 
 

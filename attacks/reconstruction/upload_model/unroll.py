@@ -20,11 +20,9 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
+from fedpriv.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
 
 __all__ = ["LocalTraining", "local_optimizer", "unrolled_update"]
-
-BETAS = (0.9, 0.999)  # torch.optim.Adam's, as the clients use it
-EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,7 @@ class LocalTraining:
 
     @property
     def _weights(self) -> list[float]:
-        """How much of each step's gradient is in sgd's update, from the last step to the first: momentum adds up."""
-        weights = [1.0]
-        for _ in range(self.steps - 1):
-            weights.append(self.momentum * weights[-1] + 1)
-        return weights
+        return momentum_weights(self.steps, self.momentum)
 
     def batches(self, examples: int) -> list[list[int]]:
         """The numbers of the dummies, of one client's ``examples``, in the batch of each step."""
@@ -116,8 +110,9 @@ def unrolled_update(
     change: Vector = {}
     for batch in training.batches(images.shape[1]):
         now = {name: start[name] + value for name, value in change.items()} or start
-        found = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=release is not None)
-        step = optimizer.step(found if release is None else release(found))
+        each = release is not None
+        gradients = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=each)
+        step = optimizer.step(gradients if release is None else release(gradients))
         change = {name: change[name] + value for name, value in step.items()} if change else step
     return {name: value.unflatten(0, (rows, training.clients)).mean(dim=1) for name, value in change.items()}
 
@@ -154,17 +149,17 @@ class _Adam(_Optimizer):
 
     def step(self, gradients: Vector) -> Vector:
         self._steps += 1
-        self._first = _average(self._first, gradients, BETAS[0])
+        self._first = _average(self._first, gradients, ADAM_BETAS[0])
         squares = {name: value.square() for name, value in gradients.items()}
-        self._second = _average(self._second, squares, BETAS[1])
+        self._second = _average(self._second, squares, ADAM_BETAS[1])
         return {name: self._change(self._first[name], self._second[name]) for name in gradients}
 
     def _change(self, first: Tensor, second: Tensor) -> Tensor:
-        first, second = (value / (1 - beta**self._steps) for value, beta in zip((first, second), BETAS, strict=True))
+        first, second = first / (1 - ADAM_BETAS[0] ** self._steps), second / (1 - ADAM_BETAS[1] ** self._steps)
         # The root of zero has no derivative, so a zero is replaced before the root is taken.
         positive = second > 0
         root = torch.where(positive, torch.where(positive, second, 1.0).sqrt(), 0.0)
-        return -self._rate * first / (root + EPSILON)
+        return -self._rate * first / (root + ADAM_EPSILON)
 
 
 def _average(old: Vector, new: Vector, beta: float) -> Vector:

@@ -85,6 +85,16 @@ class MechanismSettings(Section):
         raise NotImplementedError(f"mechanism {self.name} does not say what releases gradients")
 
     @property
+    def protects_examples(self) -> bool:
+        """Whether the gradients of each step go through the mechanism."""
+        return self.protects and self.unit == "example"
+
+    @property
+    def protects_updates(self) -> bool:
+        """Whether a client's whole update goes through the mechanism."""
+        return self.protects and self.unit == "update"
+
+    @property
     def effective(self) -> tuple[str, ...]:
         """The keys that have an effect with these settings, beside name and unit."""
         return tuple(key for key in type(self).model_fields if key not in ("name", "unit"))
