@@ -27,7 +27,8 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Score, Truth, score, score_guesses
+from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.scores import Score
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scipy.stats import binomtest
 
-from fedpriv.attacks.referee import CONFIDENCE
+from fedpriv.attacks.intervals import CONFIDENCE
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import AttackResult
 from fedpriv.report.numbers import decimal, figure, percent

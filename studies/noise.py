@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.attacks.referee import median_interval
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream

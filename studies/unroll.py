@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.referee import Truth, median_interval, score
+from fedpriv.attacks.referee import Truth, score
 from fedpriv.attacks.settings import MatchingSettings
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment

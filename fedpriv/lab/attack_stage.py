@@ -21,7 +21,8 @@ from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, other_batches
-from fedpriv.attacks.referee import Score, Scores, Truth, score, score_guesses
+from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.scores import Score, Scores
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray

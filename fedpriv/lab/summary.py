@@ -14,7 +14,8 @@ from typing import Any
 from scipy.stats import binomtest
 
 from fedpriv.accounting import Guarantee
-from fedpriv.attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
+from fedpriv.attacks.intervals import CONFIDENCE, median_interval, rate_interval
+from fedpriv.attacks.scores import Score
 from fedpriv.attacks.settings import is_active
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.budget import Stop

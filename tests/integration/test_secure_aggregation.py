@@ -28,6 +28,7 @@ from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, res
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
+from fedpriv.server import exchange as exchange_module
 from fedpriv.server import secure as server_module
 from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
@@ -248,7 +249,7 @@ def test_keys_of_a_round_mask_its_uploads_only(monkeypatch: pytest.MonkeyPatch) 
     """Else the upload of round 1 could be asked for under the keys of round 2, among other clients."""
     server = AskedAgain()
     server.sum_of([0, 1, 2])
-    monkeypatch.setattr(server_module, "question", lambda state, task, number: question(state, task, 1))
+    monkeypatch.setattr(exchange_module, "question", lambda state, task, number: question(state, task, 1))
     with pytest.raises(RunFailedError, match="the keys of round 2 mask no upload of another round"):
         server.sum_of([0, 1], number=2)
 

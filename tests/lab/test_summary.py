@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fedpriv.accounting import Release, guarantee
-from fedpriv.attacks.referee import Score
+from fedpriv.attacks.scores import Score
 from fedpriv.config import Experiment
 from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.runs import RoundRecord
