@@ -91,7 +91,7 @@ def _case(
     measured: dict[str, tuple[Callable[[float], object], int]] = {
         "line": (lambda factor: guarantee(release_with(factor * noise, _DELTA, **run)), _REPEATS),
         "running": (lambda factor: running_epsilon(release_with(factor * noise, _DELTA, **run)), _REPEATS),
-        "calibrate": (lambda factor: calibrate(8.0 * factor, _DELTA, **run), _CALIBRATIONS),
+        "calibrate": (lambda factor: calibrate(8.0 * factor, release_with(noise, _DELTA, **run)), _CALIBRATIONS),
     }
     for what, (call, repeats) in measured.items():
         yield _row(what, mechanism, dimension, blocks, sampling, _times(call, repeats))
