@@ -6,14 +6,12 @@ Side by side, interleaved: the whole exchange (serialise the global state, call 
 training alone, the very same function on the same batches. The difference is the overhead of one message.
 """
 
-import argparse
-import json
 import statistics
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
 
+from benchmarks.measure import options, save, seconds, show
 from fedpriv.clients.app import client_app
 from fedpriv.clients.training import local_upload
 from fedpriv.config import DataConfig, Experiment, FederationConfig, ModelConfig, TrainingConfig
@@ -46,13 +44,10 @@ def measure(world: World) -> dict[str, float]:
     federation = Federation(grid, nodes, world, world.experiment.model_dump_json())
     whole, training = [], []
     for number in range(1, _REPEATS + _WARMUP + 1):
-        began = time.perf_counter()
-        ask_for_uploads(federation, number, dict.fromkeys(clients, world.initial))
-        middle = time.perf_counter()
-        for client in clients:
-            local_upload(world, client, world.initial, number)
-        whole.append((middle - began) / len(clients))
-        training.append((time.perf_counter() - middle) / len(clients))
+        states = dict.fromkeys(clients, world.initial)
+        whole.append(seconds(partial(ask_for_uploads, federation, number, states)) / len(clients))
+        parts = [seconds(partial(local_upload, world, client, world.initial, number)) for client in clients]
+        training.append(sum(parts) / len(clients))
     differences = [a - b for a, b in zip(whole, training, strict=True)]
     return {
         "exchange_ms": 1e3 * statistics.median(whole[_WARMUP:]),
@@ -63,9 +58,7 @@ def measure(world: World) -> dict[str, float]:
 
 def main() -> None:
     """Measure two sizes of model with and without a mechanism and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
     rows = []
     for hidden in ((256, 160), (1024, 896)):
@@ -73,14 +66,12 @@ def main() -> None:
             world = build_world(_experiment(hidden, mechanism))
             parameters = sum(value.numel() for value in world.initial.parameters.values())
             rows.append({"parameters": parameters, "mechanism": mechanism.name, **measure(world)})
-    print(f"{'parameters':>10}  {'mechanism':<9}  {'exchange':>9}  {'training':>9}  {'overhead':>9}   (median ms)")
-    for row in rows:
-        print(
-            f"{row['parameters']:>10}  {row['mechanism']:<9}  {row['exchange_ms']:>9.3f}  {row['training_ms']:>9.3f}  "
-            f"{row['overhead_ms']:>9.3f}"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    keys = ("exchange_ms", "training_ms", "overhead_ms")
+    show(
+        ("mechanism", "parameters", *keys),
+        [(row["mechanism"], row["parameters"], *(f"{row[key]:.3f}" for key in keys)) for row in rows],
+    )
+    save(arguments.json, rows=rows)
 
 
 if __name__ == "__main__":
