@@ -22,14 +22,11 @@ from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
-from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
-from fedpriv.server.exchange import Upload
-from fedpriv.server.tap import observe
 from fedpriv.world import World, build_world
+from studies.uploads import heard
 
 ATTACKS = ("closed_form", "iga", "map")
 PUBLIC = 2000  # test images that the adversary has
@@ -39,12 +36,6 @@ def measure(options: argparse.Namespace, model: str, data: str, sigma: float) ->
     """Yield one row for the guess and one for each attack that can be used."""
     world = build_world(_experiment(options, model, data, sigma))
     clients = range(options.victims)
-    heard = observe(
-        world,
-        1,
-        world.initial,
-        [Upload(client, 1, local_upload(world, client, world.initial, 1)) for client in clients],
-    )
     originals = torch.cat([world.dataset.x_train[world.uploaded_rows(client, 1)] for client in clients]).float() / 255
     labels = torch.cat([world.dataset.y_train[world.uploaded_rows(client, 1)] for client in clients])
     public = world.dataset.x_test[:PUBLIC].float() / 255
@@ -53,7 +44,7 @@ def measure(options: argparse.Namespace, model: str, data: str, sigma: float) ->
     yield {**case, "method": "guess", **_figures(options.seed, guess, originals)}
     for name in options.attacks:
         try:
-            yield {**case, **_attack(options, name, world, heard, public, originals, labels)}
+            yield {**case, **_attack(options, name, world, public, originals, labels)}
         except AttackRefused as error:
             print(f"{model}: {error}", flush=True)
 
@@ -62,7 +53,6 @@ def _attack(
     options: argparse.Namespace,
     name: str,
     world: World,
-    heard: Sequence[Observation],
     public: Tensor,
     originals: Tensor,
     labels: Tensor,
@@ -72,12 +62,12 @@ def _attack(
         "iga": IgaSettings(iterations=options.iga_steps),
         "map": MapSettings(iterations=options.map_steps),
     }
-    settings = kinds[name]
+    settings, uploads = kinds[name], heard(world)
     began = time.perf_counter()
-    found = run_attack(AttackJob(name, heard, world.model, settings, options.seed, public_images=public))
+    made = run_attack(AttackJob(name, uploads, world.model, settings, options.seed, public_images=public))
     seconds = time.perf_counter() - began
-    right = torch.cat([one.labels for one in found]) == labels
-    images = torch.cat([one.images for one in found])
+    right = torch.cat([each.labels for each in made]) == labels
+    images = torch.cat([each.images for each in made])
     figures = _figures(options.seed, images, originals)
     steps = {"iterations": getattr(settings, "iterations", 1)}
     return {"method": name, **figures, **steps, "labels": float(right.float().mean()), "seconds": seconds}

@@ -78,7 +78,7 @@ class LogitSearch:
         change = self._logits.new_zeros(len(gains), *labels.shape[:2], self._classes)
         for batch in training.batches(labels.shape[2]):
             softmax = (self._logits + gains[:, None, None, None] * change).softmax(dim=3)
-            step = optimizer.step({"bias": softmax - counts[:, :, batch].mean(dim=2)})
+            step = optimizer({"bias": softmax - counts[:, :, batch].mean(dim=2)})
             change = change + step["bias"]
         return change.mean(dim=2)
 

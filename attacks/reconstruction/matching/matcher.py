@@ -15,7 +15,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.gradients import Block, Vector, flattened
 
-__all__ = ["Comparison", "Matcher", "Objective", "Precision", "wide"]
+__all__ = ["Comparison", "Matcher", "Objective", "Precision", "wide", "wide_type"]
 
 Precision = Literal["bfloat16", "float32", "float64"]
 """The type in which networks run and inner products are made; with bfloat16 the latter are made in float32."""
@@ -248,4 +248,9 @@ def _cast(vector: Vector, dtype: torch.dtype) -> Vector:
 
 def wide(values: Tensor) -> Tensor:
     """Numbers in float64, where the device has that."""
-    return values if values.device.type == "mps" else values.double()
+    return values.to(wide_type(values))
+
+
+def wide_type(values: Tensor) -> torch.dtype:
+    """Float64, where the device has that; else the numbers' own type."""
+    return values.dtype if values.device.type == "mps" else torch.float64

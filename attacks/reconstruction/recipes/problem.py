@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
+from fedpriv.attacks.reconstruction.labels.last_layer import JOINT, read_labels
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
 from fedpriv.attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe
@@ -17,7 +17,6 @@ from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["Labels", "Problem"]
 
-JOINT = "labels could not be read off the last layer and were optimised with the images"
 NO_LABELS = "labels are not known and cannot be read off the last layer, and this attack does not optimise them"
 
 

@@ -10,7 +10,6 @@ start again when all have been used: in each epoch the same batches. A client sh
 changes in the update is of the second order in the learning rate.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -112,64 +111,50 @@ def unrolled_update(
         now = {name: start[name] + value for name, value in change.items()} or start
         each = release is not None
         gradients = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=each)
-        step = optimizer.step(gradients if release is None else release(gradients))
+        step = optimizer(gradients if release is None else release(gradients))
         change = {name: change[name] + value for name, value in step.items()} if change else step
     return {name: value.unflatten(0, (rows, training.clients)).mean(dim=1) for name, value in change.items()}
 
 
-class _Optimizer(ABC):
-    """One of torch's optimisers, as a function that can be differentiated; it starts afresh."""
-
-    @abstractmethod
-    def step(self, gradients: Vector) -> Vector:
-        """Return the change of the parameters."""
+Step = Callable[[Vector], Vector]
+"""(gradients) -> the change of the parameters, of an optimiser that remembers the steps before."""
 
 
-class _Sgd(_Optimizer):
-    def __init__(self, learning_rate: float, momentum: float) -> None:
-        self._rate = learning_rate
-        self._momentum = momentum
-        self._velocity: Vector | None = None
-
-    def step(self, gradients: Vector) -> Vector:
-        old = self._velocity
-        if old is None or not self._momentum:
-            self._velocity = gradients
-        else:
-            self._velocity = {name: self._momentum * old[name] + value for name, value in gradients.items()}
-        return {name: -self._rate * value for name, value in self._velocity.items()}
+def local_optimizer(training: LocalTraining) -> Step:
+    """Return a client's optimiser, afresh, as torch has it, for tensors of any shape; it can be differentiated."""
+    return _adam(training.learning_rate) if training.optimizer == "adam" else _sgd(training)
 
 
-class _Adam(_Optimizer):
-    def __init__(self, learning_rate: float) -> None:
-        self._rate = learning_rate
-        self._steps = 0
-        self._first: Vector = {}
-        self._second: Vector = {}
+def _sgd(training: LocalTraining) -> Step:
+    velocity: Vector = {}
 
-    def step(self, gradients: Vector) -> Vector:
-        self._steps += 1
-        self._first = _average(self._first, gradients, ADAM_BETAS[0])
-        squares = {name: value.square() for name, value in gradients.items()}
-        self._second = _average(self._second, squares, ADAM_BETAS[1])
-        return {name: self._change(self._first[name], self._second[name]) for name in gradients}
+    def step(gradients: Vector) -> Vector:
+        for name, value in gradients.items():
+            again = name in velocity and training.momentum
+            velocity[name] = training.momentum * velocity[name] + value if again else value
+        return {name: -training.learning_rate * value for name, value in velocity.items()}
 
-    def _change(self, first: Tensor, second: Tensor) -> Tensor:
-        first, second = first / (1 - ADAM_BETAS[0] ** self._steps), second / (1 - ADAM_BETAS[1] ** self._steps)
+    return step
+
+
+def _adam(rate: float) -> Step:
+    means: tuple[Vector, Vector] = ({}, {})
+    steps = 0
+
+    def step(gradients: Vector) -> Vector:
+        nonlocal steps
+        steps += 1
+        for name, value in gradients.items():
+            for mean, beta, new in zip(means, ADAM_BETAS, (value, value.square()), strict=True):
+                share = (1 - beta) * new
+                mean[name] = beta * mean[name] + share if name in mean else share
+        return {name: change(*(mean[name] for mean in means)) for name in gradients}
+
+    def change(first: Tensor, second: Tensor) -> Tensor:
+        first, second = first / (1 - ADAM_BETAS[0] ** steps), second / (1 - ADAM_BETAS[1] ** steps)
         # The root of zero has no derivative, so a zero is replaced before the root is taken.
         positive = second > 0
         root = torch.where(positive, torch.where(positive, second, 1.0).sqrt(), 0.0)
-        return -self._rate * first / (root + ADAM_EPSILON)
+        return -rate * first / (root + ADAM_EPSILON)
 
-
-def _average(old: Vector, new: Vector, beta: float) -> Vector:
-    if not old:
-        return {name: (1 - beta) * value for name, value in new.items()}
-    return {name: beta * old[name] + (1 - beta) * value for name, value in new.items()}
-
-
-def local_optimizer(training: LocalTraining) -> _Optimizer:
-    """Return the optimiser of a client, afresh, as a function of tensors of any shape."""
-    if training.optimizer == "adam":
-        return _Adam(training.learning_rate)
-    return _Sgd(training.learning_rate, training.momentum)
+    return step
