@@ -222,13 +222,19 @@ def read_observation(path: Path) -> Observation:
         raise InputError(f"{path} is damaged: {error}") from None
 
 
-def _read_about(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    content = _content(path)
+    try:
+        about = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
     if not isinstance(about, dict) or set(about) - {"labels"} != {"round", "client", "settings"}:
@@ -262,12 +268,9 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
 
 
 def _read_tensors(path: Path) -> Vector:
+    content = _content(path)
     try:
-        tensors: Vector = load(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        tensors: Vector = load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
     for key, value in tensors.items():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from fedpriv.accounting.guarantees import Guarantee
@@ -31,18 +31,6 @@ class LedgerEntry:
         """Return the line as plain values, the guarantee's fields beside the client's."""
         own = {"client": int(self.client), "examples": int(self.examples), "noise": self.noise}
         return {**own, **_plain(self.guarantee)}
-
-    @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` wrote.
-
-        Raises:
-            KeyError: a field is missing.
-        """
-        given = {field.name: line[field.name] for field in fields(Guarantee)}
-        given["theorem"] = dict(given["theorem"])
-        given["notes"] = tuple(given["notes"])
-        return cls(int(line["client"]), int(line["examples"]), Guarantee(**given), line.get("noise"))
 
 
 @dataclass(frozen=True)
@@ -92,21 +80,10 @@ class Ledger:
             "worst": self.worst.to_json(),
         }
 
-    @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` wrote.
-
-        Raises:
-            KeyError: a key is missing.
-            ValueError: no clients.
-        """
-        entries = [LedgerEntry.from_json(line) for line in tree["clients"]]
-        return cls.of(tree["unit"], tree["mechanism"], tree["parameters"], entries)
-
 
 def _badness(entry: LedgerEntry) -> tuple[float, float, int, int]:
-    found = entry.guarantee
-    return -_size(found.epsilon), -_size(found.pure_epsilon), -found.participations, entry.client
+    proven = entry.guarantee
+    return -_size(proven.epsilon), -_size(proven.pure_epsilon), -proven.participations, entry.client
 
 
 def _size(figure: float | None) -> float:

@@ -54,7 +54,14 @@ def test_json_round_trip_keeps_every_bit(mechanism, sampling):
     release = Release(mechanism, "example", sampling, 0.1, 3, (100, 7), 7 / 3, 1e-5)
     lines = [LedgerEntry(k, 40 + k, guarantee(replace(release, participations=k + 1))) for k in range(3)]
     ledger = Ledger.of("example", mechanism, {"kappa": 1 / 3, "blocks": "layer"}, lines)
-    assert Ledger.from_json(json.loads(json.dumps(ledger.to_json(), allow_nan=False))) == ledger
+    tree = json.loads(json.dumps(ledger.to_json(), allow_nan=False))
+    assert [(line["client"], line["examples"], line["noise"]) for line in tree["clients"]] == [
+        (one.client, one.examples, one.noise) for one in ledger.entries
+    ]
+    for line, one in zip(tree["clients"], ledger.entries, strict=True):
+        for field in fields(Guarantee):
+            wanted = getattr(one.guarantee, field.name)
+            assert line[field.name] == (list(wanted) if isinstance(wanted, tuple) else wanted)
 
 
 def test_json_has_the_keys_of_the_run_folder():
@@ -69,10 +76,3 @@ def test_json_has_the_keys_of_the_run_folder():
 def test_a_ledger_without_clients_is_refused():
     with pytest.raises(ValueError, match="at least one client"):
         Ledger.of("example", "none", {}, [])
-
-
-def test_a_truncated_ledger_is_refused():
-    tree = Ledger.of("example", "none", {}, [entry(3, None)]).to_json()
-    del tree["clients"][0]["epsilon"]
-    with pytest.raises(KeyError, match="epsilon"):
-        Ledger.from_json(tree)
