@@ -12,21 +12,20 @@ The image is the mean of a normal distribution fitted to the posterior
 image, the most probable one is too pale.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.posterior.averaging import fit_cloud
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from fedpriv.attacks.reconstruction.posterior.smoothing import KINKED
+from fedpriv.attacks.reconstruction.posterior.smoothing import ReluMode
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
@@ -41,7 +40,7 @@ CONTRAST_RATE = 0.4  # the same for the contrast
 LEAST_SPREAD = 0.05  # of the logarithm of the contrast
 
 
-class Gated(TorchFunctionMode):
+class Gated(ReluMode):
     """Within this context the ReLUs, in the order in which they are called, multiply with gates of their inputs' shape.
 
     Attributes:
@@ -53,28 +52,23 @@ class Gated(TorchFunctionMode):
         self.inputs: list[Tensor] = []
         self._gates = gates
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func not in KINKED:
-            return func(*args, **(kwargs or {}))
-        self.inputs.append(args[0] if args else (kwargs or {})["input"])
-        return self.inputs[-1] * self._gates[len(self.inputs) - 1]
+    @override
+    def relu(self, inputs: Tensor) -> Tensor:
+        self.inputs.append(inputs)
+        return inputs * self._gates[len(self.inputs) - 1]
 
 
-class _Watched(TorchFunctionMode):
+class _Watched(ReluMode):
     """Within this context what ReLUs get is written down."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: list[Tensor] = []
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in KINKED:
-            self.inputs.append((args[0] if args else (kwargs or {})["input"]).clone())
-        return func(*args, **(kwargs or {}))
+    @override
+    def relu(self, inputs: Tensor) -> Tensor:
+        self.inputs.append(inputs.clone())
+        return torch.relu(inputs)
 
 
 def kink_inputs(network: Network, parameters: Vector, images: Tensor) -> list[Tensor]:
