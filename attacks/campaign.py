@@ -46,13 +46,13 @@ def attack_each(job: AttackJob) -> Campaign:
     except InputError as error:
         if len(sound) == 1:
             return Campaign({}, failures | {sound[0]: str(error)})
-    found = {}
+    reconstructions = {}
     for number in sound:
         try:
-            (found[number],) = attempt([number])
+            (reconstructions[number],) = attempt([number])
         except InputError as error:
             failures[number] = str(error)
-    return _without_nan(found, failures)
+    return _without_nan(reconstructions, failures)
 
 
 def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
@@ -64,8 +64,8 @@ def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str
 
 def _trouble(heard: Heard, model: nn.Module) -> str | None:
     """Why an upload, or one of several of the same batch, cannot be attacked."""
-    for one in heard if isinstance(heard, tuple) else (heard,):
-        reason = refusal(one.settings) or fault(one, model)
+    for upload in heard if isinstance(heard, tuple) else (heard,):
+        reason = refusal(upload.settings) or fault(upload, model)
         if reason is not None:
             return reason
     return None

@@ -132,9 +132,9 @@ class Observation:
 
     def _check_like_parameters(self, what: str, given: Vector) -> None:
         wanted = {name: tuple(value.shape) for name, value in self.parameters.items()}
-        found = {name: tuple(value.shape) for name, value in given.items()}
-        if wanted != found:
-            wrong = sorted(set(wanted.items()) ^ set(found.items()))[0][0]
+        shapes = {name: tuple(value.shape) for name, value in given.items()}
+        if wanted != shapes:
+            wrong = sorted(set(wanted.items()) ^ set(shapes.items()))[0][0]
             raise ValueError(f"{what} and parameters differ in the name or shape of {wrong!r}")
 
     @property
@@ -195,7 +195,7 @@ def read_observation(path: Path) -> Observation:
     """Read an observation.
 
     Args:
-        path: its ``.safetensors`` file; the ``.json`` of the same name lies beside it.
+        path: its ``.safetensors`` file; the ``.json`` of the same name lies next to it.
 
     Raises:
         InputError: a file is missing, truncated or altered, or the two do not belong together.

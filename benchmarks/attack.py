@@ -110,7 +110,7 @@ def _loop(model: nn.Module, uploads: list[dict[str, Tensor]], restarts: int) -> 
             adam.zero_grad()
             gradients = torch.autograd.grad(F.cross_entropy(model(leaf), label), parameters, create_graph=True)
             pairs = list(zip(gradients, heard, strict=True))
-            dot = torch.stack([(one * other).sum() for one, other in pairs]).sum()
+            dot = torch.stack([(ours * theirs).sum() for ours, theirs in pairs]).sum()
             lengths = [
                 torch.stack([value.square().sum() for value in vector]).sum().sqrt() for vector in (gradients, heard)
             ]

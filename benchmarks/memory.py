@@ -1,4 +1,4 @@
-"""What per-example gradients take in memory, for several bounds (engine.gradient_memory), beside plain SGD.
+"""What per-example gradients take in memory, for several bounds (engine.gradient_memory), and plain SGD.
 
 Usage: python -m benchmarks.memory [--json FILE] [--batch 256]
 

@@ -65,7 +65,7 @@ def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str,
         "loop": partial(_loop if mechanism == "none" else _private_loop, world, pool, references),
         "client": partial(_as_clients, world, references),
     }
-    found = {name: way() for name, way in ways.items()}
+    trained = {name: way() for name, way in ways.items()}
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(arguments.repeats):
         for threads in arguments.threads:
@@ -85,7 +85,7 @@ def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str,
         "draw_us": 0.0 if mechanism == "none" else _draw_us(world),
         "ratio_to_loop": best["loop"] / best["stacked"],
         "ratio_to_client": best["client"] / best["stacked"],
-        "largest_difference": max(_difference(found["stacked"], found[name]) for name in ("loop", "client")),
+        "largest_difference": max(_difference(trained["stacked"], trained[name]) for name in ("loop", "client")),
     }
 
 
@@ -129,7 +129,7 @@ def _network(world: World) -> nn.Module:
 def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
     """One after another, nothing but what PyTorch needs."""
     plan = world.plans[0]
-    found = []
+    models = []
     for reference in references:
         model = _network(world)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -138,13 +138,13 @@ def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vec
             optimizer.zero_grad()
             functional.cross_entropy(model(pool.images[rows]), pool.labels[rows]).backward()
             optimizer.step()
-        found.append({name: value.detach() for name, value in model.named_parameters()})
-    return found
+        models.append({name: value.detach() for name, value in model.named_parameters()})
+    return models
 
 
 def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
     loss = partial(functional.cross_entropy, reduction="none")
-    found = []
+    models = []
     for reference in references:
         plan, model = replace(world.plans[0], seed=reference.seed), _network(world)
         parameters = dict(model.named_parameters())
@@ -156,18 +156,18 @@ def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> 
                     gradients, Secret.of_seed(plan.seed).stream("noise", 0, step)
                 ).items():
                     parameters[name].sub_(value, alpha=RATE)
-        found.append({name: value.detach() for name, value in parameters.items()})
-    return found
+        models.append({name: value.detach() for name, value in parameters.items()})
+    return models
 
 
 def _as_clients(world: World, references: Sequence[Reference]) -> list[Vector]:
-    found = []
+    models = []
     for reference in references:
         plans = (replace(world.plans[0], seed=reference.seed),)
         own = replace(world, partitions=reference.shares, plans=plans)
         upload: State = local_upload(own, 0, world.initial, 1)
-        found.append({name: world.initial.parameters[name] + value for name, value in upload.parameters.items()})
-    return found
+        models.append({name: world.initial.parameters[name] + value for name, value in upload.parameters.items()})
+    return models
 
 
 def _products_us(batch: int, models: int) -> float:
@@ -189,9 +189,8 @@ def _draw_us(world: World) -> float:
 
 
 def _difference(left: list[Vector], right: list[Vector]) -> float:
-    return max(
-        float((one[name] - other[name]).abs().max()) for one, other in zip(left, right, strict=True) for name in one
-    )
+    pairs = zip(left, right, strict=True)
+    return max(float((ours[name] - theirs[name]).abs().max()) for ours, theirs in pairs for name in ours)
 
 
 def _show(rows: Sequence[dict[str, Any]], models: int) -> None:

@@ -36,12 +36,12 @@ def main(grid: Grid, context: Context) -> None:
     """
     settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
     overrides = [part for part in settings["overrides"].split(",") if part]
-    told = load_experiment(_packed_in() / settings["experiment"], overrides)
-    experiment, secret = kept_for(told.model_dump_json(), settings["seed"])
+    announced = load_experiment(_packed_in() / settings["experiment"], overrides)
+    experiment, secret = kept_for(announced.model_dump_json(), settings["seed"])
     path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
     folder = RunFolder.create(path, experiment)
     with cpu_threads(experiment.engine.threads):
-        run_rounds(grid, build_world(experiment, secret), folder, Silent(), told, _CONNECT_SECONDS)
+        run_rounds(grid, build_world(experiment, secret), folder, Silent(), announced, _CONNECT_SECONDS)
 
 
 def _packed_in() -> Path:

@@ -36,7 +36,7 @@ def run_rounds(
     world: World,
     folder: RunFolder,
     progress: Progress,
-    told: Experiment | None = None,
+    announced: Experiment | None = None,
     patience: float | None = None,
 ) -> None:
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
@@ -48,7 +48,7 @@ def run_rounds(
         world: the experiment, built.
         folder: where metrics, observations and checkpoints go.
         progress: told about every round.
-        told: what clients are told of the experiment; all, unless given.
+        announced: what clients are told of the experiment; all, unless given.
         patience: seconds to wait for clients to connect; ``None``: until they have, as in a simulation, where nobody
             stays away and a result must not depend on how busy the machine is.
 
@@ -67,7 +67,7 @@ def run_rounds(
     if done == settings.rounds or budget.is_used_up(done + 1):
         return
     nodes = find_clients(grid, settings.clients, patience)
-    federation = Federation(grid, nodes, world, (told or world.experiment).model_dump_json())
+    federation = Federation(grid, nodes, world, (announced or world.experiment).model_dump_json())
     run = _Run(federation, optimizer, folder, earlier)
     saved = time.monotonic()
     for number in range(done + 1, settings.rounds + 1):

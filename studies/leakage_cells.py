@@ -231,16 +231,16 @@ def measure(batch: Batch, pictures: Pictures) -> list[Row]:
         scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
         uploads = {name: heard(_behind(scene, name), scene.state) for name in batch.mechanisms}
         began = time.perf_counter()
-        found, failures = _attacked(batch, scene, uploads)
+        reconstructions, failures = _attacked(batch, scene, uploads)
         seconds = (time.perf_counter() - began) / len(batch.mechanisms)
         pictures(f"{batch.data}-original", torch.cat([known.images for known in scene.truths]))
         pictures(f"{batch.data}-{GUESS}", torch.stack([scene.public[0].image] * batch.victims))
         rows = []
         for name in batch.mechanisms:
             cell = batch.cell(name)
-            scores = _scored(scene, found[name], "unprotected" if name == "none" else "protected")
+            scores = _scored(scene, reconstructions[name], "unprotected" if name == "none" else "protected")
             nothing = torch.zeros(scene.world.dataset.shape)
-            images = [nothing if made is None else made.images[0] for made in found[name]]
+            images = [nothing if made is None else made.images[0] for made in reconstructions[name]]
             pictures(f"{cell.data}-{cell.model}-{cell.network}-{cell.attack}-{name}", torch.stack(images))
             row = _stamped(
                 cell,
@@ -333,22 +333,22 @@ def _attacked(
     public = scene.world.dataset.x_test.float() / 255
     job = AttackJob(batch.attack, together, scene.world.model, batch.config, seed, public_images=public)
     campaign = attack_each(job)
-    found: dict[str, list[Any]] = {}
+    reconstructions: dict[str, list[Any]] = {}
     failures: dict[str, str] = {}
     first = 0
     for name, observations in uploads.items():
         numbers = range(first, first + len(observations))
         first = numbers.stop
-        found[name] = [campaign.found.get(number) for number in numbers]
+        reconstructions[name] = [campaign.found.get(number) for number in numbers]
         reasons = [campaign.failures[number] for number in numbers if number in campaign.failures]
         failures[name] = "; ".join(dict.fromkeys(reasons))
-    return found, failures
+    return reconstructions, failures
 
 
-def _scored(scene: _Scene, found: Sequence[Any], kind: str) -> list[Score]:
+def _scored(scene: _Scene, made: Sequence[Any], kind: str) -> list[Score]:
     std, threshold = scene.world.dataset.std, scene.world.experiment.adversary.success_ssim
     scores: list[Score] = []
-    for reconstruction, known in zip(found, scene.truths, strict=True):
+    for reconstruction, known in zip(made, scene.truths, strict=True):
         if reconstruction is not None:
             scored = score(reconstruction, kind, known, scene.public, std, threshold, perceptual=False)
             scores += scored.scores

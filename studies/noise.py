@@ -1,4 +1,4 @@
-"""Attacks on single images behind Gaussian noise, beside the guess that needs no upload.
+"""Attacks on single images behind Gaussian noise, and the guess that needs no upload.
 
 Usage: python -m studies.noise [--json FILE] [--models mlp lenet convnet] [--hidden 1024 1024]
            [--data fashion-mnist cifar10] [--sigmas 1e-3 1e-2] [--attacks closed_form iga map] [--victims 16]

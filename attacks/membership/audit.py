@@ -147,7 +147,8 @@ def draw_references(
     coins = rng.random((count // 2, len(candidates.members))) < 0.5
     both = np.stack([coins, ~coins], axis=1).reshape(count, -1)
     seeds = rng.integers(2**31, size=count).tolist()
-    references = [Reference(one, _shares(world, candidates, coin)) for one, coin in zip(seeds, both, strict=True)]
+    shares = [_shares(world, candidates, coin) for coin in both]
+    references = [Reference(*drawn) for drawn in zip(seeds, shares, strict=True)]
     return references, np.concatenate([both, ~both], axis=1)
 
 
@@ -190,8 +191,8 @@ def membership_signals(
     def logits(stacks: Mapping[int, Vector], rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """(models, T, len(rows))."""
         x, y = examples(rows)
-        found = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
-        return np.stack(found, axis=1)
+        rounds_logits = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
+        return np.stack(rounds_logits, axis=1)
 
     def others(stacks: Mapping[int, Vector]) -> NDArray[np.float64]:
         """(models, 2 C, K), of the final models."""

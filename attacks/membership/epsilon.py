@@ -254,7 +254,7 @@ def _surest(with_it: Floats, without: Floats, delta: float, confidence: float) -
 
 
 def _last_refuted(excess: Callable[[float], float]) -> float:
-    """The largest epsilon that is refuted, to 1e-6, from below; the bound is monotone up to there."""
+    """The largest epsilon that is refuted, rounded down by 1e-6 at most; the bound is monotone up to there."""
     low, high = 0.0, MOST_EPSILON
     while high - low > 1e-6:
         middle = (low + high) / 2

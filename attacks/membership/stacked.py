@@ -70,11 +70,11 @@ class StackedNetwork:
             weights: (M, B).
         """
         if self._chain:
-            found: Vector = {}
+            gradients_of: Vector = {}
             for name, pair in self._pairs(parameters, x, y, weights).items():
-                found[f"{name}.weight"] = torch.bmm(pair.errors.mT, pair.inputs)
-                found[f"{name}.bias"] = pair.errors.sum(dim=1)
-            return {name: found[name] for name in self._shapes}
+                gradients_of[f"{name}.weight"] = torch.bmm(pair.errors.mT, pair.inputs)
+                gradients_of[f"{name}.bias"] = pair.errors.sum(dim=1)
+            return {name: gradients_of[name] for name in self._shapes}
         tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         outputs = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)))(tracked, x)
         total = _weighted_loss(outputs, y, weights)
@@ -109,8 +109,8 @@ class StackedNetwork:
         if self._chain:
             pairs = self._pairs(parameters, x, y, ones)
             for number, size in enumerate(sizes):
-                one = {name: Pair(pair.inputs[number], pair.errors[number]) for name, pair in pairs.items()}
-                yield self._factored(one, size) if size else self._none(x)
+                own = {name: Pair(pair.inputs[number], pair.errors[number]) for name, pair in pairs.items()}
+                yield self._factored(own, size) if size else self._none(x)
             return
         one_gradient = grad(self._one_loss)
         of_batch = vmap(vmap(one_gradient, in_dims=(None, 0, 0)))

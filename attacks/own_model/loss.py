@@ -56,10 +56,10 @@ def try_loss(loss: Criterion, classes: int) -> TriedLoss:
 def _check_numbers(loss: Criterion, logits: Tensor, numbers: Tensor, wanted: Tensor) -> None:
     """A loss that takes class numbers must mean the same by them (class weights are averaged otherwise)."""
     try:
-        found = loss(logits, numbers)
+        by_number = loss(logits, numbers)
     except Exception:  # noqa: BLE001 - a loss that takes probabilities only is fine, whatever it raises
         return
-    if not torch.allclose(found, wanted):
+    if not torch.allclose(by_number, wanted):
         raise InputError(
             "the loss gives another value for class numbers than for the same labels as probabilities (class weights?)"
         )

@@ -90,7 +90,7 @@ def calibrate(target_epsilon: float, release: Release) -> float:
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:
-    """Return a point whose epsilon is at most the target and within the tolerance of it, or beside a jump across it.
+    """Return a point whose epsilon is at most the target and within the tolerance of it, or next to a jump across it.
 
     Args:
         epsilon: of the logarithm of the noise parameter.

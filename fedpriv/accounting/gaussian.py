@@ -173,7 +173,7 @@ def poisson_pld_epsilon(sigma: float, rate: float, steps: int, delta: float, upp
     """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by privacy-loss distributions (PLD).
 
     dp-accounting's pessimistic "connect the dots" discretisation: an upper bound for every grid. The grid is fine
-    beside one step's spread and coarse enough that a run of any size fits in memory.
+    compared with one step's spread and coarse enough that a run of any size fits in memory.
 
     Args:
         sigma: noise standard deviation over the clipping norm.

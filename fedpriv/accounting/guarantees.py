@@ -23,12 +23,12 @@ class Guarantee:
         sampling: how a step picks its examples, with the rate where it matters.
         participations: the most often one unit may have been used.
         nominal_epsilon: the figure the mechanism's paper prints for one participation; no proof for the run. None where
-            there is none beside the proven one.
+            there is none other than the proven one.
         pure_epsilon: pure epsilon-DP of all releases together; None if none is finite.
         epsilon: of (epsilon, delta)-DP of all releases together; None if nothing is proven.
         delta: of that statement.
         theorem: for each of the three figures (by its name) what it rests on, or why it is None.
-        notes: what a reader must know beside the figures. Heuristics are labelled so.
+        notes: what a reader must know besides the figures. Heuristics are labelled so.
     """
 
     adjacency: str

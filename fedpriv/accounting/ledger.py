@@ -28,7 +28,7 @@ class LedgerEntry:
     noise: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line as plain values, the guarantee's fields beside the client's."""
+        """Return the line as plain values, the guarantee's fields with the client's."""
         own = {"client": int(self.client), "examples": int(self.examples), "noise": self.noise}
         return {**own, **_plain(self.guarantee)}
 

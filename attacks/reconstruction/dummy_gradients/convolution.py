@@ -159,8 +159,8 @@ class _Convolution(torch.autograd.Function):
         images = x.to(kernels.dtype).reshape(len(kernels), -1, *windows.image)
         if of_output is not None:
             of_output = of_output.to(kernels.dtype)
-        found = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3], weight, of_output)
-        return found.reshape(x.shape).to(x.dtype), None, None, None
+        back = torch.ops.fedpriv.kernels_to_images(kernels, images, errors, *windows[:3], weight, of_output)
+        return back.reshape(x.shape).to(x.dtype), None, None, None
 
 
 class _Back(torch.autograd.Function):
@@ -170,10 +170,10 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, of_output: Tensor, x: Tensor, weight: Tensor, windows: Windows) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.windows = windows
-        found: Tensor = torch.ops.fedpriv.back(
+        back: Tensor = torch.ops.fedpriv.back(
             of_output, x, weight, windows.kernel, windows.dilation, windows.stride, windows.groups
         )
-        return found
+        return back
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

@@ -69,11 +69,11 @@ def _back_by_phases(of_output: Tensor, weight: Tensor, windows: Windows) -> Tens
     whole = F.pad(weight, (0, across * step - width, 0, down * step - height))
     phases = whole.reshape(outputs, inputs, down, step, across, step).permute(1, 3, 5, 0, 2, 4).flip(4, 5)
     kernels = phases.reshape(inputs * step * step, outputs, down, across)
-    found = F.conv2d(of_output, kernels, padding=(down - 1, across - 1))
-    found = found.unflatten(1, (inputs, step, step))
-    images = found.new_empty(len(found), inputs, found.shape[4], step, found.shape[5], step)
+    output = F.conv2d(of_output, kernels, padding=(down - 1, across - 1))
+    output = output.unflatten(1, (inputs, step, step))
+    images = output.new_empty(len(output), inputs, output.shape[4], step, output.shape[5], step)
     for i, j in itertools.product(range(step), repeat=2):  # faster than pixel_shuffle
-        images[:, :, :, i, :, j] = found[:, :, i, j]
+        images[:, :, :, i, :, j] = output[:, :, i, j]
     interleaved: Tensor = images.flatten(4, 5).flatten(2, 3)
     return interleaved
 
@@ -85,10 +85,10 @@ def _back(
     windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), groups)
     if _by_phases(of_output, windows):
         return _back_by_phases(of_output, weight, windows)
-    found: Tensor = torch.ops.aten.convolution_backward(
+    images: Tensor = torch.ops.aten.convolution_backward(
         of_output, x, weight, None, stride, (0, 0), dilation, False, (0, 0), groups, ONLY_INPUT
     )[0]
-    return found
+    return images
 
 
 _LIBRARY = torch.library.Library("fedpriv", "FRAGMENT")
@@ -106,8 +106,8 @@ def _kernel_gradients(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, s
     rows = errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
     strips = _strips(x, windows)
     buffer = _buffer(x[strips[0]], windows)
-    for some in strips:
-        torch.bmm(errors[some], _patches(x[some], windows, buffer), out=rows[some])
+    for strip in strips:
+        torch.bmm(errors[strip], _patches(x[strip], windows, buffer), out=rows[strip])
     return _channels_first(rows, x.shape[1])
 
 
@@ -129,10 +129,10 @@ def _kernels_to_images(
     groups = len(weight) // kernels.shape[1]
     kernels, errors = kernels.contiguous(), errors.contiguous()
     if _grouped_is_faster(x):
-        found = _own_kernels_to_images(kernels, x, errors, windows)
+        own = _own_kernels_to_images(kernels, x, errors, windows)
         if of_output is None:
-            return found
-        whole = found.reshape(len(of_output), -1, *windows.image)
+            return own
+        whole = own.reshape(len(of_output), -1, *windows.image)
         return _back(of_output, whole, weight, kernel, dilation, stride, groups).add_(whole).reshape(x.shape)
     if of_output is None:
         shared, weights = errors[:, :0], kernels[:, :0]
@@ -140,9 +140,10 @@ def _kernels_to_images(
         shared = of_output.reshape(len(x), -1, errors.shape[2])
         weights = weight.reshape(1, groups, *kernels.shape[1:]).expand(len(of_output), -1, -1, -1).flatten(0, 1)
     images = x.new_empty(x.shape)
-    for some in _strips(x, windows, WRITTEN_STRIPS):
-        through, felt = torch.cat([weights[some], kernels[some]], dim=1), torch.cat([shared[some], errors[some]], dim=1)
-        images[some] = _folded(torch.bmm(through.mT, felt), windows)
+    for strip in _strips(x, windows, WRITTEN_STRIPS):
+        through = torch.cat([weights[strip], kernels[strip]], dim=1)
+        felt = torch.cat([shared[strip], errors[strip]], dim=1)
+        images[strip] = _folded(torch.bmm(through.mT, felt), windows)
     return images
 
 
@@ -168,10 +169,10 @@ def _own_kernels_to_images(kernels: Tensor, x: Tensor, errors: Tensor, windows: 
     """By one convolution with a group for each image."""
     groups, weights = _as_groups(kernels, x, windows)
     felt = errors.reshape(1, -1, *windows.positions)
-    found: Tensor = torch.ops.aten.convolution_backward(
+    images: Tensor = torch.ops.aten.convolution_backward(
         felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), ONLY_INPUT
     )[0]
-    return found.reshape(x.shape)
+    return images.reshape(x.shape)
 
 
 def _images_through_kernels(
@@ -182,14 +183,14 @@ def _images_through_kernels(
     kernels = kernels.contiguous()
     if _grouped_is_faster(x, FEWEST_CHANNELS) and kernels.shape[2] * errors.shape[2] <= MOST_PATCHES:
         groups, weights = _as_groups(kernels, x, windows)
-        found = F.conv2d(groups, weights, None, windows.stride, 0, windows.dilation, groups=len(x))
-        return found.reshape(errors.shape)
+        output = F.conv2d(groups, weights, None, windows.stride, 0, windows.dilation, groups=len(x))
+        return output.reshape(errors.shape)
     kernels = kernels.unflatten(2, (x.shape[1], -1)).transpose(2, 3).flatten(2)
     through = errors.new_empty(errors.shape)
     strips = _strips(x, windows)
     buffer = _buffer(x[strips[0]], windows)
-    for some in strips:
-        torch.bmm(kernels[some], _patches(x[some], windows, buffer).mT, out=through[some])
+    for strip in strips:
+        torch.bmm(kernels[strip], _patches(x[strip], windows, buffer).mT, out=through[strip])
     return through
 
 

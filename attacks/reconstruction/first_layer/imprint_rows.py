@@ -61,8 +61,8 @@ class Rows:
     @property
     def steps(self) -> Steps:
         """What each row has and the next has not; after the last row comes zero."""
-        every = torch.arange(len(self.bias), device=self.bias.device)
-        return self.between(every - 1, every, every + 1)
+        places = torch.arange(len(self.bias), device=self.bias.device)
+        return self.between(places - 1, places, places + 1)
 
     def between(self, start: Tensor, middle: Tensor, end: Tensor) -> Steps:
         """The mean of rows after ``start`` up to ``middle`` minus that of the rows after it up to ``end``, (N,) each.

@@ -86,8 +86,8 @@ def read_labels(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
         return [victim.labels for victim in rows]
     distinct = {id(victim): victim for victim in rows}
     pooled = [_pooled(victim, layer) for victim in distinct.values()]
-    found = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
-    labels = dict(zip(distinct, found, strict=True))
+    inferred = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
+    labels = dict(zip(distinct, inferred, strict=True))
     return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]
 
 
@@ -95,8 +95,8 @@ def _pooled(victim: Victim, layer: OutputLayer) -> Victim:
     """The mean over several uploads of the same examples, for the last layer: labels add the same sign to each."""
     if not victim.more:
         return victim
-    releases = [one.model.releases for one in victim.uploads]
-    parts = [count * one.gradient[layer.name] for count, one in zip(releases, victim.uploads, strict=True)]
+    releases = [upload.model.releases for upload in victim.uploads]
+    parts = [count * upload.gradient[layer.name] for count, upload in zip(releases, victim.uploads, strict=True)]
     mean = torch.stack(parts).sum(dim=0) / sum(releases)
     return replace(victim, gradient={**victim.gradient, layer.name: mean}, more=())
 

@@ -1,4 +1,4 @@
-"""Dummy batches against uploads: what each row's dummies are expected to send, beside what was heard."""
+"""Dummy batches against uploads: what each row's dummies are expected to send, with what was heard."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Precision = Literal["bfloat16", "float32", "float64"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What N rows' dummies are expected to send, beside what was heard; all in gradient space.
+    """What N rows' dummies are expected to send, with what was heard; all in gradient space.
 
     Where a mechanism's noise differs between coordinates, both are divided by its standard deviation (hgm). Numbers are
     float64 where the device has that. Everything but ``heard`` can be differentiated.
@@ -173,7 +173,7 @@ class _Group:
         )
 
     def compare(self, gradients: DummyGradients) -> Comparison:
-        """Put the dummies' gradients beside what was heard, without writing them out where that can be done."""
+        """Compare the dummies' gradients with what was heard, without writing them out where that can be done."""
         if self.scales is None:
             return self._written(gradients)
         for block in self.blocks:
@@ -203,7 +203,7 @@ class _Group:
         return self.written(rows)
 
     def written(self, rows: Vector) -> Comparison:
-        """Put expected uploads (N, *shape) that are written out beside what was heard."""
+        """Compare expected uploads (N, *shape) that are written out with what was heard."""
         expected, heard = self.model.mechanism.standardise(rows), self.targets.rows()
         dot = [_sum([_inner(expected[name], heard[name]) for name in block]) for block in self.blocks]
         squared = [_sum([_inner(expected[name], expected[name]) for name in block]) for block in self.blocks]

@@ -19,7 +19,7 @@ __all__ = ["chunks", "keep_freed_memory", "row_bytes"]
 CPU_BYTES = 2**30
 # The share of a GPU's memory that one chunk may take.
 GPU_SHARE = 0.5
-# Bytes at the highest moment over those that are kept for the derivatives: these flow back beside them.
+# Bytes at the highest moment over those that are kept for the derivatives: these flow back next to them.
 PEAK = 3
 # The same for gradients that are written out: themselves, what is expected, what was heard, and their derivatives.
 COPIES = 6

@@ -1,4 +1,4 @@
-"""Which units of a ReLU network are on, as unknowns of their own beside the image.
+"""Which units of a ReLU network are on, as unknowns of their own next to the image.
 
 A gradient jumps where a unit goes on or off, and an image that is slightly off has some units wrong: the likelihood
 takes each for strong evidence, so that searches over images alone end far off, with lucky units. But the upload itself
@@ -113,8 +113,8 @@ def read_gated(
     even = coordinates.new_zeros(len(coordinates))
     rates = (CONTRAST_RATE * rate, *[GATE_RATE * rate] * len(first))
     basis = scene.prior.basis
-    found = fit_cloud(posterior.searched, coordinates, (even, *first), basis, steps // 2, rate, rates)
-    gates = [(logits > 0).to(coordinates) for logits in found.others[1:]]
+    searched = fit_cloud(posterior.searched, coordinates, (even, *first), basis, steps // 2, rate, rates)
+    gates = [(logits > 0).to(coordinates) for logits in searched.others[1:]]
     ended = fit_cloud(posterior.given(gates), coordinates, (even,), basis, steps - steps // 2, rate, rates[:1])
     mean = _contrasted(ended.middle, ended.others[0])
     with torch.no_grad():
@@ -143,10 +143,10 @@ class _Posterior:
 
     def searched(self, coordinates: Tensor, contrast: Tensor, *logits: Tensor) -> Tensor:
         """Of images, the logarithm of their contrast (n,), and the gates' logits."""
-        with Gated([one.sigmoid() for one in logits]) as gated:
+        with Gated([gate.sigmoid() for gate in logits]) as gated:
             total = self._misfits(coordinates, contrast) + self._energies(coordinates, contrast)
-        for values, size, one in zip(gated.inputs, self.sizes, logits, strict=True):
-            costs = _coins_differ(one, SHARP * values / size).flatten(1).sum(dim=1)
+        for values, size, gate in zip(gated.inputs, self.sizes, logits, strict=True):
+            costs = _coins_differ(gate, SHARP * values / size).flatten(1).sum(dim=1)
             total = total + costs.view(len(total), -1).sum(dim=1)
         return total
 
@@ -180,7 +180,7 @@ def _size(values: Tensor) -> Tensor:
     return squares.sqrt().clamp(min=1e-30).reshape(-1, *[1] * (values.ndim - 1))
 
 
-def _coins_differ(one: Tensor, other: Tensor) -> Tensor:
+def _coins_differ(first: Tensor, second: Tensor) -> Tensor:
     """The Kullback-Leibler divergence of coins with these logits."""
-    heads = one.sigmoid() * (F.logsigmoid(one) - F.logsigmoid(other))
-    return heads + (-one).sigmoid() * (F.logsigmoid(-one) - F.logsigmoid(-other))
+    heads = first.sigmoid() * (F.logsigmoid(first) - F.logsigmoid(second))
+    return heads + (-first).sigmoid() * (F.logsigmoid(-first) - F.logsigmoid(-second))

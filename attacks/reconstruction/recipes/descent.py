@@ -68,10 +68,10 @@ def _lbfgs(
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
     target = SOLVED * _size(rows, objective) if known else None
-    found = minimise(points, start, iterations, report, target)
-    ended, last = points.split(found.points)
+    minimum = minimise(points, start, iterations, report, target)
+    ended, last = points.split(minimum.points)
     return Outcome(
-        problem.images(ended), problem.labels.final(last), found.values, found.iterations, problem.labels.notes
+        problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
     )
 
 
@@ -102,7 +102,7 @@ def _size(rows: Sequence[Victim], objective: str) -> Tensor:
     if objective != "squared-distance":
         return torch.tensor([float(len(victim.uploads)) for victim in rows])
     lengths = [
-        torch.stack([wide(value).square().sum() for one in victim.uploads for value in one.gradient.values()]).sum()
+        torch.stack([wide(value).square().sum() for sent in victim.uploads for value in sent.gradient.values()]).sum()
         for victim in rows
     ]
     return torch.stack(lengths)

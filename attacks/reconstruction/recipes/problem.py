@@ -33,16 +33,16 @@ class Labels:
     """
 
     def __init__(self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str]) -> None:
-        found = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
-        fixed = [labels is not None for labels in found]
+        given = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+        fixed = [labels is not None for labels in given]
         if "optimised" not in sources and not all(fixed):
             raise AttackRefused(NO_LABELS)
         unknown = torch.zeros(rows[0].model.examples, dtype=torch.long, device=scene.network.device)
-        known = torch.stack([unknown if labels is None else labels for labels in found])
+        known = torch.stack([unknown if labels is None else labels for labels in given])
         self._fixed = torch.tensor(fixed, device=known.device)
         self._all = all(fixed)
         self._known = F.one_hot(known, scene.classes).to(scene.mean)
-        self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in found)
+        self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in given)
 
     def select(self, rows: Tensor) -> "Labels":
         """Return the labels of some of the rows (n,)."""

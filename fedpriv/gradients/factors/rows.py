@@ -13,8 +13,8 @@ __all__ = ["Rows"]
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
-    Their inner products are in float64 even where that is not asked for: it takes little time beside what it took to
-    write them out. That is not so for the two sides of dyads.
+    Their inner products are in float64 even where that is not asked for: it takes little time compared with writing
+    them out. That is not so for the two sides of dyads.
 
     Args:
         rows: the gradients.

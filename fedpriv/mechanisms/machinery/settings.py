@@ -96,7 +96,7 @@ class MechanismSettings(Section):
 
     @property
     def effective(self) -> tuple[str, ...]:
-        """The keys that have an effect with these settings, beside name and unit."""
+        """The keys that have an effect with these settings, other than name and unit."""
         return tuple(key for key in type(self).model_fields if key not in ("name", "unit"))
 
     @property
@@ -248,8 +248,8 @@ class NoisySettings(MechanismSettings):
 
     def with_noise(self, noise: float) -> Self:
         """Return these settings with the noise itself in place of any target."""
-        every = dict.fromkeys(self.noise_keys())
-        return type(self).model_validate({**self.model_dump(), **every, self.parameter: noise})
+        unset = dict.fromkeys(self.noise_keys())
+        return type(self).model_validate({**self.model_dump(), **unset, self.parameter: noise})
 
 
 def noise_keys() -> tuple[str, ...]:
