@@ -8,7 +8,7 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -24,7 +24,6 @@ from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["answer_secret", "local_upload"]
 
-_MIB = 1 << 20
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -106,13 +105,13 @@ def _gradients(world: World, plan: Plan, step: int, images: Tensor, labels: Tens
     if gradients is not None:
         return gradients
     blanked = [torch.cat([values, torch.zeros_like(values[:1])]) for values in (images, labels)]
-    found = where_sound(lambda rows: _computed(world, plan, step, *(values[rows] for values in blanked)), len(images))
-    if found is None:
+    batch = where_sound(lambda rows: _computed(world, plan, step, *(values[rows] for values in blanked)), len(images))
+    if batch is None:
         _LOG.warning("client %d: the model raises on every example of a batch; it counts as zero", plan.client)
-        return zero_gradients(world.model, len(images), _memory(world))
-    raising = int((~found.sound).sum())
+        return zero_gradients(world.model, len(images), world.experiment.engine.gradient_bytes)
+    raising = int((~batch.sound).sum())
     _LOG.warning("client %d: the model raises on %d examples of a batch; they count as zero", plan.client, raising)
-    return found.result.masked(found.sound.to(images.device))
+    return batch.result.masked(batch.sound.to(images.device))
 
 
 def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
@@ -122,20 +121,19 @@ def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
 
 
 def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
-    route = world.route(len(images))
+    route, memory = world.route(len(images)), world.experiment.engine.gradient_bytes
     with _surroundings(world, plan, step):
-        return per_example_gradients(world.model, _loss, images, labels, route=route, chunk_bytes=_memory(world))
-
-
-def _memory(world: World) -> int:
-    """What gradients may take, in bytes."""
-    return world.experiment.engine.gradient_memory * _MIB
+        return per_example_gradients(world.model, _loss, images, labels, route=route, chunk_bytes=memory)
 
 
 @contextmanager
 def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
-    """What the model is run in: randomness of its own, and the numbers that the settings ask for."""
-    with _model_randomness(plan, step, world.device), world.autocast():
+    """What the model is run in: the numbers that the settings ask for, and randomness of its own, as for dropout.
+
+    That stream starts afresh with every step: what one step draws cannot depend on the examples of an earlier one.
+    """
+    seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
+    with seeded_generators(seed, world.device), world.autocast():
         yield
 
 
@@ -151,11 +149,3 @@ def _mean_gradient(model: nn.Module, images: Tensor, labels: Tensor, batch_size:
     total = _loss(model(images), labels).sum() / batch_size
     gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
     return dict(zip(names, gradients, strict=True))
-
-
-def _model_randomness(plan: Plan, step: int, device: torch.device) -> AbstractContextManager[None]:
-    """Give what the model draws at random (dropout) a stream of its own, which starts afresh with every step.
-
-    So what one step draws cannot depend on the examples of an earlier one.
-    """
-    return seeded_generators(torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed(), device)

@@ -231,7 +231,7 @@ def _route(world: World, examples: int) -> Route:
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
     model.to(world.device, _precision(experiment)).train()
     world.initial.load_into(model)
-    memory = experiment.engine.gradient_memory << 20
+    memory = experiment.engine.gradient_bytes
     with seeded_generators(0, world.device), world.autocast():
         return find_route(model, _LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
 

@@ -99,9 +99,7 @@ class ServerOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs, as named tensors."""
-        state = self.state
-        named = {f"parameters/{name}": value for name, value in state.parameters.items()}
-        named |= {f"buffers/{name}": value for name, value in state.buffers.items()}
+        named = {name: value.clone() for name, value in self._named().items()}
         for slot, values in self._optimizer.memory.items():
             named |= {f"optimizer/{index}/{slot}": value for index, value in enumerate(values)}
         return named
@@ -115,11 +113,14 @@ class ServerOptimizer:
         self._check(tensors)
         memory = self._memory(tensors)
         self.rounds = rounds
-        for name, value in self._parameters.items():
-            value.copy_(tensors[f"parameters/{name}"])
-        for name, value in self._buffers.items():
-            value.copy_(tensors[f"buffers/{name}"])
+        for name, value in self._named().items():
+            value.copy_(tensors[name])
         self._optimizer.memory = memory
+
+    def _named(self) -> dict[str, Tensor]:
+        """The global state as a checkpoint names it; no copy."""
+        named = {f"parameters/{name}": value for name, value in self._parameters.items()}
+        return named | {f"buffers/{name}": value for name, value in self._buffers.items()}
 
     def _memory(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         """What the optimiser remembers of each parameter: of all of them or, before its first step, of none."""
@@ -136,8 +137,7 @@ class ServerOptimizer:
         return memory
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        own = {f"parameters/{name}": value for name, value in self._parameters.items()}
-        own |= {f"buffers/{name}": value for name, value in self._buffers.items()}
+        own = self._named()
         for name, value in own.items():
             _require_like(name, tensors.get(name), value)
         for name in tensors:

@@ -12,12 +12,14 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.measure import options as benchmark_options
+from benchmarks.measure import save
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
@@ -97,8 +99,7 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each method and case."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
+    parser = benchmark_options(__doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "convnet"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024])
     parser.add_argument("--data", nargs="+", default=["fashion-mnist", "cifar10"])
@@ -109,15 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--map-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=11)
     options = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        for data in options.data:
-            for sigma in options.sigmas:
-                for row in measure(options, model, data, sigma):
-                    rows.append(row)
-                    print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+    rows = []
+    for case in product(options.models, options.data, options.sigmas):
+        for row in measure(options, *case):
+            rows.append(row)
+            print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
+    save(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import options as benchmark_options
+from benchmarks.measure import save
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.dlg import DlgSettings
@@ -92,8 +93,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each weight."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
+    parser = benchmark_options(__doc__)
     parser.add_argument("--attack", default="idlg", choices=["dlg", "idlg", "iga"])
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--victims", type=int, default=8)
@@ -113,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for tv in options.tv:
         rows.append(measure(options, tv))
         print(json.dumps(rows[-1]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+    save(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,6 @@ __all__ = [
     "membership_signals",
 ]
 
-_MIB = 1 << 20
-
 # Enough for RMIA's shares of the population to be told apart to a thousandth.
 MOST_POPULATION = 2000
 
@@ -178,7 +176,7 @@ def membership_signals(
     """
     rounds = sorted(target)
     trained = train_references(world, pool, references, schedule, rounds)
-    network = StackedNetwork(world.model, world.experiment.engine.gradient_memory * _MIB)
+    network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
     own = {
         number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}
         for number in rounds

@@ -24,8 +24,6 @@ from fedpriv.world import World
 
 __all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
 
-_MIB = 1 << 20
-
 # Parameters, gradients, a client's copy and the optimiser's state: what a model takes while it is trained, in copies.
 COPIES = 6
 
@@ -89,7 +87,7 @@ def train_references(
         RunFailedError: a model diverged.
     """
     _check(world, references, schedule, keep)
-    memory = world.experiment.engine.gradient_memory * _MIB
+    memory = world.experiment.engine.gradient_bytes
     network = StackedNetwork(world.model, memory)
     together = at_once or _fitting(world, memory)
     parts = [

@@ -51,12 +51,6 @@ class DummyGradients:
             self._squared[block] = _sum([factor.squared() for _, factor in self._parts(block)])
         return self._squared[block]
 
-    def norms(self, block: Block | None = None) -> Tensor:
-        """Return the norms, (N, U); the derivative at a norm of zero is zero."""
-        squared = self.squared(block)
-        positive = squared > 0
-        return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
-
     def gram(self, block: Block | None = None) -> Tensor:
         """Return the inner products of each row's units, (N, U, U)."""
         return _sum([factor.gram() for _, factor in self._parts(block or self.names)])

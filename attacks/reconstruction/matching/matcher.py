@@ -34,7 +34,7 @@ class Comparison:
         heard: (N, m), squared norms of the heard upload's blocks.
         blocks: the names of each block's parameters.
         model: how these uploads come about.
-        write: see :meth:`expected`.
+        expected: writes out the expected uploads, tensors (N, *shape): N * K numbers and more to differentiate them.
         targets: see :meth:`upload`.
     """
 
@@ -43,12 +43,8 @@ class Comparison:
     heard: Tensor
     blocks: tuple[Block, ...]
     model: UploadModel
-    write: Callable[[], Vector]
+    expected: Callable[[], Vector]
     targets: Targets
-
-    def expected(self) -> Vector:
-        """Write out the expected uploads, tensors (N, *shape): N * K numbers and more to differentiate them."""
-        return self.write()
 
     def upload(self) -> Vector:
         """Write out the heard uploads, tensors (N, *shape)."""
