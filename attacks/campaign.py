@@ -10,6 +10,7 @@ from torch import nn
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.errors import InputError
+from fedpriv.gradients.operator import first_line
 
 __all__ = ["Campaign", "attack_each", "fault"]
 
@@ -101,9 +102,9 @@ def _memory_in_words() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_lack_of_memory(error):
             raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AttackRefused(
-            f"memory does not suffice ({first}); attack smaller batches, take fewer restarts, or use a device with more"
+            f"memory does not suffice ({first_line(error)}); attack smaller batches, take fewer restarts, or use a "
+            "device with more"
         ) from None
 
 

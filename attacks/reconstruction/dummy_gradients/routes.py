@@ -16,6 +16,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
+from fedpriv.gradients.operator import first_line
 
 __all__ = ["dummy_gradients", "ghost_dummies", "ghost_obstacle", "plain_dummies", "written_dummies"]
 
@@ -171,7 +172,7 @@ def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
     try:
         gradients = ghost_gradients(model, network.losses, images, labels)
     except RuntimeError as error:
-        return f"the network cannot be followed: {str(error).strip().splitlines()[0]}"
+        return f"the network cannot be followed: {first_line(error)}"
     if isinstance(gradients, Entangled):
         return gradients.reason
     for name, route in gradients.routes.items():
@@ -183,7 +184,7 @@ def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        return f"the network cannot be differentiated twice: {str(error).strip().splitlines()[0]}"
+        return f"the network cannot be differentiated twice: {first_line(error)}"
 
 
 def _disagreement(network: Network, model: nn.Module, images: Tensor, labels: Tensor) -> str:

@@ -32,7 +32,6 @@ from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.first_layer.closed_form import run_closed_form
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT
-from fedpriv.attacks.reconstruction.matching.matcher import wide_type
 from fedpriv.attacks.reconstruction.matching.memory import chunks
 from fedpriv.attacks.reconstruction.posterior.label_evidence import likely_labels, open_labels
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
@@ -42,6 +41,7 @@ from fedpriv.attacks.reconstruction.posterior.smoothing import SmoothKinks
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.gradients.operator import wide_type
 
 __all__ = ["run_map"]
 

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator, Losses
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher, wide_type
+from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.posterior.averaging import BETAS, fit_cloud, rate_share
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
 from fedpriv.attacks.reconstruction.posterior.smoothing import SmoothKinks
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.gradients.operator import wide_type
 
 __all__ = ["SMOOTH", "TURNS", "Ended", "Search", "Start", "Tell"]
 

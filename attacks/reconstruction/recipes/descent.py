@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
-from fedpriv.attacks.reconstruction.matching.matcher import wide
 from fedpriv.attacks.reconstruction.recipes.lbfgs import minimise
 from fedpriv.attacks.reconstruction.recipes.parts import SCHEDULES, Recipe
 from fedpriv.attacks.reconstruction.recipes.problem import Problem
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.gradients.operator import wide
 
 __all__ = ["Best", "run_recipe"]
 
