@@ -31,7 +31,7 @@ from fedpriv.accounting.proofs import (
     smallest,
 )
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
-from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon
+from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_only
 from fedpriv.names import CalibrationName, SamplingName
 
 __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
@@ -221,12 +221,7 @@ def _epsilon(release: Release) -> float:
 def _fixed_step_rdp(sigma: float, rate: float) -> Array:
     """Renyi privacy of one step with a batch of a fixed size."""
 
-    def base(orders: Array) -> Array:
-        return gaussian_rdp(orders, sigma / 2)
-
-    step = amplified_rdp(ORDERS, base, math.inf, rate)
-    step.setflags(write=False)
-    return step
+    return read_only(amplified_rdp(ORDERS, lambda orders: gaussian_rdp(orders, sigma / 2), math.inf, rate))
 
 
 @lru_cache(maxsize=256)
@@ -237,6 +232,4 @@ def _poisson_step_rdp(sigma: float, rate: float) -> Array:
     that of N(1) against a mixture of N(0) and N(-1) at epsilon (Balle, Barthe and Gaboardi 2018, Theorem 2).
     """
     exact = poisson_replaced_rdp(ORDERS, sigma, rate)
-    step = np.where(np.isfinite(exact), exact, _fixed_step_rdp(sigma, rate))
-    step.setflags(write=False)
-    return step
+    return read_only(np.where(np.isfinite(exact), exact, _fixed_step_rdp(sigma, rate)))

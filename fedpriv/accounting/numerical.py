@@ -58,7 +58,7 @@ def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: f
 
 
 class _TooManyCellsError(Exception):
-    """Losses that are so large beside their spread, as rare ones are, that no grid holds their sum."""
+    """Losses that are so large compared with their spread, as rare ones are, that no grid holds their sum."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LossDistribution:
         low, high = common.compute_self_convolve_bounds(self.masses, count, _TRUNCATED, orders)
         return int(low), int(high)
 
-    def beside(self, other: "LossDistribution") -> "LossDistribution":
+    def composed_with(self, other: "LossDistribution") -> "LossDistribution":
         """Return the loss of this release and another one, on the same grid."""
         from scipy.signal import fftconvolve
 
@@ -199,7 +199,7 @@ class ComposedPair(Pair):
 
 def _composed(parts: tuple[tuple[Pair, int], ...], interval: float) -> LossDistribution:
     single = [LossDistribution.of(pair, interval).repeated(count) for pair, count in parts]
-    return reduce(LossDistribution.beside, single)
+    return reduce(LossDistribution.composed_with, single)
 
 
 def _interval(parts: tuple[tuple[Pair, int], ...]) -> float:

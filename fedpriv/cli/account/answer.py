@@ -1,7 +1,6 @@
 """From what was asked to a line of the ledger."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fedpriv.accounting import (
     Guarantee,
@@ -84,28 +83,22 @@ def answer(asked: Asked) -> Answer:
     """
     option, value = _given_noise(asked)
     sampling, rate = _sampling(asked)
-    run: dict[str, Any] = {
-        "mechanism": asked.mechanism,
-        "sampling": sampling,
-        "rate": rate,
-        "participations": asked.participations,
-        "dimensions": equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
-        "unit": asked.unit,
-        "adjacency": asked.adjacency,
-    }
+    release = release_with(
+        1.0,
+        asked.delta,
+        mechanism=asked.mechanism,
+        sampling=sampling,
+        rate=rate,
+        participations=asked.participations,
+        dimensions=equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
+        unit=asked.unit,
+        adjacency=asked.adjacency,
+    )
     if option == "--target-epsilon":
-        noise = calibrate(value, asked.delta, **run)
+        value = calibrate(value, release)
     elif option == "--epsilon":
-        noise = nominal_noise(
-            value,
-            asked.delta,
-            mechanism=asked.mechanism,
-            calibration=asked.calibration,
-            sensitivity=_sensitivity(asked),
-        )
-    else:
-        noise = value
-    release = release_with(noise, asked.delta, **run)
+        value = _nominal_noise(asked, value)
+    release = replace(release, noise=value)
     return Answer(asked, release, _with_nominal(guarantee(release), asked))
 
 
@@ -141,6 +134,16 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     if sampling in amplifying and rate is None:
         raise InputError(f"--sampling {sampling} needs --sampling-rate, above 0 and at most 1")
     return sampling, 1.0 if rate is None else rate
+
+
+def _nominal_noise(asked: Asked, epsilon: float) -> float:
+    return nominal_noise(
+        epsilon,
+        asked.delta,
+        mechanism=asked.mechanism,
+        calibration=asked.calibration,
+        sensitivity=_sensitivity(asked),
+    )
 
 
 def _parameter(asked: Asked) -> NoiseParameter:
