@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from attack_victims import digits
-from fedpriv.attacks.scores import Score
 from torch import Tensor
 
 from fedpriv import metrics
@@ -14,6 +13,7 @@ from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction
 from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.records import Score
 
 STD = (0.25,)
 PUBLIC = guesses(digits()[0][1000:])
