@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedpriv.config import Experiment
+from fedpriv.errors import RunInterruptedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
+from fedpriv.records import RoundRecord
 from fedpriv.report import reported
 from fedpriv.runs import RunFolder
 from tests.integration.small import experiment, left_behind
@@ -116,6 +118,34 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         stops = start_run(settings, folder / "whole", f"fedpriv run {folder / 'x.toml'}", Silent()).stops
     assert sorted(stop.client for stop in stops) == [0, 2, 3]
     return folder / "x.toml", folder / "whole"
+
+
+class StopsAfter(Silent):
+    """Ctrl-C when a round is over."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def round_finished(self, record: RoundRecord, rounds: int) -> None:
+        if record.round == self.last:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("batches", ["shuffled", "fixed", "poisson"])
+@pytest.mark.parametrize("last", [1, 7])
+def test_an_interrupted_run_resumes_to_the_same_bytes(last: int, batches: str, tmp_path: Path) -> None:
+    """Among them what was used up, the last round before the interruption included."""
+    settings = experiment(
+        mechanism={"name": "gaussian", "sigma": 0.8},
+        training={"sampling": batches},
+        data={"partition": "dirichlet"},
+        federation={"rounds": 10, "server_optimizer": "adam"},
+    )
+    start_run(settings, tmp_path / "whole", "fedpriv run x", Silent())
+    with pytest.raises(RunInterruptedError):
+        start_run(settings, tmp_path / "cut", "fedpriv run x", StopsAfter(last))
+    resume_run(tmp_path / "cut", Silent())
+    assert left_behind(tmp_path / "cut") == left_behind(tmp_path / "whole")
 
 
 @pytest.mark.slow
