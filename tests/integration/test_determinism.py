@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from fedpriv.config import Experiment
 from fedpriv.errors import RunInterruptedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
-from fedpriv.records import RoundRecord
 from fedpriv.report import reported
 from fedpriv.runs import RunFolder
+from fedpriv.server.tap import record_heard
+from fedpriv.world import World
 from tests.integration.small import experiment, left_behind
 
 ATTACKED = {"attacks": ["iga"], "victims": 2, "rounds": [1, 3], "iga": {"iterations": 20}}
@@ -120,21 +122,18 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "x.toml", folder / "whole"
 
 
-class StopsAfter(Silent):
-    """Ctrl-C when a round is over."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def round_finished(self, record: RoundRecord, rounds: int) -> None:
-        if record.round == self.last:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("batches", ["shuffled", "fixed", "poisson"])
 @pytest.mark.parametrize("last", [1, 7])
-def test_an_interrupted_run_resumes_to_the_same_bytes(last: int, batches: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bytes(
+    last: int, batches: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Among them what was used up, the last round before the interruption included."""
+
+    def interrupted(world: World, folder: RunFolder, number: int, *arguments: Any) -> None:
+        if number > last:
+            raise KeyboardInterrupt
+        record_heard(world, folder, number, *arguments)
+
     settings = experiment(
         mechanism={"name": "gaussian", "sigma": 0.8},
         training={"sampling": batches},
@@ -142,8 +141,10 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(last: int, batches: str, t
         federation={"rounds": 10, "server_optimizer": "adam"},
     )
     start_run(settings, tmp_path / "whole", "fedpriv run x", Silent())
-    with pytest.raises(RunInterruptedError):
-        start_run(settings, tmp_path / "cut", "fedpriv run x", StopsAfter(last))
+    with monkeypatch.context() as patched, pytest.raises(RunInterruptedError):
+        patched.setattr("fedpriv.server.rounds.record_heard", interrupted)
+        start_run(settings, tmp_path / "cut", "fedpriv run x", Silent())
+    assert [record.round for record in RunFolder.open(tmp_path / "cut").rounds()] == list(range(last + 1))
     resume_run(tmp_path / "cut", Silent())
     assert left_behind(tmp_path / "cut") == left_behind(tmp_path / "whole")
 
