@@ -22,7 +22,7 @@ from typing_extensions import override
 from fedpriv.accounting.amplification import amplified_pure
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 
-__all__ = ["DirectionalPair", "GaussianPair", "LaplacePair", "Pair", "SampledPair", "interpolated"]
+__all__ = ["DirectionalPair", "GaussianPair", "LaplacePair", "Pair", "SampledPair", "before_sampling", "interpolated"]
 
 Array = NDArray[np.float64]
 
@@ -217,6 +217,11 @@ class SampledPair(Pair):
 
     @override
     def deltas(self, epsilons: Array) -> Array:
-        near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / self.rate)
-        far = epsilons - math.log(self.rate) + np.log1p((self.rate - 1) * np.exp(-epsilons))
-        return self.rate * self.pair.deltas(np.where(epsilons < 1, near, far))
+        return self.rate * self.pair.deltas(before_sampling(epsilons, self.rate))
+
+
+def before_sampling(epsilons: Array, rate: float) -> Array:
+    """Return log(1 + (exp(epsilon) - 1) / q), the inverse of :func:`amplified_pure`, at epsilons from 0 on."""
+    near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / rate)
+    far = epsilons - math.log(rate) + np.log1p((rate - 1) * np.exp(-epsilons))
+    return np.where(epsilons < 1, near, far)

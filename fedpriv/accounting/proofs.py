@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
+from fedpriv.accounting.references import Reference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.errors import InputError
 from fedpriv.names import CalibrationName, SamplingName
@@ -142,6 +143,15 @@ class Proof(ABC):
         """Pairs that dominate one participation before fixed-size sampling, and how many of each; or none."""
         return ()
 
+    def reference(self) -> Reference | None:
+        """What ceilings compare a run with: a law that does not depend on the secret; or None."""
+        return None
+
+    @property
+    def no_reference(self) -> str:
+        """Why there is none."""
+        return f"mechanism {self.release.mechanism} names no law that does not depend on the secret"
+
     def numerical_claims(self, known: float) -> list[Claim]:
         """Claims that take longer, and may be smaller.
 
@@ -184,15 +194,18 @@ class Proof(ABC):
 class NoProof(Proof):
     """Mechanism none."""
 
+    @property
+    @override
+    def no_reference(self) -> str:
+        return "nothing is proven: without noise the upload is a fixed function of the data that went into it"
+
     @override
     def nominal(self) -> Claim:
         return Claim(math.inf, NO_NOMINAL)
 
     @override
     def pure(self) -> Claim:
-        return Claim(
-            math.inf, "nothing is proven: without noise the upload is a fixed function of the data that went into it"
-        )
+        return Claim(math.inf, self.no_reference)
 
     @override
     def cheap_claims(self) -> list[Claim]:

@@ -19,6 +19,7 @@ from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair
 from fedpriv.accounting.proofs import RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.references import DirectionalReference, LaplaceReference, Reference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import mean_resultant_length
@@ -192,6 +193,17 @@ class DirectionalProof(PureProof):
             "the centres)"
         )
 
+    @override
+    def reference(self) -> Reference:
+        theorem = (
+            f"VMF laws around the directions of the {self.release.unit}'s gradient and uniform directions in their "
+            "place; losses of blocks and participations are independent whatever the parameters, so that they compose "
+            "exactly"
+        )
+        return Reference(
+            tuple((DirectionalReference(self.noise, dimension), count) for dimension, count in self._sizes), theorem
+        )
+
     @cached_property
     def _sizes(self) -> tuple[tuple[int, int], ...]:
         """Pairs of a dimension and how many blocks have it."""
@@ -277,6 +289,14 @@ class LaplaceProof(PureProof):
     @override
     def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
         return ((LaplacePair(self.piece_epsilon), 1),)
+
+    @override
+    def reference(self) -> Reference:
+        theorem = (
+            f"Laplace laws of one coordinate, the {self.release.unit}'s clipped gradient and zero in its place, which "
+            "are one clip_norm apart at most in the L1 norm"
+        )
+        return Reference(((LaplaceReference(1 / self.noise), 1),), theorem)
 
     @property
     @override
