@@ -220,9 +220,10 @@ def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
     ends = max(pair.smallest, -_LARGEST_LOSS), min(pair.largest, _LARGEST_LOSS)
     edges = np.arange(math.floor(ends[0] / interval), math.ceil(ends[1] / interval) + 1) * interval
     losses, masses = pair.law(edges)
-    near = losses <= _LARGEST_LOSS
-    law = LossDistribution.rounded(np.maximum(losses[near], -_LARGEST_LOSS), masses[near], interval)
-    return replace(law, infinite=float(masses[~near].sum()))
+    far = losses > _LARGEST_LOSS
+    kept = np.where(far, 0.0, masses)
+    law = LossDistribution.rounded(np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS), kept, interval)
+    return replace(law, infinite=float(masses[far].sum()))
 
 
 def _batch(reference: Reference, interval: float) -> LossDistribution:
@@ -231,6 +232,8 @@ def _batch(reference: Reference, interval: float) -> LossDistribution:
 
 
 def _repeated(law: LossDistribution, count: int) -> LossDistribution:
+    if law.infinite > 1 - _ROUNDING:
+        return replace(law, infinite=1.0)
     try:
         return law.repeated(count, _AT_ONCE)
     except TooManyCellsError:
