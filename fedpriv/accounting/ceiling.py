@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
-from fedpriv.accounting.numerical import ComposedPair, LossDistribution, TooManyCellsError
+from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
 from fedpriv.accounting.pairs import before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.references import Reference, ReferencePair
@@ -47,6 +47,7 @@ _MOST_CELLS = 10**5  # of a single loss
 _FINEST = 1e-6  # on finer grids differences of deltas drown in rounding
 _AT_ONCE = 2**20  # cells after composition by a single transform
 _LARGEST_LOSS = 600.0  # exp of 710 overflows
+_RARE_LOSS = 40.0  # one below its opposite has a probability below exp(-40)
 # The Fourier transform rounds absolutely, by about 1e-17 a release.
 _ROUNDING, _ROUNDING_PER_RELEASE = 1e-12, 1e-15
 _MOST_COMPOSED = 10**12
@@ -54,6 +55,7 @@ _SEARCHED = 2001
 _MANY, _DEVIATIONS = 100, 40.0
 
 _BLOW_UP = "sup P(E) where Q(E) <= k0 (Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023, arXiv 2307.03928)"
+_NORMAL = f"{_BLOW_UP}, T participations as one of sqrt(T) times the distance (Dong, Roth and Su 2022, Cor. 3.3)"
 _COMPOSED = ", privacy-loss distributions composed numerically with pessimistic rounding"
 _RENYI = "Renyi form, (k0 exp(D_a))^((a - 1) / a) (Balle, Cherubin and Hayes 2022)"
 _TAGGED = "; who took part is told the adversary, because it does not depend on the secret"
@@ -117,7 +119,7 @@ def _bounds(proof: Proof, reference: Reference) -> Iterator[Bound]:
         yield lambda k0: k0, _BLOW_UP
         return
     if sole is not None and rate == 1 and sole.is_normal:
-        yield lambda k0: float(special.ndtr(special.ndtri(k0) + sole.spread * math.sqrt(count))), _BLOW_UP
+        yield lambda k0: float(special.ndtr(special.ndtri(k0) + sole.spread * math.sqrt(count))), _NORMAL
         return
     yield partial(_renyi, count * tagged_rdp(ORDERS, reference.rdp(ORDERS), rate)), f"{_RENYI}{tagged}"
     if sole is not None and count == 1:
@@ -163,7 +165,7 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
 
 def _composed(reference: Reference, count: int, rate: float) -> Callable[[float], float]:
     """Return gamma by the loss of a whole run."""
-    interval = _interval(reference, max(reference.spread, 1e-300))
+    interval = _interval(reference)
     parts = [(_rounded(pair, interval), number) for pair, number in reference.parts]
     if rate == 1:
         whole = reduce(_beside, [_repeated(law, number * count) for law, number in parts])
@@ -184,14 +186,13 @@ def _hidden(proof: Proof, reference: Reference) -> Callable[[float], float]:
     M and A are neighbours under replace-one, M and M' have the reference pair. What is known without hiding holds, too.
     """
     rate, count = float(proof.release.rate), int(proof.release.participations)
-    batch = _batch(reference, _interval(reference, reference.spread))
-    neighbours = proof.dominating_pairs()
-    replaced = neighbours[0][0] if neighbours[0][1] == len(neighbours) == 1 else ComposedPair(neighbours)
+    batch = _batch(reference, _interval(reference))
+    replaced = proof.batch_pair()
     highest = min(amplified_pure(max(replaced.largest, float(batch.losses[-1])), rate), _LARGEST_LOSS)
-    lowest = amplified_pure(min(-float(batch.losses[0]), _LARGEST_LOSS), rate)
+    lowest = amplified_pure(min(-float(batch.losses[0]), _RARE_LOSS), rate)
     spread = rate * math.sqrt(math.expm1(min(reference.batch_spread, 1.0) ** 2))
     interval = max(_SHARE_OF_SPREAD * spread, (highest + lowest) / _MOST_CELLS, _FINEST)
-    above, below = (np.arange(math.ceil(end / interval) + 1) * interval for end in (highest, lowest))
+    above, below = (_grid(0, math.ceil(end / interval), interval) for end in (highest, lowest))
     exponents = before_sampling(above, rate)
     share = rate + (1 - rate) * np.exp(-exponents)  # b
     forward = rate * ((1 - share) * replaced.deltas(exponents) + share * _deltas(batch, exponents))
@@ -209,16 +210,18 @@ def _success(law: LossDistribution, releases: int, k0: float) -> float:
     return law.success(k0) + max(_ROUNDING, _ROUNDING_PER_RELEASE * releases)
 
 
-def _interval(reference: Reference, spread: float) -> float:
-    widest = max(
-        min(pair.largest, _LARGEST_LOSS) - max(pair.smallest, -_LARGEST_LOSS) for pair, _ in reference.parts
-    )
-    return max(_SHARE_OF_SPREAD * spread, widest / _MOST_CELLS)
+def _interval(reference: Reference) -> float:
+    widest = max(min(pair.largest, _LARGEST_LOSS) - max(pair.smallest, -_LARGEST_LOSS) for pair, _ in reference.parts)
+    return max(_SHARE_OF_SPREAD * reference.spread, widest / _MOST_CELLS)
+
+
+def _grid(first: int, last: int, interval: float) -> Array:
+    return np.arange(first, last + 1, dtype=np.float64) * interval
 
 
 def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
     ends = max(pair.smallest, -_LARGEST_LOSS), min(pair.largest, _LARGEST_LOSS)
-    edges = np.arange(math.floor(ends[0] / interval), math.ceil(ends[1] / interval) + 1) * interval
+    edges = _grid(math.floor(ends[0] / interval), math.ceil(ends[1] / interval), interval)
     losses, masses = pair.law(edges)
     far = losses > _LARGEST_LOSS
     kept = np.where(far, 0.0, masses)

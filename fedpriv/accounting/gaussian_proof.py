@@ -112,13 +112,13 @@ class GaussianProof(Proof):
         if self._is_poisson:
             pair = PoissonGaussianReference(self.noise, float(self.release.rate))
             theorem = (
-                f"Poisson-sampled {self.mechanism}, the batch with the {self.release.unit} and without it, (1 - q) N(0) "
-                f"+ q N(1) and N(0) in units of {self.norm}"
+                f"Poisson-sampled {self.mechanism}, the batch with the {self.release.unit} and without it, (1 - q) "
+                f"N(0) + q N(1) and N(0) in units of {self.norm}"
             )
             return Reference(((pair, 1),), theorem, is_hidden=True)
         theorem = (
             f"{self.mechanism}, the {self.release.unit}'s clipped gradient and zero in its place, which are one "
-            f"{self.norm} apart at most; T participations as one of sqrt(T) / sigma (Dong, Roth and Su 2022, Cor. 3.3)"
+            f"{self.norm} apart at most"
         )
         return Reference(((GaussianReference(1 / self.noise), 1),), theorem)
 

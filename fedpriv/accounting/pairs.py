@@ -22,7 +22,16 @@ from typing_extensions import override
 from fedpriv.accounting.amplification import amplified_pure
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 
-__all__ = ["DirectionalPair", "GaussianPair", "LaplacePair", "Pair", "SampledPair", "before_sampling", "interpolated"]
+__all__ = [
+    "DirectionalPair",
+    "GaussianPair",
+    "LaplacePair",
+    "Pair",
+    "SampledPair",
+    "TaggedPair",
+    "before_sampling",
+    "interpolated",
+]
 
 Array = NDArray[np.float64]
 
@@ -218,6 +227,38 @@ class SampledPair(Pair):
     @override
     def deltas(self, epsilons: Array) -> Array:
         return self.rate * self.pair.deltas(before_sampling(epsilons, self.rate))
+
+
+@dataclass(frozen=True)
+class TaggedPair(Pair):
+    """A pair of a release that happens with probability q, where it is seen whether it did: delta is q times as large.
+
+    Attributes:
+        pair: of the release.
+        rate: q in (0, 1).
+    """
+
+    pair: Pair
+    rate: float
+
+    @property
+    @override
+    def pieces(self) -> int:
+        return self.pair.pieces
+
+    @property
+    @override
+    def largest(self) -> float:
+        return self.pair.largest
+
+    @property
+    @override
+    def spread(self) -> float:
+        return self.pair.spread
+
+    @override
+    def deltas(self, epsilons: Array) -> Array:
+        return self.rate * self.pair.deltas(epsilons)
 
 
 def before_sampling(epsilons: Array, rate: float) -> Array:

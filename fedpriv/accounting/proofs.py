@@ -143,6 +143,11 @@ class Proof(ABC):
         """Pairs that dominate one participation before fixed-size sampling, and how many of each; or none."""
         return ()
 
+    def batch_pair(self) -> Pair:
+        """Return what dominates one participation as a single pair, where there are dominating pairs."""
+        pairs = self.dominating_pairs()
+        return pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
+
     def reference(self) -> Reference | None:
         """What ceilings compare a run with: a law that does not depend on the secret; or None."""
         return None
@@ -162,8 +167,7 @@ class Proof(ABC):
         if not pairs:
             return []
         if self.is_sampled:
-            batch = pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
-            parts: tuple[tuple[Pair, int], ...] = ((SampledPair(batch, float(self.release.rate)), count),)
+            parts: tuple[tuple[Pair, int], ...] = ((SampledPair(self.batch_pair(), float(self.release.rate)), count),)
         else:
             parts = tuple((pair, number * count) for pair, number in pairs)
         epsilon = composed_epsilon(parts, float(self.release.delta), known)

@@ -2,7 +2,8 @@
 
 Any law that does not depend on z may stand there, so it need not be that of a neighbouring data set: zero in the place
 of a clipped gradient, a uniform direction in the place of a draw. That is half as far away as the opposite gradient of
-the ledger. A pair here is not symmetric: delta(epsilon) = sup over events of P - exp(epsilon) Q, epsilon of either sign.
+the ledger. A pair here need not be symmetric: delta(epsilon) = sup over events of P - exp(epsilon) Q, epsilon of either
+sign.
 """
 
 import math
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import special
 from typing_extensions import override
 
-from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
+from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp, tagged_rdp
 from fedpriv.accounting.pairs import DirectionalPair, Pair
 from fedpriv.accounting.renyi import gaussian_rdp, laplace_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
@@ -210,9 +211,11 @@ class PoissonGaussianReference(ReferencePair):
 
     @override
     def rdp(self, orders: Array) -> Array:
-        divergences = np.full_like(orders, np.inf)
+        # Who took part could be told, too.
+        divergences = tagged_rdp(orders, gaussian_rdp(orders, self.sigma), self.rate)
         within = orders <= LARGEST_SAMPLED_ORDER
-        divergences[within] = poisson_gaussian_rdp(orders[within], self.sigma, self.rate)
+        hidden = poisson_gaussian_rdp(orders[within], self.sigma, self.rate)
+        divergences[within] = np.minimum(divergences[within], hidden)
         return divergences
 
     @property

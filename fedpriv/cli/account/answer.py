@@ -88,11 +88,6 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     rate = asked.sampling_rate
     usual: SamplingName = amplifying[0] if rate is not None and amplifying else "full"
     sampling = asked.sampling or usual
-    if sampling == "poisson" and sampling not in amplifying:
-        allowed = ", ".join([*amplifying, "shuffled", "full"])
-        raise InputError(
-            f"--sampling poisson: no amplification by it is proven for {asked.mechanism}; allowed are {allowed}"
-        )
     if sampling not in amplifying and rate is not None:
         raise InputError(
             f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the "
