@@ -6,6 +6,7 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
 from fedpriv.accounting.calibration import OutOfReachError, calibrate, nominal_noise
+from fedpriv.accounting.ceiling import Ceiling, ceilings
 from fedpriv.accounting.comparison import (
     Comparison,
     Contender,
@@ -32,6 +33,7 @@ __all__ = [
     "ORDERS",
     "AdjacencyName",
     "CalibrationName",
+    "Ceiling",
     "Comparison",
     "Contender",
     "Guarantee",
@@ -47,6 +49,7 @@ __all__ = [
     "amplified_rdp",
     "analytic_sigma",
     "calibrate",
+    "ceilings",
     "classic_sigma",
     "compare_mechanisms",
     "equal_blocks",

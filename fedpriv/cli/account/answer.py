@@ -1,13 +1,16 @@
 """From what was asked to a line of the ledger."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting import (
+    Ceiling,
     Guarantee,
     NoiseParameter,
     Release,
     calibrate,
+    ceilings,
     equal_blocks,
     guarantee,
     nominal_noise,
@@ -29,11 +32,13 @@ class Answer:
         asked: the question.
         release: what is accounted for, the noise with it.
         guarantee: what is proven.
+        ceilings: what no attack can exceed, for each baseline that was asked for.
     """
 
     asked: Asked
     release: Release
     guarantee: Guarantee
+    ceilings: tuple[Ceiling, ...]
 
     @property
     def parameter(self) -> NoiseParameter:
@@ -49,6 +54,7 @@ def answer(asked: Asked) -> Answer:
             sampling, or no noise reaches the target.
     """
     option, value = _given_noise(asked)
+    baselines = [_baseline(text) for text in asked.ceiling or ()]
     sampling, rate = _sampling(asked)
     run: dict[str, Any] = {
         "mechanism": asked.mechanism,
@@ -66,7 +72,20 @@ def answer(asked: Asked) -> Answer:
     else:
         noise = value
     release = release_with(noise, asked.delta, **run)
-    return Answer(asked, release, _with_nominal(guarantee(release), asked))
+    proven = _with_nominal(guarantee(release), asked)
+    return Answer(asked, release, proven, ceilings(release, baselines))
+
+
+def _baseline(text: str) -> float:
+    parts = text.split("/")
+    try:
+        numerator, denominator = float(parts[0]), float(parts[1]) if len(parts) == 2 else 1.0
+        baseline = numerator / denominator if len(parts) <= 2 else math.nan
+    except (ValueError, ZeroDivisionError):
+        baseline = math.nan
+    if not 0 < baseline < 1:
+        raise InputError(f"--ceiling {text}: allowed are numbers and fractions between 0 and 1, such as 0.1 and 1/100")
+    return baseline
 
 
 def _given_noise(asked: Asked) -> tuple[str, float]:

@@ -25,6 +25,7 @@ class Asked:
         blocks: parts with a draw of their own.
         calibration: from a nominal epsilon to sigma.
         adjacency: which data sets must look alike.
+        ceiling: baselines to compute ceilings for, as numbers or fractions.
     """
 
     mechanism: str
@@ -40,3 +41,4 @@ class Asked:
     blocks: int = 1
     calibration: CalibrationName = "analytic"
     adjacency: AdjacencyName = "replace-one"
+    ceiling: list[str] | None = None
