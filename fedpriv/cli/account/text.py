@@ -51,9 +51,8 @@ def print_account(found: Answer) -> None:
     figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
     figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
     for ceiling in found.ceilings:
-        figures.add_row(
-            "ceiling", _bold(ceiling.gamma), f"no attack succeeds more often; a guess: {_number(ceiling.k0)}"
-        )
+        meaning = f"no attack succeeds more often, where a guess does with {_number(ceiling.k0)}"
+        figures.add_row("ceiling", _bold(ceiling.gamma), meaning)
     out.print(figures)
     out.print()
     setting = _columns("left", "left")
