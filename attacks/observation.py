@@ -15,12 +15,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.models import recorded_model
 
 __all__ = [
     "Observation",
@@ -42,7 +42,7 @@ class PublicSettings:
     """What the threat model lets the adversary know: no seed, no indices.
 
     Attributes:
-        model: the :class:`~fedpriv.config.ModelConfig`, dumped.
+        model: its settings, dumped.
         shape: (C, H, W) of one image.
         classes: number of classes.
         mean: public mean of each channel, on the [0, 1] scale.
@@ -250,12 +250,14 @@ def _labels(labels: Any, path: Path) -> tuple[int, ...] | None:
 def _checked(settings: Any, path: Path) -> PublicSettings:
     try:
         public = _SETTINGS.validate_python(settings)
-        ModelConfig.model_validate(public.model)
+        recorded_model(public.model)
         config = recorded_mechanism(public.mechanism)
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"]) or "settings"
         raise InputError(f"{path} is damaged: {where}: {detail['msg']}") from None
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
     if config.parameter and config.noise is None:
         raise InputError(f"{path} is damaged: mechanism {config.name} without the noise itself")
     return public

@@ -8,6 +8,7 @@ each of some other images of the same data set? A picture that nobody would call
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,9 @@ from torch import Tensor
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Reconstruction
+from fedpriv.records import CONFIDENCE, Interval, Score
 
 __all__ = [
-    "CONFIDENCE",
-    "Interval",
-    "Score",
     "Scores",
     "Truth",
     "median_interval",
@@ -33,7 +32,6 @@ __all__ = [
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
-CONFIDENCE = 0.95
 RESAMPLES = 9999
 
 
@@ -63,58 +61,6 @@ class Truth:
     def place(self, number: int) -> tuple[int, int]:
         """The client of an image, and the image's number in that client's batch."""
         return (self.client, number) if self.owners is None else self.owners[number]
-
-
-@dataclass(frozen=True)
-class Score:
-    """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
-
-    Attributes:
-        round: the round.
-        client: the client whose image it is.
-        image: the number of the true image in its batch.
-        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
-        upload: protected or unprotected; none for a guess.
-        restart: the restart's number.
-        chosen: whether the attack offers this restart.
-        loss: the attack's own objective; ``None`` where not finite, and for guesses.
-        label: the label that this restart gives; ``None`` for guesses, and where it gives none.
-        true_label: the label.
-        label_correct: whether they agree; ``None`` without a label.
-        mse: on the [0, 1] scale.
-        mse_normalised: on the scale of the network's input.
-        psnr: in dB, at most 200.
-        ssim: at most 1.
-        lpips: ``None`` where not computed; only chosen restarts and guesses have one.
-        recovered: SSIM of at least the threshold and an MSE below every guess's.
-        note: what the attack said about its result.
-        clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
-        rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
-            against. ``None`` where there are no candidates, and in files of versions without them.
-        candidates: how many images there were to pick from, the original among them.
-    """
-
-    round: int
-    client: int
-    image: int
-    attack: str
-    upload: str
-    restart: int
-    chosen: bool
-    loss: float | None
-    label: int | None
-    true_label: int
-    label_correct: bool | None
-    mse: float
-    mse_normalised: float
-    psnr: float
-    ssim: float
-    lpips: float | None
-    recovered: bool
-    note: str
-    clients: int = 1
-    rank: int | None = None
-    candidates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -194,32 +140,14 @@ def score(
             # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
             beaten = float(figures.mse[k]) < float(bar[image]) * ROUNDING
             recovered = float(figures.ssim[k]) >= success_ssim and beaten
-            client, number = truth.place(image)
             scores.append(
-                Score(
-                    round=truth.round,
-                    client=client,
-                    image=number,
-                    attack=reconstruction.attack,
-                    upload=upload,
-                    restart=restart,
-                    chosen=chosen,
-                    loss=attempt.loss,
-                    label=label,
-                    true_label=int(truth.labels[image]),
-                    label_correct=None if label is None else label == int(truth.labels[image]),
-                    mse=float(figures.mse[k]),
-                    mse_normalised=float(figures.mse_normalised[k]),
-                    psnr=float(figures.psnr[k]),
-                    ssim=float(figures.ssim[k]),
-                    lpips=lpips[k],
-                    recovered=recovered,
-                    note=note,
-                    clients=truth.clients,
-                    rank=figures.ranks[k],
-                    candidates=figures.candidates[k],
+                _scored(
+                    truth, image, figures, k, lpips[k],
+                    attack=reconstruction.attack, upload=upload, restart=restart, chosen=chosen, loss=attempt.loss,
+                    label=label, label_correct=None if label is None else label == int(truth.labels[image]),
+                    recovered=recovered, note=note,
                 )
-            )
+            )  # fmt: skip
     return Scores(tuple(scores), reason, pictures)
 
 
@@ -241,51 +169,36 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
         lpips, why = _lpips(truth.images, images) if perceptual else ([None] * len(images), None)
         reason = why or reason
         scores += [
-            Score(
-                round=truth.round,
-                client=truth.place(k)[0],
-                image=truth.place(k)[1],
-                attack=guess.name,
-                upload="none",
-                restart=0,
-                chosen=True,
-                loss=None,
-                label=None,
-                true_label=int(truth.labels[k]),
-                label_correct=None,
-                mse=float(figures.mse[k]),
-                mse_normalised=float(figures.mse_normalised[k]),
-                psnr=float(figures.psnr[k]),
-                ssim=float(figures.ssim[k]),
-                lpips=lpips[k],
-                recovered=False,
-                note="",
-                clients=truth.clients,
-                rank=figures.ranks[k],
-                candidates=figures.candidates[k],
+            _scored(
+                truth, k, figures, k, lpips[k],
+                attack=guess.name, upload="none", restart=0, chosen=True, loss=None,
+                label=None, label_correct=None, recovered=False, note="",
             )
             for k in range(len(images))
-        ]
+        ]  # fmt: skip
         if guess.by_class is not None:
             pictures = dict(enumerate(images))
     return Scores(tuple(scores), reason, pictures)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A figure over victims and its interval.
-
-    Attributes:
-        value: the figure.
-        low: lower end; ``None`` for fewer than two values (or groups of values).
-        high: upper end; ``None`` likewise.
-        confidence: the nominal coverage.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    confidence: float
+def _scored(truth: Truth, image: int, figures: _Figures, k: int, lpips: float | None, **attempt: Any) -> Score:
+    """The line about one true image, whose figures are the k-th, and about the attempt at it."""
+    client, number = truth.place(image)
+    return Score(
+        round=truth.round,
+        client=client,
+        image=number,
+        true_label=int(truth.labels[image]),
+        mse=float(figures.mse[k]),
+        mse_normalised=float(figures.mse_normalised[k]),
+        psnr=float(figures.psnr[k]),
+        ssim=float(figures.ssim[k]),
+        lpips=lpips,
+        clients=truth.clients,
+        rank=figures.ranks[k],
+        candidates=figures.candidates[k],
+        **attempt,
+    )
 
 
 def median_interval(
@@ -352,8 +265,8 @@ def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes of {trials} trials")
-    found = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return Interval(successes / trials, float(found.low), float(found.high), confidence)
+    ends = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    return Interval(successes / trials, float(ends.low), float(ends.high), confidence)
 
 
 def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:

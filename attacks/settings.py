@@ -1,12 +1,14 @@
 """What the settings of every attack have in common, and what all others ask of an attack through them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from fedpriv.attacks.access import Access
+from fedpriv.errors import InputError
+from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, Section
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes.parts import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome
 
-__all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "is_active"]
+__all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active", "known_attack"]
 
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
@@ -85,6 +87,18 @@ class MatchingSettings(AttackSettings):
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
 
 
+def known_attack(name: str) -> type[AttackSettings]:
+    """Return the settings of an attack.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name not in ATTACKS:
+        raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+    kind: type[AttackSettings] = ATTACKS[name]
+    return kind
+
+
 def is_active(label: str) -> bool:
     """Whether an attack needs parameters of the adversary's own making.
 
@@ -93,3 +107,12 @@ def is_active(label: str) -> bool:
     """
     name = label.partition(",")[0]
     return name in ATTACKS and bool(ATTACKS[name].active())
+
+
+def by_conduct(scores: Sequence[Score]) -> dict[bool, list[Score]]:
+    """Return the scores of uploads of parameters that the server had made (True), and all others with their guesses."""
+    made = {score.source for score in scores if is_active(score.attack)}
+    parts: dict[bool, list[Score]] = {False: [], True: []}
+    for score in scores:
+        parts[score.source in made].append(score)
+    return parts

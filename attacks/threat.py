@@ -7,12 +7,13 @@ withholds one of these, the attack is refused with the reason, rather than helpe
 
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
+from fedpriv import records
 from fedpriv.attacks.access import Access
 from fedpriv.config import AdversaryConfig
 
-__all__ = ["LISTENERS", "Access", "Listener", "ThreatModel", "threat_model"]
+__all__ = ["LISTENERS", "Access", "ThreatModel", "threat_model"]
 
 WIDTH = 79
 
@@ -26,120 +27,8 @@ _KNOWLEDGE = {
 }
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Who listens, and what reaches them.
-
-    Attributes:
-        name: the name in the experiment file.
-        who: who they are, and where.
-        sees: what reaches them in each round.
-        withheld: what the place where they listen keeps from them.
-        conduct: whether they only listen or also interfere.
-        grants: what attacks may build on.
-    """
-
-    name: str
-    who: str
-    sees: tuple[str, ...]
-    withheld: tuple[str, ...]
-    conduct: str
-    grants: tuple[Access, ...]
-
-
-_EACH = (
-    "the parameters sent to the clients before the round",
-    "each client's upload and which client sent it",
-)
-_SUM = (
-    "the parameters sent to the clients before the round",
-    "which clients take part",
-    "the sum of their uploads, weighted as the server averages them (secure aggregation is carried out with "
-    "federation.secure_aggregation, and assumed without it: the adversary is handed the sum only)",
-)
-_PASSIVE = "passive: it follows the protocol and only listens"
-_ACTIVE = (
-    "active: it may send the clients that it attacks parameters of its own making, and leaves their uploads out of the "
-    "model; otherwise it follows the protocol"
-)
-_ALL_UPLOADS = (Access.PARAMETERS, Access.UPLOADS, Access.SUM)
-_SUM_ONLY = (Access.PARAMETERS, Access.SUM)
-
-LISTENERS = {
-    listener.name: listener
-    for listener in (
-        Listener("honest-but-curious-server", "the server", _EACH, (), _PASSIVE, _ALL_UPLOADS),
-        Listener("malicious-server", "the server", _EACH, (), _ACTIVE, (*_ALL_UPLOADS, Access.ACTIVE)),
-        Listener(
-            "secure-aggregation",
-            "the server, behind secure aggregation",
-            _SUM,
-            ("the upload of a single client",),
-            _PASSIVE,
-            _SUM_ONLY,
-        ),
-        Listener(
-            "malicious-secure-aggregation",
-            "the server, behind secure aggregation",
-            _SUM,
-            ("the upload of a single client",),
-            _ACTIVE,
-            (*_SUM_ONLY, Access.ACTIVE),
-        ),
-        Listener(
-            "network-plaintext",
-            "whoever can read the connections between clients and server, which carry no TLS",
-            _EACH,
-            (),
-            _PASSIVE,
-            _ALL_UPLOADS,
-        ),
-        Listener(
-            "network-tls",
-            "whoever can read the connections between clients and server, which carry TLS",
-            ("when messages pass, between whom, and how many bytes they have",),
-            ("what the messages say: parameters and uploads",),
-            _PASSIVE,
-            (),
-        ),
-    )
-}
-
-_PUBLIC = (
-    "the network's architecture and loss",
-    "the algorithm, number of local steps, learning rate and local optimiser",
-    "the number of the client's examples",
-    "shape, classes and public normalisation constants of the data",
-)
-_SECRET = (
-    "the images",
-    "which examples are in a batch",
-    "every random seed (one travels in this lab's own messages, where one machine plays all parts)",
-    "the random numbers of the mechanism",
-)
-
-
-@dataclass(frozen=True)
-class ThreatModel:
-    """What one adversary has to work with.
-
-    Attributes:
-        name: who listens: the name in the experiment file.
-        listener: who they are, and where.
-        sees: what reaches them in each round.
-        knows: what they know besides (Kerckhoffs: by default everything but the secrets).
-        withheld: what they never get.
-        conduct: whether they only listen or also interfere.
-        grants: what attacks may build on.
-    """
-
-    name: str
-    listener: str
-    sees: tuple[str, ...]
-    knows: tuple[str, ...]
-    withheld: tuple[str, ...]
-    conduct: str
-    grants: tuple[Access, ...]
+class ThreatModel(records.ThreatModel):
+    """What one adversary has to work with, and what it refuses."""
 
     @property
     def grants_uploads(self) -> bool:
@@ -167,18 +56,74 @@ class ThreatModel:
         return f"{attack} needs {first.words}, which the threat model {self.name} withholds{switch}"
 
 
+_EACH = (
+    "the parameters sent to the clients before the round",
+    "each client's upload and which client sent it",
+)
+_SUM = (
+    "the parameters sent to the clients before the round",
+    "which clients take part",
+    "the sum of their uploads, weighted as the server averages them (secure aggregation is carried out with "
+    "federation.secure_aggregation, and assumed without it: the adversary is handed the sum only)",
+)
+_PASSIVE = "passive: it follows the protocol and only listens"
+_ACTIVE = (
+    "active: it may send the clients that it attacks parameters of its own making, and leaves their uploads out of the "
+    "model; otherwise it follows the protocol"
+)
+_ALL_UPLOADS = (Access.PARAMETERS, Access.UPLOADS, Access.SUM)
+_SUM_ONLY = (Access.PARAMETERS, Access.SUM)
+
+_BEHIND_SUMS = "the server, behind secure aggregation"
+_SINGLE = ("the upload of a single client",)
+_ON_THE_WIRE = "whoever can read the connections between clients and server"
+
+LISTENERS = {
+    model.name: model
+    for model in (
+        ThreatModel("honest-but-curious-server", "the server", _EACH, (), (), _PASSIVE, _ALL_UPLOADS),
+        ThreatModel("malicious-server", "the server", _EACH, (), (), _ACTIVE, (*_ALL_UPLOADS, Access.ACTIVE)),
+        ThreatModel("secure-aggregation", _BEHIND_SUMS, _SUM, (), _SINGLE, _PASSIVE, _SUM_ONLY),
+        ThreatModel(
+            "malicious-secure-aggregation", _BEHIND_SUMS, _SUM, (), _SINGLE, _ACTIVE, (*_SUM_ONLY, Access.ACTIVE)
+        ),
+        ThreatModel("network-plaintext", f"{_ON_THE_WIRE}, which carry no TLS", _EACH, (), (), _PASSIVE, _ALL_UPLOADS),
+        ThreatModel(
+            "network-tls",
+            f"{_ON_THE_WIRE}, which carry TLS",
+            ("when messages pass, between whom, and how many bytes they have",),
+            (),
+            ("what the messages say: parameters and uploads",),
+            _PASSIVE,
+            (),
+        ),
+    )
+}
+"""Who listens, and where; what they know without listening depends on the settings."""
+
+_PUBLIC = (
+    "the network's architecture and loss",
+    "the algorithm, number of local steps, learning rate and local optimiser",
+    "the number of the client's examples",
+    "shape, classes and public normalisation constants of the data",
+)
+_SECRET = (
+    "the images",
+    "which examples are in a batch",
+    "every random seed (one travels in this lab's own messages, where one machine plays all parts)",
+    "the random numbers of the mechanism",
+)
+
+
 def threat_model(config: AdversaryConfig) -> ThreatModel:
     """Return the threat model that the settings describe."""
     listener = LISTENERS[config.threat_model]
     known = [access for access, switch in _KNOWLEDGE.items() if getattr(config, switch)]
     hidden = [access for access in _KNOWLEDGE if access not in known]
-    return ThreatModel(
-        name=listener.name,
-        listener=listener.who,
-        sees=listener.sees,
+    return replace(
+        listener,
         knows=(*_PUBLIC, *(access.words for access in known)),
         withheld=(*listener.withheld, *(access.words for access in hidden), *_SECRET),
-        conduct=listener.conduct,
         grants=(*listener.grants, *known),
     )
 

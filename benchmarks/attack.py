@@ -38,14 +38,16 @@ from fedpriv.attacks.reconstruction.matching.distances import angle, total_varia
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
-from fedpriv.config import ModelConfig
 from fedpriv.mechanisms.none import NoMechanism
-from fedpriv.models import build_model
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 
 MODELS = {
-    "lenet": ModelConfig(name="lenet"),
-    "mlp": ModelConfig(name="mlp", hidden=(1024, 1024)),
-    "convnet": ModelConfig(name="convnet"),
+    "lenet": LenetSettings(),
+    "mlp": MlpSettings(hidden=(1024, 1024)),
+    "convnet": ConvnetSettings(),
 }
 SHAPE, CLASSES = (3, 32, 32), 10
 TV, RATE, LIMIT = 1e-4, 0.1, 2.0

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from fedpriv.config import ModelConfig
 from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.models import build_model
+from fedpriv.models import model_settings
+from fedpriv.models.machinery.build import build_model
 from fedpriv.randomness import Secret
 
 _MIB = 1 << 20
@@ -42,7 +42,7 @@ def _peak_mib() -> float:
 def measure(model_name: str, batch: int, way: str, bound_mib: int) -> dict[str, Any]:
     """Return one row: the growth of the peak; ``way`` is "sgd" (one forward and backward pass), "ghost" or "dense"."""
     torch.set_num_threads(1)
-    model = build_model(ModelConfig.model_validate(_MODELS[model_name]), (3, 32, 32), 10, seed=1)
+    model = build_model(model_settings(_MODELS[model_name]), (3, 32, 32), 10, seed=1)
     loss = partial(functional.cross_entropy, reduction="none")
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
     tiny = torch.nn.Linear(1, 1), lambda output, target: output[:, 0], torch.ones(2, 1), torch.zeros(2)

@@ -16,10 +16,11 @@ import torch
 
 from fedpriv.clients.app import client_app
 from fedpriv.clients.training import local_upload
-from fedpriv.config import DataConfig, Experiment, FederationConfig, ModelConfig, TrainingConfig
+from fedpriv.config import DataConfig, Experiment, FederationConfig, TrainingConfig
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.models.mlp import MlpSettings
 from fedpriv.server.exchange import ask_clients, find_clients
 from fedpriv.server.uploads import allowed_uploads
 from fedpriv.world import World, build_world
@@ -31,7 +32,7 @@ _WARMUP = 5
 def _experiment(hidden: tuple[int, ...], mechanism: MechanismSettings) -> Experiment:
     return Experiment(
         data=DataConfig(name="digits"),
-        model=ModelConfig(name="mlp", hidden=hidden),
+        model=MlpSettings(hidden=hidden),
         federation=FederationConfig(clients=8, rounds=_REPEATS + _WARMUP + 1),
         training=TrainingConfig(batch_size=8, sampling="fixed"),
         mechanism=mechanism,

@@ -18,14 +18,17 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.config import ModelConfig
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.cosine import draw_cosines
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.models import build_model
+from fedpriv.models import ModelSettings
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
 
 __all__ = ["METHODS", "MODELS", "Setting", "Step"]
@@ -41,15 +44,15 @@ CLASSES = 10
 class Setting:
     """A network and the shape (C, H, W) of its images."""
 
-    config: ModelConfig
+    config: ModelSettings
     shape: tuple[int, int, int]
 
 
 MODELS = {
-    "lenet": Setting(ModelConfig(name="lenet"), (3, 32, 32)),
-    "mlp(1024,1024)": Setting(ModelConfig(name="mlp", hidden=(1024, 1024)), (3, 32, 32)),
-    "mlp(128)": Setting(ModelConfig(name="mlp", hidden=(128,)), (1, 28, 28)),
-    "convnet": Setting(ModelConfig(name="convnet"), (3, 32, 32)),
+    "lenet": Setting(LenetSettings(), (3, 32, 32)),
+    "mlp(1024,1024)": Setting(MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),
+    "mlp(128)": Setting(MlpSettings(hidden=(128,)), (1, 28, 28)),
+    "convnet": Setting(ConvnetSettings(), (3, 32, 32)),
 }
 
 

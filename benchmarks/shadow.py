@@ -33,7 +33,7 @@ from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
-from fedpriv.models import build_model
+from fedpriv.models.machinery.build import build_model
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.world import State, World, build_world
 

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from benchmarks.methods import METHODS, MODELS, Setting
 from fedpriv.gradients import per_example_gradients
-from fedpriv.models import build_model
+from fedpriv.models.machinery.build import build_model
 from fedpriv.randomness import Secret
 
 BATCHES = (64, 256)

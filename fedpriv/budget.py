@@ -12,25 +12,9 @@ from fedpriv.accounting import Release, proven_epsilon, running_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.plan import Plan, participants
+from fedpriv.records import Stop
 
-__all__ = ["Budget", "Stop", "last_round"]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A client that is not asked any more, because once more would take it above federation.target_epsilon.
-
-    Attributes:
-        client: the partition's number.
-        round: the last round in which it was asked; 0 if it never was.
-        epsilon: proven for it by then.
-        next_epsilon: what would be proven for it after the round in which it was not asked; ``None``: nothing.
-    """
-
-    client: int
-    round: int
-    epsilon: float
-    next_epsilon: float | None
+__all__ = ["Budget", "last_round"]
 
 
 @dataclass(eq=False)

@@ -28,6 +28,11 @@ class RunInterruptedError(Exception):
     """The user stopped a run (Ctrl-C): the command exits with 130; the text says how to finish the run."""
 
 
+def one_line(error: BaseException) -> str:
+    """Return an exception's text without line breaks, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def reason_of(error: BaseException) -> str:
     """Return why a piece of a larger work failed, in one line: our own errors speak for themselves."""
     text = " ".join(str(error).split())

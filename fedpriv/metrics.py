@@ -112,8 +112,8 @@ def match(originals: Tensor, reconstructions: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment
 
     original, reconstruction = _pair(originals, reconstructions)
-    cost = torch.stack([(reconstruction - one).square().mean(dim=(1, 2, 3)) for one in original]).numpy()
-    # A broken image costs the same beside every other one, so any constant leaves the best choice of the rest as it is.
+    cost = torch.stack([(reconstruction - image).square().mean(dim=(1, 2, 3)) for image in original]).numpy()
+    # A broken image costs the same with every other one, so any constant leaves the best choice of the rest as it is.
     _, order = linear_sum_assignment(np.where(np.isfinite(cost), cost, 0.0))
     return torch.from_numpy(order)
 

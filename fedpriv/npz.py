@@ -20,9 +20,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, one_line
 
-__all__ = ["DAMAGE", "HEADER_BYTES", "Header", "one_line", "parse_header", "read_arrays", "read_headers"]
+__all__ = ["DAMAGE", "HEADER_BYTES", "Header", "parse_header", "read_arrays", "read_headers"]
 
 HEADER_BYTES = 10_012
 """As much as :func:`parse_header` looks at: numpy's own limit for a header, and what stands before it."""
@@ -68,11 +68,6 @@ class Header:
 
 class _RefusedError(ValueError):
     """An array is whole and not read all the same; the text says of it why."""
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's text without line breaks, or its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def parse_header(start: bytes) -> Header:

@@ -18,7 +18,7 @@ from fedpriv.accounting import (
     guarantee,
 )
 from fedpriv.config import Experiment
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
 from fedpriv.mechanisms import MechanismSettings

@@ -1,16 +1,14 @@
 """What a run tells while it runs; whoever shows it decides how."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from fedpriv.budget import Stop
-from fedpriv.runs import RoundRecord
+from fedpriv.records import RoundRecord, Stop
 
 __all__ = ["Progress", "Silent"]
 
 
-class Progress(Protocol):
-    """The listener of a run."""
+class Progress:
+    """The listener of a run: overrides what it shows."""
 
     def stage(self, title: str) -> None:
         """A stage begins, such as loading the data."""
@@ -19,7 +17,7 @@ class Progress(Protocol):
         """A round of ``rounds`` is over."""
 
     def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
-        """Clients are not asked any more from this round on; ``left`` go on."""
+        """Clients are no longer asked from this round on; ``left`` go on."""
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """An attack did ``done`` of ``total`` iterations; ``loss`` is its best mean loss so far."""
@@ -28,20 +26,5 @@ class Progress(Protocol):
         """Something the user should know."""
 
 
-class Silent:
+class Silent(Progress):
     """Shows nothing."""
-
-    def stage(self, title: str) -> None:
-        """Ignore."""
-
-    def round_finished(self, record: RoundRecord, rounds: int) -> None:
-        """Ignore."""
-
-    def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
-        """Ignore."""
-
-    def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
-        """Ignore."""
-
-    def warn(self, text: str) -> None:
-        """Ignore."""

@@ -1,4 +1,4 @@
-"""What can be added by one file: mechanisms and attacks, each under its name.
+"""What can be added by one file, each under its name: mechanisms, attacks, data sets, networks and aggregation rules.
 
 Of each kind there are ours, one module each in a package of ours, and those of other packages, which name them as entry
 points: in pyproject.toml of a package of yours
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 from fedpriv.errors import InputError
 
-__all__ = ["ATTACKS", "MECHANISMS", "Registry", "suggestion"]
+__all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Registry", "suggestion"]
 
 
 Kind = TypeVar("Kind", bound=type[Any])
 
 
 class Registry(Mapping[str, type[Any]]):
-    """Settings' classes by name, found when they are first asked for; ours first, then others by name.
+    """Classes by name, most of them of settings, found when they are first asked for; ours first, then others by name.
 
     Attributes:
         what: one thing of the kind, for people.
@@ -37,7 +37,7 @@ class Registry(Mapping[str, type[Any]]):
         self._begun = False
 
     def register(self, kind: Kind) -> Kind:
-        """Enter a thing of ours; a decorator of its settings' class.
+        """Enter a thing of ours; a decorator of its class.
 
         Raises:
             ValueError: another one has this name.
@@ -60,20 +60,16 @@ class Registry(Mapping[str, type[Any]]):
     def __len__(self) -> int:
         return len(self._every())
 
-    def ours(self) -> tuple[type[Any], ...]:
-        """Return those of this project alone, in the order of their names; no other package is imported."""
-        package = importlib.import_module(self.package)
-        modules = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg]
-        found = {importlib.import_module(f"{self.package}.{name}").__name__ for name in modules}
-        self._things = dict(sorted(self._things.items()))
-        return tuple(kind for kind in self._things.values() if kind.__module__ in found)
-
     def _every(self) -> dict[str, type[Any]]:
         """All of them. While a module is imported that asks for them itself, those that are known already."""
         if self._begun:
             return self._things
         self._begun = True
-        self.ours()
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+            if not module.ispkg:
+                importlib.import_module(module.name)
+        self._things = dict(sorted(self._things.items()))
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
             try:
                 _enter(self._things, point.load())
@@ -87,7 +83,8 @@ class Registry(Mapping[str, type[Any]]):
 
 
 def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
-    name = kind.model_fields["name"].default if "name" in kind.model_fields else kind.name
+    fields = getattr(kind, "model_fields", {})
+    name = fields["name"].default if "name" in fields else kind.name
     if things.setdefault(name, kind) is not kind:
         raise ValueError(f"the name {name!r} is taken by {things[name].__module__}")
 
@@ -102,3 +99,6 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> s
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms")
 ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks")
+DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets")
+MODELS = Registry("network", "fedpriv.models", "fedpriv.models")
+RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules")

@@ -8,7 +8,7 @@ power failure, too.
 A resumed run leaves the same bytes as an uninterrupted one, but for what tells of its course:
 
 - metrics.jsonl: the ``seconds`` of each round;
-- asked.jsonl: a round that was cut off may stand there twice;
+- asked.jsonl: a round that was cut off may be there twice;
 - summary.json: ``seconds`` and ``attack_seconds``, which are of the last start;
 - report.html: these times.
 
@@ -21,9 +21,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -32,150 +32,34 @@ from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
+from fedpriv.records import (
+    Asked,
+    Deployed,
+    Ledger,
+    Membership,
+    Partition,
+    RoundRecord,
+    Score,
+    Summary,
+    parse_json,
+    read_file,
+    read_text,
+)
 
-__all__ = [
-    "DEPLOYMENT",
-    "FINITE",
-    "Asked",
-    "Checkpoint",
-    "Failure",
-    "Origin",
-    "Released",
-    "RoundRecord",
-    "RunFolder",
-    "parse_json",
-]
+__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]
 
 T = TypeVar("T")
 
 DEPLOYMENT = "deployment.json"
 """In the folder of a deployment's run: which of Flower's runs it was."""
 
-FINITE = ConfigDict(allow_inf_nan=False)
-"""Of records read from JSON: numbers that are not finite are no JSON, and whoever wrote one by mistake is told."""
+_SCORES = "reconstructions/scores.jsonl"
 
-
-@dataclass(frozen=True)
-class Failure:
-    """One client left out of one round, and why."""
-
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One line of metrics.jsonl; round 0 is the model before training.
-
-    Attributes:
-        round: the round's number, from 1.
-        loss: mean cross entropy on the test data.
-        accuracy: share of the test data classified correctly, from 0 to 1.
-        clients: the clients asked.
-        used: the clients whose uploads were aggregated.
-        failures: the clients left out.
-        seconds: wall time of the round, evaluation included.
-        bytes_up: bytes of the uploads.
-        bytes_down: bytes of the parameters sent out.
-        epsilon: proven for the worst client after this round, by the cheap accounting of a run that goes on; ``None``
-            where nothing is proven, and in folders of versions that did not write it.
-        crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
-            attacked and not aggregated.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = FINITE
-
-    round: int
-    loss: float
-    accuracy: float
-    clients: tuple[int, ...]
-    used: tuple[int, ...]
-    failures: tuple[Failure, ...]
-    seconds: float
-    bytes_up: int
-    bytes_down: int
-    epsilon: float | None = None
-    crafted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Released:
-    """What makes one release what it is, from :meth:`fedpriv.plan.Plan.released`: settings of two sections."""
-
-    mechanism: dict[str, Any]
-    sampling: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Digests, hexadecimal, of what all releases of a run rest on; empty in folders of versions that wrote none.
-
-    Attributes:
-        settings: of the settings that decide what a release is about.
-        secret: of the run's secret. This and what follows is empty without a mechanism.
-        data: of all images and labels, keyed by the secret: whoever has a guess of the data cannot check it.
-        model: of the network's code, and of the numbers that it was built with.
-    """
-
-    settings: str = ""
-    secret: str = ""
-    data: str = ""
-    model: str = ""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One line of asked.jsonl: clients who were asked the same in a round, and what they release in their answer.
-
-    Attributes:
-        round: the round's number, from 1.
-        clients: who was asked, ascending.
-        sent: the digest of what they were sent, hexadecimal; whoever is asked the same again answers the same. Empty
-            without a mechanism, and in folders of versions that did not write it.
-        origin: what the releases rest on.
-        releases: mechanism, noise and sampling of a release, each kind once.
-        kinds: for each of the clients its place in ``releases``.
-
-    Raises:
-        ValueError: numbers of clients do not ascend, or there are not as many kinds as clients.
-    """
-
-    round: Annotated[int, Field(ge=1)]
-    clients: tuple[Annotated[int, Field(ge=0)], ...]
-    sent: str = ""
-    origin: Origin = Origin()
-    releases: tuple[Released, ...] = ()
-    kinds: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if list(self.clients) != sorted(set(self.clients)):
-            raise ValueError("clients has numbers that do not ascend")
-        named = len(self.kinds) == len(self.clients) and set(self.kinds) <= set(range(len(self.releases)))
-        if self.origin.settings and not named:
-            raise ValueError("kinds does not name one of releases for each client")
-
-
-_ROUND, _ASKED = TypeAdapter(RoundRecord), TypeAdapter(Asked)
+_ROUND, _ASKED, _SCORE = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Score)
+_SUMMARY, _LEDGER = TypeAdapter(Summary), TypeAdapter(Ledger)
+_MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
+_DEPLOYED = TypeAdapter(Deployed)
 _SECRET = "secret.key"
-
-
-def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
-    """Read one JSON value as a record.
-
-    Args:
-        text: the JSON.
-        kind: of what type it has to be; keys that the type does not know are left out.
-        where: file and line, for people.
-
-    Raises:
-        InputError: it is not such a record.
-    """
-    try:
-        return kind.validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{first['msg']}") from None
 
 
 @dataclass(frozen=True)
@@ -186,14 +70,27 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
 
+def picture_name(round_number: int, client: int, what: str, image: int | None = None) -> str:
+    """Return the name of a picture in reconstructions/; with ``image`` where a client has several."""
+    return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ".png"
+
+
 class RunFolder:
     """The folder of one run.
 
     Use :meth:`create` for a new one and :meth:`open` for one that exists.
+
+    Attributes:
+        path: the folder.
+        observations: where the tap writes.
+        reconstructions: where the referee writes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.observations, self.reconstructions = path / "observations", path / "reconstructions"
+        self._checkpoint = path / "checkpoint" / "server.safetensors"
+        self._parts = (self.observations, self.reconstructions, self._checkpoint.parent)
 
     @staticmethod
     def create(path: Path, experiment: Experiment) -> "RunFolder":
@@ -226,20 +123,6 @@ class RunFolder:
         return folder
 
     @property
-    def observations(self) -> Path:
-        """Where the tap writes."""
-        return self.path / "observations"
-
-    @property
-    def reconstructions(self) -> Path:
-        """Where the referee writes."""
-        return self.path / "reconstructions"
-
-    @property
-    def _parts(self) -> tuple[Path, ...]:
-        return self.observations, self.reconstructions, self._checkpoint.parent
-
-    @property
     def to_resume(self) -> str:
         """The command that finishes this run."""
         return shlex.join(["fedpriv", "run", "--resume", str(self.path)])
@@ -255,9 +138,12 @@ class RunFolder:
 
     def command(self) -> str:
         """The command that repeats this run; the folder's own configuration where it was started otherwise."""
+        return self.given_command() or f"fedpriv run {self.path / 'config.toml'}"
+
+    def given_command(self) -> str:
+        """The commands that led here, one a line; empty if unknown."""
         path = self.path / "command.txt"
-        text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-        return text or f"fedpriv run {self.path / 'config.toml'}"
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def remove_parts(self) -> None:
         """Remove what a killed process left of files that it was writing; nobody else may be writing here."""
@@ -287,7 +173,7 @@ class RunFolder:
         """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
 
         Raises:
-            InputError: it is not here any more.
+            InputError: it is no longer here.
         """
         if not experiment.keeps_secret:
             return Secret.of_seed(experiment.seed)
@@ -322,6 +208,62 @@ class RunFolder:
             InputError: the file is damaged.
         """
         return self._lines("metrics.jsonl", _ROUND)
+
+    def summary(self) -> Summary | None:
+        """What the run wrote about itself when it ended; ``None`` before, or if it was killed.
+
+        Raises:
+            InputError: the file is damaged. So it is of the readers that follow, which return ``None`` likewise.
+        """
+        return read_file(self.path / "summary.json", _SUMMARY)
+
+    def ledger(self) -> Ledger | None:
+        """What is proven; ``None`` until a run ends."""
+        return read_file(self.path / "ledger.json", _LEDGER)
+
+    def partition(self) -> Partition | None:
+        """Who holds what; ``None`` if the run ended before the data were shared."""
+        return read_file(self.path / "partition.json", _PARTITION)
+
+    def membership(self) -> Membership | None:
+        """What an audit found; ``None`` if there was none."""
+        return read_file(self.path / "membership.json", _MEMBERSHIP)
+
+    def deployed(self) -> Deployed | None:
+        """Which of Flower's runs it was; ``None``: it was no deployment's."""
+        return read_file(self.path / DEPLOYMENT, _DEPLOYED)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write summary.json."""
+        self.write_json("summary.json", summary.to_json())
+
+    def scores(self) -> tuple[Score, ...]:
+        """The lines of scores.jsonl, for every reconstruction and guess so far."""
+        path = self.path / _SCORES
+        lines = enumerate((read_text(path) or "").splitlines(), 1)
+        return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in lines)
+
+    def write_scores(self, scores: Sequence[Score]) -> None:
+        """Write scores.jsonl."""
+        self.write_jsonl(_SCORES, [asdict(score) for score in scores])
+
+    def final_summary(self) -> Summary:
+        """The summary of a run that has ended.
+
+        Raises:
+            InputError: it has not, or the file is damaged.
+        """
+        return self._needed("summary.json", _SUMMARY)
+
+    def final_ledger(self) -> Ledger:
+        """The ledger of a run that has ended; errors are those of :meth:`final_summary`."""
+        return self._needed("ledger.json", _LEDGER)
+
+    def _needed(self, name: str, kind: TypeAdapter[T]) -> T:
+        record = read_file(self.path / name, kind)
+        if record is None:
+            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
+        return record
 
     def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""
@@ -361,7 +303,3 @@ class RunFolder:
                 return Checkpoint(int(metadata["round"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise InputError(f"{self._checkpoint} is damaged: {error}") from None
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "server.safetensors"

@@ -1,23 +1,27 @@
 """What sections of an experiment are made of: the base of all settings, and numbers with their ranges."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from fedpriv.registry import Registry
+from fedpriv.errors import InputError
+from fedpriv.registry import Registry, suggestion
 
 __all__ = [
     "Choice",
     "Count",
     "Epsilon",
+    "Extensible",
     "Integer",
     "Momentum",
     "NonNegative",
     "Positive",
     "Real",
+    "Registered",
     "Section",
     "enumerated",
 ]
@@ -27,6 +31,9 @@ class Section(BaseModel):
     """Settings: frozen, and a key that nothing reads is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Chosen = TypeVar("Chosen", bound=Section)
 
 
 def _not_bool(value: Any) -> Any:
@@ -46,20 +53,74 @@ Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
 Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
 
 
-class Choice:
+class Registered:
+    """Marks a field that names one registered thing."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Refuse what is no such name."""
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The names, for editors."""
+        return {**handler(schema), "enum": list(self.registry)}
+
+    def _known(self, name: str) -> str:
+        if name not in self.registry:
+            known = tuple(self.registry)
+            raise ValueError(f"allowed: {', '.join(known)}{suggestion(name, known, else_known=False)}")
+        return name
+
+
+class Choice(Generic[Chosen]):
     """Marks a field whose settings are those of one registered thing: which one, its key ``name`` says.
 
     Attributes:
+        section: where experiments have it.
         registry: the things.
         default: the name where none is given.
+        open_name: under which the registry has settings that take every name with a colon; empty: none do.
     """
 
-    def __init__(self, registry: Registry, default: str) -> None:
-        self.registry, self.default = registry, default
+    def __init__(self, section: str, registry: Registry, default: str, open_name: str = "") -> None:
+        self.section, self.registry, self.default, self.open_name = section, registry, default, open_name
 
-    def kind(self, name: str) -> type[Section] | None:
+    def kind(self, name: Any) -> type[Chosen] | None:
         """Return the settings' class of this name; ``None`` where there is none."""
-        return self.registry.get(name)
+        return self.registry[self._tag(name)] if isinstance(name, str) and self._tag(name) in self.registry else None
+
+    def settings(self, tree: Mapping[str, Any]) -> Chosen:
+        """Return the settings of what the key ``name`` says; of the default, without it.
+
+        Raises:
+            InputError: there is no such thing.
+            ValidationError: a key or value is not allowed.
+        """
+        name = str(tree.get("name", self.default))
+        kind = self.kind(name)
+        if kind is None:
+            raise InputError(f"{self.section}.name: {name!r} is not known{suggestion(name, tuple(self.registry))}")
+        return kind.model_validate(dict(tree))
+
+    def recorded(self, tree: Mapping[str, Any]) -> Chosen:
+        """Read settings that this program has written, say those in an observation.
+
+        Raises:
+            InputError, ValidationError: as :meth:`settings`.
+        """
+        return self.settings(self.read_keys(tree))
+
+    def read_keys(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tree without keys that only others than the named one read.
+
+        Versions up to 0.2 wrote the keys of all things, though only those of the named one had an effect.
+        """
+        kind = self.kind(tree.get("name", self.default))
+        others = {key for other in self.registry.values() for key in other.model_fields}
+        unread = others - set(kind.model_fields) if kind else set()
+        return {key: value for key, value in tree.items() if key not in unread}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A union whose tag is the name."""
@@ -71,14 +132,35 @@ class Choice:
         union = handler(schema)
         for choice in union["oneOf"]:
             settings = handler.resolve_ref_schema(choice)
-            if settings["properties"]["name"]["const"] != self.default:
+            if settings["properties"]["name"].get("const") != self.default:
                 settings["required"] = sorted({*settings.get("required", ()), "name"})
         return union
 
     def _name(self, given: Any) -> Any:
         if isinstance(given, dict):
-            return given.get("name", self.default)
-        return getattr(given, "name", None)
+            return self._tag(given.get("name", self.default))
+        return self._tag(getattr(given, "name", None))
+
+    def _tag(self, name: Any) -> Any:
+        return self.open_name if self.open_name and isinstance(name, str) and ":" in name else name
+
+
+class Extensible(Section):
+    """A section that has further keys from registered things, which are imported when settings are first read."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    @classmethod
+    def further(cls) -> Mapping[str, FieldInfo]:
+        """The further keys."""
+        raise NotImplementedError
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """With the further keys: from here on they are fields like the others."""
+        for key, field in cls.further().items():
+            cls.model_fields.setdefault(key, field)
+        return handler(source)
 
 
 def enumerated(words: Sequence[str], last: str) -> str:

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.config import Experiment
-from fedpriv.data import Dataset, load_dataset, partition_indices
+from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.partition import partition_indices
 from fedpriv.errors import InputError
 from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
-from fedpriv.models import build_model, model_digest
+from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.threads import cpu_threads
@@ -205,7 +206,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
-    digest = model_digest(model, experiment.model.name)
+    digest = model_digest(model, experiment.model.module)
     model.to(device, _precision(experiment))
     initial = State.of(model)
     tensors = [value.numel() for value in initial.parameters.values()]
@@ -258,10 +259,9 @@ def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Ten
 def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
     layers = coupled_layers(model)
     if layers:
-        raise InputError(
-            f"model.name = {experiment.model.name!r}: layer {layers[0]} mixes the examples of a batch, so that no "
-            f"noise can protect one of them; use GroupNorm, or mechanism.name = 'none' (given: "
-            f"{experiment.mechanism.name!r})"
+        raise experiment.model.refusal(
+            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; use "
+            f"GroupNorm, or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
         )
 
 
@@ -278,7 +278,7 @@ def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) ->
     try:
         refuse_mixed_examples(model, _LOSS, dataset.normalise(images), labels, [dataset.normalise(blank)])
     except InputError as error:
-        raise InputError(f"model.name = {experiment.model.name!r}: {error}") from error
+        raise experiment.model.refusal(str(error)) from error
 
 
 def _random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:

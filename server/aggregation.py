@@ -1,72 +1,16 @@
-"""From uploads to the next global state: a mean, or a rule that some wrong uploads cannot upset; then the optimiser."""
+"""From the uploads of a round, put together by one of ``server.rules``, to the next global state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from torch import Tensor
 
-from fedpriv.config import Experiment, FederationConfig
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
-from fedpriv.server.uploads import Upload
 from fedpriv.world import State
 
-__all__ = ["ServerOptimizer", "aggregate", "mean_upload"]
-
-
-def aggregate(uploads: Sequence[Upload], federation: FederationConfig) -> State:
-    """Put the uploads of a round together as ``federation.aggregation`` says.
-
-    The robust rules are Flower's own: coordinate-wise median and trimmed mean (Yin et al. 2018), and Krum, which takes
-    the one upload that is nearest to its neighbours (Blanchard et al. 2017). They count every client once.
-
-    Args:
-        uploads: at least one; all with the same tensors.
-        federation: the settings.
-    """
-    if federation.aggregation == "mean":
-        return mean_upload(uploads, federation.weighting)
-    results = [([value.numpy() for value in _every(upload.state)], upload.examples) for upload in uploads]
-    match federation.aggregation:
-        case "median":
-            arrays = aggregate_median(results)
-        case "trimmed-mean":
-            arrays = aggregate_trimmed_avg(results, federation.trim)
-        case "krum":
-            arrays = aggregate_krum(results, federation.malicious, to_keep=0)
-    like = uploads[0].state
-    values = iter([torch.as_tensor(array, dtype=old.dtype) for array, old in zip(arrays, _every(like), strict=True)])
-    return State({name: next(values) for name in like.parameters}, {name: next(values) for name in like.buffers})
-
-
-def _every(state: State) -> list[Tensor]:
-    return [*state.parameters.values(), *state.buffers.values()]
-
-
-def mean_upload(uploads: Sequence[Upload], weighting: str) -> State:
-    """Average uploads in their order, weighted by their numbers of examples or uniformly.
-
-    Args:
-        uploads: at least one; all with the same tensors.
-        weighting: ``examples`` or ``uniform``.
-    """
-    raw = [float(upload.examples) if weighting == "examples" else 1.0 for upload in uploads]
-    weights = [value / sum(raw) for value in raw]
-    parts = list(zip(weights, uploads, strict=True))
-    return State(
-        _weighted([(weight, upload.state.parameters) for weight, upload in parts]),
-        _weighted([(weight, upload.state.buffers) for weight, upload in parts]),
-    )
-
-
-def _weighted(parts: Sequence[tuple[float, Vector]]) -> Vector:
-    total = {name: torch.zeros_like(value) for name, value in parts[0][1].items()}
-    for weight, vector in parts:
-        for name, value in vector.items():
-            total[name].add_(value, alpha=weight)
-    return total
+__all__ = ["ServerOptimizer"]
 
 
 class ServerOptimizer:

@@ -73,7 +73,7 @@ def crafted_state(world: World, before: State) -> State:
     try:
         made = craft_parameters(world.model, images, threat_model(adversary), adversary.settings("imprint").bins)
     except InputError as error:
-        raise InputError(f"model.name = {world.experiment.model.name!r}: {error}") from None
+        raise world.experiment.model.refusal(str(error)) from None
     return State({name: made[name].cpu() for name in before.parameters}, before.buffers)
 
 

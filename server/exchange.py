@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpriv.errors import RunFailedError
-from fedpriv.runs import Failure
+from fedpriv.records import Failure
 from fedpriv.server.uploads import Allowed, Upload, number_in, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedpriv.budget import Budget
 from fedpriv.errors import InputError
-from fedpriv.runs import Asked, Origin, Released, RunFolder
+from fedpriv.records import Asked, Origin, Released
+from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
 
 __all__ = ["check_unchanged", "questions", "replay", "rounds_of"]

@@ -13,8 +13,9 @@ from fedpriv.config import Experiment, FederationConfig
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
-from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
-from fedpriv.server.aggregation import ServerOptimizer, aggregate
+from fedpriv.records import Asked, RoundRecord
+from fedpriv.runs import Checkpoint, RunFolder
+from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Replies, ask_clients, find_clients
@@ -119,7 +120,7 @@ def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int
     if checkpoint is None:
         loss, accuracy = evaluate(world, optimizer.state)
         if not math.isfinite(loss):
-            raise InputError(f"model.name = {world.experiment.model.name!r}: its loss before training is {loss}")
+            raise world.experiment.model.refusal(f"its loss before training is {loss}")
         folder.write_jsonl("metrics.jsonl", [])
         nothing_yet = None if not world.experiment.mechanism.protects else 0.0
         folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet))
@@ -198,7 +199,7 @@ def _move(
 ) -> None:
     """Take the server's step; gradients of parameters that the server has made are about another network."""
     if honest:
-        optimizer.step(aggregate(honest, federation) if mean is None else mean)
+        optimizer.step(federation.rule.aggregate(honest, federation.weighting) if mean is None else mean)
     else:
         optimizer.skip()
 
@@ -218,6 +219,8 @@ def _require(replies: Replies, federation: FederationConfig, number: int) -> Non
     usable, needed = len(replies.uploads), federation.needed
     if usable >= needed:
         return
-    key = "federation.min_clients" if needed == federation.min_clients else "uploads that krum needs"
+    key = (
+        "federation.min_clients" if needed == federation.min_clients else f"uploads that {federation.aggregation} needs"
+    )
     reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in replies.failures)
     raise RunFailedError(f"round {number}: {usable} usable uploads, {key} = {needed}: {reasons}")

@@ -19,7 +19,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 
 from fedpriv.errors import RunFailedError
 from fedpriv.masking import Words, least_survivors, mask, restored, split, weights
-from fedpriv.runs import Failure
+from fedpriv.records import Failure
 from fedpriv.server.exchange import Replies, question, send_and_receive
 from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal
 from fedpriv.world import State, World

@@ -8,11 +8,11 @@ from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.config import Experiment
-from fedpriv.data import Dataset
+from fedpriv.data.datasets import Dataset
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.plan import Plan
 from fedpriv.runs import RunFolder
-from fedpriv.server.aggregation import mean_upload
+from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State, World
 
@@ -103,7 +103,7 @@ def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple
 def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> PublicSettings:
     """What everybody may know of a client's work (Kerckhoffs: the mechanism and its parameters included)."""
     return PublicSettings(
-        model=experiment.model.model_dump(mode="json"),
+        model=experiment.model.decisive(),
         shape=dataset.shape,
         classes=dataset.classes,
         mean=dataset.mean,

@@ -16,7 +16,7 @@ from fedpriv.config import Experiment
 from fedpriv.errors import printable
 from fedpriv.gradients import Vector
 from fedpriv.plan import Plan
-from fedpriv.runs import Failure
+from fedpriv.records import Failure
 from fedpriv.wire import unpack
 from fedpriv.world import State, World
 

@@ -7,7 +7,8 @@ inference, and the empirical lower bound on epsilon, at the same proven (epsilon
 import argparse
 from pathlib import Path
 
-from fedpriv.report.comparison import Estimate, Setting, choose_attacks, settings_of
+from fedpriv.records import Interval
+from fedpriv.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.report.tradeoffs import series_name
 from fedpriv.sweep import SweepFolder
 
@@ -54,7 +55,7 @@ def _row(setting: Setting, attack: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _estimate(found: Estimate | None, factor: float, places: int) -> str:
+def _estimate(found: Interval | None, factor: float, places: int) -> str:
     if found is None:
         return ""
     text = f"{factor * found.value:.{places}f}"

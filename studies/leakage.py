@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.errors import InputError
-from fedpriv.runs import parse_json
+from fedpriv.records import parse_json
 from studies.leakage_cells import (
     DATA,
     MODELS,

@@ -27,17 +27,18 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Score, Truth, score, score_guesses
+from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.lab.summary import AttackResult, attack_results, versions
+from fedpriv.lab.summary import attack_results, versions
 from fedpriv.lab.victims import Target, truth
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
-from fedpriv.server.aggregation import mean_upload
+from fedpriv.records import AttackResult, Score
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Upload
+from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.tap import observe
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from scipy.stats import binomtest
 
-from fedpriv.attacks.referee import CONFIDENCE
 from fedpriv.errors import InputError
-from fedpriv.lab.summary import AttackResult
+from fedpriv.records import CONFIDENCE, AttackResult
 from fedpriv.report.numbers import decimal, figure, percent
 from studies.leakage_cells import GUESS, Row
 

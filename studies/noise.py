@@ -26,6 +26,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.referee import median_interval
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
+from fedpriv.models import MODEL
 from fedpriv.randomness import numpy_stream
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
@@ -96,7 +97,7 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
         {
             "seed": options.seed,
             "data": {"name": data, "train_examples": options.victims},
-            "model": {"name": model, "hidden": options.hidden},
+            "model": MODEL.read_keys({"name": model, "hidden": options.hidden}),
             "federation": {"clients": options.victims, "rounds": 1},
             "training": {"batch_size": 1},
             "mechanism": {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0},

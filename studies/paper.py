@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpriv.report.comparison import Chosen, Estimate, Setting, settings_of
+from fedpriv.records import Interval
+from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep import SweepFolder, TrialRecord
 from studies.top_10 import with_top_10
 
@@ -256,7 +257,7 @@ def _normalised(settings: Sequence[Setting], attack: str = "iga") -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _percent(found: Estimate | None) -> str:
+def _percent(found: Interval | None) -> str:
     if found is None:
         return ""
     if found.low is None or found.high is None:

@@ -9,7 +9,7 @@ import psutil
 from fedpriv.config import Experiment
 from fedpriv.lab import start_run
 from fedpriv.progress import Silent
-from fedpriv.runs import RoundRecord
+from fedpriv.records import RoundRecord
 
 __all__ = ["Usage", "watched_run"]
 

@@ -40,8 +40,8 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["mechanism.name=vmf", "mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean kappa?"),
         ("", ["adversary.iga.tvv=3"], "unknown key adversary.iga.tvv; did you mean tv?"),
         ("", ["zzz=3"], "unknown key zzz; known: name, seed, noise, data"),
-        ("", ["data.name=mnits"], "data.name = 'mnits' is not allowed: allowed: digits, mnist, "),
-        ("", ["model.name=lenot"], "model.name = 'lenot' is not allowed: allowed: lenet, mlp"),
+        ("", ["data.name=mnits"], "data.name = 'mnits' is not allowed: allowed: cifar10, cifar100, "),
+        ("", ["model.name=lenot"], "model.name = 'lenot' is not allowed: allowed: convnet, lenet, mlp"),
         (
             "",
             ["training.batch_size=0"],
@@ -257,7 +257,7 @@ def test_true_is_not_a_number_of_a_mechanism(name: str, key: str) -> None:
 
 def test_the_list_of_numbers_is_not_empty() -> None:
     found = set(numbers(Experiment))
-    assert {"seed", "adversary.rounds", "model.hidden", "adversary.iga.tv"} <= found
+    assert {"seed", "adversary.rounds", "data.memory", "adversary.iga.tv"} <= found
     assert "engine.precision" not in found
 
 

@@ -18,15 +18,16 @@ from fedpriv.attacks.membership.signals import Signals, write_signals
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.cli.account.plot import draw_comparison
 from fedpriv.config import Experiment
-from fedpriv.deploy.certificates import make_certificates, make_node_key
+from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import start, stop
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import WriteError, append_line, is_empty, remove_parts, write_once, write_whole, writing, writing_to
 from fedpriv.listener.notes import Listened, write_listened
+from fedpriv.records import Asked, RoundRecord
 from fedpriv.report import write_comparison
-from fedpriv.runs import Asked, Checkpoint, RoundRecord, RunFolder
+from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord
 from tests.full_disk import fill_up, leftovers
 
@@ -367,8 +368,8 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a trial's record": ("trials/0001/record.json", lambda path: SweepFolder(path).write_record(TRIAL)),
     "a deployment": ("deployment.json", lambda path: _deployment(path).write(Record(1, 8000, False, ()))),
     "Flower's connection": ("flower/config.toml", lambda path: write_connection(_deployment(path), "here:1", None)),
-    "a certificate": ("server.pem", lambda path: make_certificates(path, ["localhost"])),
-    "its key": ("server.key", lambda path: make_certificates(path, ["localhost"])),
+    "a certificate": ("server.pem", lambda path: Authority().certify(path, ["localhost"])),
+    "its key": ("server.key", lambda path: Authority().certify(path, ["localhost"])),
     "a node's key": ("node", lambda path: make_node_key(path / "node")),
     "its public half": ("node.pub", lambda path: make_node_key(path / "node")),
     "the listener": ("listener.json", lambda path: write_listened(path, Listened("here:1", "there:2", {}))),

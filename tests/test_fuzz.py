@@ -25,7 +25,8 @@ from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import InputError
 from fedpriv.lab import start_run
 from fedpriv.progress import Silent
-from fedpriv.runs import Checkpoint, Failure, RunFolder
+from fedpriv.records import Failure
+from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.released import check_unchanged, questions, replay
 from fedpriv.server.uploads import Allowed, Upload, read_upload

@@ -10,15 +10,22 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpriv.config import ModelConfig
 from fedpriv.errors import InputError
 from fedpriv.gradients import refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
-from fedpriv.models import build_model, model_digest
+from fedpriv.models import ModelSettings, model_settings
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model, model_digest
+from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.resnet import ResnetSettings
 from fedpriv.randomness import generator_states
 
-BUILTIN = ("lenet", "mlp", "convnet", "resnet")
+BUILTIN = ("convnet", "lenet", "mlp", "resnet")
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 9, 13), (1, 64, 48)]
+
+
+def settings(name: str, hidden: tuple[int, ...] = (16,), **more: object) -> ModelSettings:
+    return model_settings({"name": name, **({"hidden": hidden} if name == "mlp" else {}), **more})
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:
@@ -30,7 +37,7 @@ def same(left: nn.Module, right: nn.Module) -> bool:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("init", ["default", "uniform"])
 def test_weights_depend_on_the_seed_alone(name: str, shape: tuple[int, int, int], init: str) -> None:
-    config = ModelConfig(name=name, init=init, hidden=(16,))  # type: ignore[arg-type]
+    config = settings(name, init=init)
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = build_model(config, shape, 5, seed=7)
@@ -43,7 +50,7 @@ def test_weights_depend_on_the_seed_alone(name: str, shape: tuple[int, int, int]
 @pytest.mark.parametrize("name", BUILTIN)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_parameter_learns_from_every_size_of_image(name: str, shape: tuple[int, int, int]) -> None:
-    model = build_model(ModelConfig(name=name, hidden=(16,)), shape, 5, seed=0)
+    model = build_model(settings(name), shape, 5, seed=0)
     assert model.training
     assert all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
     images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
@@ -57,7 +64,7 @@ def test_every_parameter_learns_from_every_size_of_image(name: str, shape: tuple
 @pytest.mark.parametrize("name", BUILTIN)
 def test_builtin_networks_treat_examples_separately(name: str) -> None:
     """Runs rely on it: only own models are tried before they train."""
-    model = build_model(ModelConfig(name=name, hidden=(16,)), (1, 8, 8), 5, seed=0)
+    model = build_model(settings(name), (1, 8, 8), 5, seed=0)
     images = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     refuse_mixed_examples(model, partial(cross_entropy, reduction="none"), images, torch.arange(7) % 5)
     assert coupled_layers(model) == () and dropout_layers(model) == ()
@@ -66,7 +73,7 @@ def test_builtin_networks_treat_examples_separately(name: str) -> None:
 @pytest.mark.parametrize("name", BUILTIN)
 def test_uniform_init_fills_its_range(name: str) -> None:
     """Kolmogorov-Smirnov distance to U(-0.5, 0.5), false alarm below 1e-6; the seed is fixed."""
-    model = build_model(ModelConfig(name=name, init="uniform", hidden=(64,)), (3, 32, 32), 10, seed=3)
+    model = build_model(settings(name, (64,), init="uniform"), (3, 32, 32), 10, seed=3)
     values = torch.cat([p.detach().flatten() for p in model.parameters()]).sort().values.double()
     assert values[0] >= -0.5 and values[-1] < 0.5
     ranks = torch.arange(1, len(values) + 1) / len(values)
@@ -76,7 +83,7 @@ def test_uniform_init_fills_its_range(name: str) -> None:
 
 def test_lenet_is_the_one_of_deep_leakage() -> None:
     """Zhu et al. 2019 on CIFAR-100: three 5x5 convolutions with 12 channels, 768 features."""
-    model = build_model(ModelConfig(name="lenet"), (3, 32, 32), 100, seed=0)
+    model = build_model(LenetSettings(), (3, 32, 32), 100, seed=0)
     convolutions = [layer for layer in model if isinstance(layer, nn.Conv2d)]  # type: ignore[union-attr]
     assert [(c.kernel_size, c.padding, c.stride, c.out_channels) for c in convolutions] == [
         ((5, 5), (2, 2), (2, 2), 12),
@@ -91,7 +98,7 @@ def test_lenet_is_the_one_of_deep_leakage() -> None:
 
 def test_lenet_has_15826_parameters_on_cifar10() -> None:
     """The size that the figures of the directional mechanism are stated for."""
-    assert sum(p.numel() for p in build_model(ModelConfig(), (3, 32, 32), 10, seed=0).parameters()) == 15_826
+    assert sum(p.numel() for p in build_model(LenetSettings(), (3, 32, 32), 10, seed=0).parameters()) == 15_826
 
 
 @pytest.mark.parametrize("hidden", [(), (7,), (32, 16, 8)])
@@ -99,7 +106,7 @@ def test_lenet_has_15826_parameters_on_cifar10() -> None:
 def test_mlp_has_the_widths_and_activation_asked_for(
     hidden: tuple[int, ...], activation: str, kind: type[nn.Module]
 ) -> None:
-    config = ModelConfig(name="mlp", hidden=hidden, activation=activation)  # type: ignore[arg-type]
+    config = MlpSettings(hidden=hidden, activation=activation)  # type: ignore[arg-type]
     layers = list(build_model(config, (3, 8, 8), 5, seed=0).children())
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     assert [layer.in_features for layer in linear] == [192, *hidden]
@@ -108,7 +115,7 @@ def test_mlp_has_the_widths_and_activation_asked_for(
 
 
 def test_resnet_has_eight_weight_layers_and_no_batch_norm() -> None:
-    model = build_model(ModelConfig(name="resnet"), (3, 32, 32), 10, seed=0)
+    model = build_model(ResnetSettings(), (3, 32, 32), 10, seed=0)
     weights = [m for n, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear)) and "shortcut" not in n]
     assert len(weights) == 8
     assert sum(isinstance(m, nn.GroupNorm) for m in model.modules()) == 9
@@ -119,7 +126,7 @@ def test_resnet_has_eight_weight_layers_and_no_batch_norm() -> None:
 @pytest.mark.parametrize("side", [(7, 8), (8, 7), (1, 1)])
 def test_images_too_small_are_refused(name: str, side: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=rf"{name}.*{side[1]}x{side[0]}; at least 8x8"):
-        build_model(ModelConfig(name=name), (1, *side), 10, seed=0)
+        build_model(model_settings({"name": name}), (1, *side), 10, seed=0)
 
 
 def test_batch_coupled_and_dropout_layers_are_named() -> None:
@@ -214,7 +221,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.parametrize("function", ["linear", "drawn", "normed", "double", "lazy"])
 @pytest.mark.parametrize("init", ["default", "uniform"])
 def test_own_models_are_built_from_the_working_folder(own: str, function: str, init: str) -> None:
-    config = ModelConfig(name=f"{own}.nets:{function}", init=init)  # type: ignore[arg-type]
+    config = model_settings({"name": f"{own}.nets:{function}", "init": init})
     states = generator_states()
     model = build_model(config, (3, 8, 8), 5, seed=1)
     assert generator_states() == states
@@ -224,7 +231,7 @@ def test_own_models_are_built_from_the_working_folder(own: str, function: str, i
 
 
 def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> None:
-    model = build_model(ModelConfig(name=f"{own}.nets:normed"), (3, 8, 8), 5, seed=1)
+    model = build_model(model_settings({"name": f"{own}.nets:normed"}), (3, 8, 8), 5, seed=1)
     assert model.get_buffer("0.num_batches_tracked") == 0
     assert coupled_layers(model) == ("0",) and dropout_layers(model) == ("1",)
 
@@ -256,7 +263,7 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
 def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: str, why: str) -> None:
     name = target.format(own=own)
     with pytest.raises(InputError) as caught:
-        build_model(ModelConfig(name=name), (3, 8, 8), 5, seed=0)
+        build_model(model_settings({"name": name}), (3, 8, 8), 5, seed=0)
     message = str(caught.value)
     assert message.startswith(f"model.name = {name!r}: ")
     assert why.format(own=own) in message
@@ -274,16 +281,16 @@ class Layered(nn.Module):
         self.activation: nn.Module = nn.Tanh()
 
 
-@pytest.mark.parametrize("name", ["mlp", "tests.test_models:Layered"])
-def test_the_digest_is_of_all_numbers_and_kinds_of_layers(name: str) -> None:
+@pytest.mark.parametrize("builder", ["fedpriv.models.mlp", "tests.test_models"])
+def test_the_digest_is_of_all_numbers_and_kinds_of_layers(builder: str) -> None:
     models = [Layered() for _ in range(6)]
     models[1].trained.data[1] = 2
     models[2].frozen.data += 1
     models[3].get_buffer("count").add_(1)
     models[4].register_buffer("hidden", torch.zeros(1, 0, 3), persistent=False)
     models[5].activation = nn.ReLU()
-    assert len({model_digest(model, name) for model in models}) == 6
-    assert model_digest(Layered(), name) == model_digest(models[0], name)
+    assert len({model_digest(model, builder) for model in models}) == 6
+    assert model_digest(Layered(), builder) == model_digest(models[0], builder)
 
 
 def test_the_digest_of_an_own_model_is_of_its_layers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,5 +299,5 @@ def test_the_digest_of_an_own_model_is_of_its_layers_files(tmp_path: Path, monke
     digests = []
     for text in ("first", "second"):
         (tmp_path / "layers.py").write_text(text)
-        digests.append(model_digest(nn.Sequential(Layered()), "of a package"))
+        digests.append(model_digest(nn.Sequential(Layered()), "of.a.package"))
     assert digests[0] != digests[1]

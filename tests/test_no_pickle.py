@@ -86,7 +86,7 @@ def test_a_whole_run_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     start_run(settings, tmp_path / "run", "", Silent())
     assert resume_run(tmp_path / "run", Silent()).status == "completed"
     overrides = ["adversary.iga.iterations=3"]
-    assert attack_run(tmp_path / "run", ["iga"], [], overrides, None, "", Silent())["status"] == "completed"
+    assert attack_run(tmp_path / "run", ["iga"], [], overrides, None, "", Silent()).status == "completed"
 
 
 class Bomb:

@@ -8,7 +8,7 @@ import torch
 from fedpriv.accounting import guarantee
 from fedpriv.accounting.release import Release
 from fedpriv.config import Experiment
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings

@@ -9,7 +9,8 @@ import torch
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.runs import Asked, Checkpoint, Failure, RoundRecord, RunFolder
+from fedpriv.records import Asked, Failure, RoundRecord
+from fedpriv.runs import Checkpoint, RunFolder
 
 
 def record(number: int) -> RoundRecord:

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.epsilon import EpsilonBound, canary_epsilon
+from fedpriv.attacks.membership.epsilon import canary_epsilon
 from fedpriv.attacks.membership.references import Pool, Reference, train_references
-from fedpriv.attacks.membership.scores import Curve, MembershipScore, curve, score_membership
+from fedpriv.attacks.membership.scores import score_membership
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.randomness import numpy_stream
+from fedpriv.records import EpsilonBound, MembershipAttack
 from fedpriv.world import World
 
 __all__ = [
     "Candidates",
-    "Membership",
     "build_pool",
     "canaries_in_references",
     "draw_candidates",
@@ -72,21 +72,6 @@ class Candidates:
     def truth(self) -> NDArray[np.bool_]:
         """(2 C,), which of :attr:`rows` are members; for the referee."""
         return np.arange(2 * len(self.members)) < len(self.members)
-
-
-@dataclass(frozen=True)
-class Membership:
-    """What one attack found.
-
-    Attributes:
-        attack: its name in the table.
-        score: its figures.
-        points: of its curve, for logarithmic axes.
-    """
-
-    attack: str
-    score: MembershipScore
-    points: Curve
 
 
 def build_pool(world: World) -> Pool:
@@ -210,7 +195,9 @@ def membership_signals(
     )
 
 
-def make_attacks(signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95) -> list[Membership]:
+def make_attacks(
+    signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95
+) -> tuple[MembershipAttack, ...]:
     """Make every attack and score it.
 
     Args:
@@ -223,9 +210,8 @@ def make_attacks(signals: Signals, truth: NDArray[np.bool_], seed: int, confiden
     for number, (name, attack) in enumerate(ATTACKS.items()):
         scores = attack(signals)
         rng = numpy_stream(seed, "membership-bootstrap", number)
-        score = score_membership(scores, truth, rng, confidence)
-        results.append(Membership(name, score, curve(scores, truth).log_points()))
-    return results
+        results.append(score_membership(name, scores, truth, rng, confidence))
+    return tuple(results)
 
 
 def canaries_in_references(signals: Signals, attack: str, delta: float, confidence: float = 0.95) -> EpsilonBound:

@@ -13,7 +13,6 @@ a bound, and is to be called that.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,9 @@ from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.records import EpsilonBound
 
 __all__ = [
-    "EpsilonBound",
     "canary_epsilon",
     "canary_p_value",
     "clopper_pearson",
@@ -37,25 +36,6 @@ Bools = NDArray[np.bool_]
 
 # exp(50) is beyond what any number of trials can show.
 MOST_EPSILON = 50.0
-
-
-@dataclass(frozen=True)
-class EpsilonBound:
-    """A lower bound on epsilon from an experiment.
-
-    Attributes:
-        epsilon: at least 0; 0: the experiment shows nothing.
-        delta: at which it is a bound.
-        confidence: the probability with which such an experiment's bound is below the true figure, at least.
-        trials: outcomes or canaries that it rests on.
-        method: the theorem.
-    """
-
-    epsilon: float
-    delta: float
-    confidence: float
-    trials: int
-    method: str
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:

@@ -221,9 +221,11 @@ def _fitting(world: World, memory: int) -> int:
 def _check(
     world: World, references: Sequence[Reference], schedule: Mapping[int, Sequence[int]], keep: Collection[int]
 ) -> None:
-    rule = world.experiment.federation.aggregation
-    if rule != "mean":
-        raise InputError(f"federation.aggregation = {rule!r}: reference models average uploads by the mean only")
+    federation = world.experiment.federation
+    if federation.rule.needs_each:
+        raise InputError(
+            f"federation.aggregation = {federation.aggregation!r}: reference models average uploads by the mean only"
+        )
     if not references:
         raise InputError("at least one reference model is wanted")
     sizes = tuple(len(rows) for rows in world.partitions)

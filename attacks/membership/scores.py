@@ -5,16 +5,17 @@ positive rate at a false positive rate below one over the number of non-members 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, rankdata
 
+from fedpriv import records
 from fedpriv.errors import InputError
+from fedpriv.records import MembershipAttack
 
-__all__ = ["Curve", "Floats", "MembershipScore", "auc_interval", "bootstrap_intervals", "curve", "score_membership"]
+__all__ = ["Curve", "Floats", "auc_interval", "bootstrap_intervals", "curve", "score_membership"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -60,32 +61,6 @@ class Curve(NamedTuple):
         kept = np.unique(last)
         kept = kept[shown[kept]]
         return Curve(self.false_positive_rate[kept], self.true_positive_rate[kept])
-
-
-@dataclass(frozen=True)
-class MembershipScore:
-    """What an attack on membership achieves on a set of members and non-members.
-
-    Attributes:
-        members: how many of the candidates are members.
-        non_members: how many are not.
-        auc: area under the curve, from 0 to 1; 0.5: a guess.
-        tpr_at_1_percent: true positive rate at a false positive rate of 1 % at most.
-        tpr_at_01_percent: the same at 0.1 %.
-        advantage: the largest true minus false positive rate; of the same scores that it is chosen on, so that it is
-            above 0 for guesses, too.
-        intervals: figure -> low and high end: ``auc`` after DeLong, the others by bootstrap.
-        confidence: nominal coverage of the intervals.
-    """
-
-    members: int
-    non_members: int
-    auc: float
-    tpr_at_1_percent: float
-    tpr_at_01_percent: float
-    advantage: float
-    intervals: Mapping[str, tuple[float, float]]
-    confidence: float
 
 
 def curve(scores: Floats, members: Bools) -> Curve:
@@ -161,11 +136,12 @@ def bootstrap_intervals(
 
 
 def score_membership(
-    scores: Floats, members: Bools, rng: np.random.Generator, confidence: float = 0.95, repeats: int = 1000
-) -> MembershipScore:
-    """Return all figures of an attack with their intervals.
+    attack: str, scores: Floats, members: Bools, rng: np.random.Generator, confidence: float = 0.95, repeats: int = 1000
+) -> MembershipAttack:
+    """Return all figures of an attack with their intervals, and its curve.
 
     Args:
+        attack: its name.
         scores: (N,), higher for members.
         members: (N,), the truth; at least two of each kind.
         rng: draws the resamples of the bootstrap.
@@ -179,7 +155,8 @@ def score_membership(
         "advantage": lambda one: one.advantage,
     }
     intervals = bootstrap_intervals(scores, members, figures, rng, confidence, repeats)
-    return MembershipScore(
+    return MembershipAttack(
+        attack=attack,
         members=int(members.sum()),
         non_members=int((~members).sum()),
         auc=found.auc,
@@ -188,6 +165,7 @@ def score_membership(
         advantage=found.advantage,
         intervals={"auc": auc_interval(scores, members, confidence), **intervals},
         confidence=confidence,
+        curve=records.Curve(*(tuple(rates.tolist()) for rates in found.log_points())),
     )
 
 

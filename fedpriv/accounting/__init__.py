@@ -6,7 +6,7 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
 from fedpriv.accounting.calibration import OutOfReachError, calibrate, nominal_noise
-from fedpriv.accounting.ceiling import Ceiling, ceilings
+from fedpriv.accounting.ceiling import ceilings
 from fedpriv.accounting.comparison import (
     Comparison,
     Contender,
@@ -22,12 +22,12 @@ from fedpriv.accounting.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
 )
-from fedpriv.accounting.guarantees import Guarantee, guarantee, proven_epsilon, running_epsilon
-from fedpriv.accounting.ledger import Ledger, LedgerEntry
+from fedpriv.accounting.guarantees import guarantee, proven_epsilon, running_epsilon
 from fedpriv.accounting.release import NoiseParameter, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.records import Ceiling, Guarantee, Ledger, LedgerLine
 
 __all__ = [
     "ORDERS",
@@ -38,7 +38,7 @@ __all__ = [
     "Contender",
     "Guarantee",
     "Ledger",
-    "LedgerEntry",
+    "LedgerLine",
     "NoiseParameter",
     "OutOfReachError",
     "Point",

@@ -19,7 +19,7 @@ here, and composed exactly.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 
 import numpy as np
@@ -34,9 +34,10 @@ from fedpriv.accounting.references import Reference, ReferencePair
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
 from fedpriv.errors import InputError
+from fedpriv.records import Ceiling
 from fedpriv.registry import MECHANISMS
 
-__all__ = ["Ceiling", "ceilings"]
+__all__ = ["ceilings"]
 
 Array = NDArray[np.float64]
 Bound = tuple[Callable[[float], float], str]
@@ -60,21 +61,6 @@ _COMPOSED = ", privacy-loss distributions composed numerically with pessimistic 
 _RENYI = "Renyi form, (k0 exp(D_a))^((a - 1) / a) (Balle, Cherubin and Hayes 2022)"
 _TAGGED = "; who took part is told the adversary, because it does not depend on the secret"
 _HIDDEN = "; batches of a fixed size hide who took part (Balle, Barthe and Gaboardi 2018, Thm 2)"
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """What no attack can exceed.
-
-    Attributes:
-        k0: the baseline: the best probability of success without having seen anything, in (0, 1).
-        gamma: no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
-        theorem: what that rests on, or why there is none.
-    """
-
-    k0: float
-    gamma: float | None
-    theorem: str
 
 
 def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...]:

@@ -5,42 +5,13 @@ where none applies it is None, and the theorem's text says why.
 """
 
 import math
-from dataclasses import dataclass
 
 from fedpriv.accounting.proofs import Claim, Proof, smallest
 from fedpriv.accounting.release import Release
+from fedpriv.records import Guarantee
 from fedpriv.registry import MECHANISMS
 
-__all__ = ["Guarantee", "guarantee", "proven_epsilon", "running_epsilon"]
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What is proven about one client's releases.
-
-    Attributes:
-        adjacency: which two data sets must look alike, in words.
-        sampling: how a step picks its examples, with the rate where it matters.
-        participations: the most often one unit may have been used.
-        nominal_epsilon: the figure the mechanism's paper prints for one participation; no proof for the run. None where
-            there is none beside the proven one.
-        pure_epsilon: pure epsilon-DP of all releases together; None if none is finite.
-        epsilon: of (epsilon, delta)-DP of all releases together; None if nothing is proven.
-        delta: of that statement.
-        theorem: for each of the three figures (by its name) what it rests on, or why it is None.
-        notes: what a reader must know beside the figures. Heuristics are labelled so.
-    """
-
-    adjacency: str
-    sampling: str
-    participations: int
-    nominal_epsilon: float | None
-    pure_epsilon: float | None
-    epsilon: float | None
-    delta: float
-    theorem: dict[str, str]
-    notes: tuple[str, ...]
-
+__all__ = ["guarantee", "proven_epsilon", "running_epsilon"]
 
 _UNUSED = Claim(0.0, "no participation: nothing that depends on this client's data was released")
 

@@ -196,16 +196,19 @@ class Proof(ABC):
 
 
 class NoProof(Proof):
-    """Mechanism none."""
+    """No mechanism, or one about which no theorem is known."""
 
     @property
     @override
     def no_reference(self) -> str:
-        return "nothing is proven: without noise the upload is a fixed function of the data that went into it"
+        return (
+            "nothing is proven about this mechanism; without noise an upload is a fixed function of the data that went "
+            "into it"
+        )
 
     @override
     def nominal(self) -> Claim:
-        return Claim(math.inf, NO_NOMINAL)
+        return Claim(math.inf, "none is claimed")
 
     @override
     def pure(self) -> Claim:

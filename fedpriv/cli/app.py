@@ -3,8 +3,6 @@
 import os
 import shlex
 import sys
-from contextlib import nullcontext
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -24,18 +22,21 @@ from fedpriv.cli.sweep import compare, sweep
 from fedpriv.cli.terminal import (
     File,
     Json,
+    Out,
     Quiet,
     Run,
     Set,
+    command_of,
+    default_folder,
     err,
     out,
     plain,
     print_json,
     print_line,
-    print_sentences,
+    print_summary,
     print_warning,
 )
-from fedpriv.config import Experiment, describe, json_schema, load_experiment
+from fedpriv.config import describe, json_schema, load_experiment
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
 from fedpriv.files import is_disk, stopped, writing
 
@@ -70,7 +71,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Take the options that come before a command."""
 
 
 @app.command(
@@ -83,9 +84,7 @@ def run(
         Path | None, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")
     ] = None,
     set_: Set = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")
-    ] = None,
+    out_dir: Out = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -102,26 +101,20 @@ def run(
         raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
     experiment = load_experiment(file, set_ or ()) if file is not None else None
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab import resume_run, start_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
 
-    silent = quiet or as_json
-    with nullcontext(Silent()) if silent else Display(err) as progress:
+    with shown(quiet or as_json) as progress:
         if experiment is not None and file is not None:
-            path = out_dir or _default_folder(experiment)
+            path = out_dir or default_folder(experiment)
             with reported(path):
-                summary = start_run(experiment, path, _command(file, set_ or ()), progress)
+                summary = start_run(experiment, path, command_of("run", file, set_), progress)
         elif resume is not None:
             path = resume
             with reported(path):
                 summary = resume_run(path, progress)
-    if as_json:
-        print_json({**summary.to_json(), "folder": str(path)})
-        return
-    print_sentences(summary.verdict)
-    print_line(f"Report: {path / 'report.html'}")
+    print_summary(summary, path, as_json)
 
 
 app.command(epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo")(init)
@@ -190,16 +183,16 @@ def data(
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
-    from fedpriv.data import list_datasets
+    from fedpriv.data.datasets import list_datasets
 
-    found = list_datasets(root)
+    statuses = list_datasets(root)
     if as_json:
-        print_json([vars(status) for status in found])
+        print_json([vars(status) for status in statuses])
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("data set", "here", "examples", "where", "note"):
         table.add_column(heading, overflow="fold")
-    for status in found:
+    for status in statuses:
         table.add_row(
             status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
         )
@@ -253,15 +246,3 @@ def _complain(text: str, code: int) -> int:
         return code
     err.print(f"fedpriv: {' '.join(printable(text).split())}", style="red", markup=False, soft_wrap=True)
     return code
-
-
-def _default_folder(experiment: Experiment) -> Path:
-    return Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
-def _command(file: Path, overrides: list[str] | tuple[str, ...]) -> str:
-    return shlex.join(["fedpriv", "run", str(file), *(part for text in overrides for part in ("--set", text))])
-
-
-if __name__ == "__main__":
-    main()

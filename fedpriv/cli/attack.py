@@ -1,7 +1,6 @@
 """The commands ``fedpriv attack DIR | list | tune``."""
 
-import shlex
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,20 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, plain, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import (
+    Json,
+    Quiet,
+    Run,
+    Set,
+    out,
+    plain,
+    print_json,
+    print_line,
+    print_sentences,
+    print_summary,
+)
 from fedpriv.errors import InputError
+from fedpriv.records import AttackResult
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
@@ -73,35 +84,22 @@ def attack_folder(
     as_json: Json = False,
 ) -> None:
     """Attack the observations of an existing run, without training again; results are added to DIR."""
-    from fedpriv.cli.display import Display
-    from fedpriv.lab import attack_heard, attack_run
-    from fedpriv.progress import Silent
+    from fedpriv.cli.display import shown
+    from fedpriv.lab import attack_command, attack_heard, attack_run
     from fedpriv.report import reported
 
-    command = shlex.join(
-        [
-            *("fedpriv", "attack", str(folder)),
-            *(part for name in names or () for part in ("--attack", name)),
-            *(part for name in victims or () for part in ("--victim", name)),
-            *(part for text in set_ or () for part in ("--set", text)),
-            *(("--heard", str(heard)) if heard else ()),
-        ]
-    )
     path = out_dir or folder
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
-        chosen = names or (), victims or (), set_ or ()
+    chosen = names or (), victims or (), set_ or ()
+    command = attack_command(folder, *chosen, heard)
+    with shown(quiet or as_json) as progress, reported(path):
         if heard is None:
             summary = attack_run(folder, *chosen, out_dir, command, progress)
         else:
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
-    if as_json:
-        print_json({**summary, "folder": str(path)})
-        return
-    if summary["attacks"]:
-        out.print(_results(summary["attacks"]))
+    if summary.attacks and not as_json:
+        out.print(_results(summary.attacks))
         out.print(_FIGURES, style="dim")
-    print_sentences(summary["verdict"])
-    print_line(f"Report: {path / 'report.html'}")
+    print_summary(summary, path, as_json)
 
 
 def _copy_of(folder: Path, out_dir: Path | None) -> Path:
@@ -120,20 +118,17 @@ def list_attacks(as_json: Json = False) -> None:
         return
     for attack in ATTACKS.values():
         out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
-        out.print(Padding(Text(attack.reference), (0, 0, 0, 4)))
+        lines = [Text(attack.reference)]
         if attack.active():
-            out.print(
-                Padding(
-                    Text("active: the server sends clients parameters of its own making; a worst case"), (0, 0, 0, 4)
-                )
-            )
-        out.print(Padding(Text(f"needs {'; '.join(need.words for need in attack.needs)}"), (0, 0, 0, 4)))
+            lines.append(Text("active: the server sends clients parameters of its own making; a worst case"))
+        lines.append(Text(f"needs {'; '.join(need.words for need in attack.needs)}"))
         if attack.parts():
-            parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts().items())
-            out.print(Padding(Text(f"parts: {parts}"), (0, 0, 0, 4)))
+            lines.append(Text(f"parts: {'; '.join(f'{kind} {part}' for kind, part in attack.parts().items())}"))
         for key, field in attack.model_fields.items():
             setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
-            out.print(Padding(setting.append(f"  {field.description}", style="dim"), (0, 0, 0, 4)))
+            lines.append(setting.append(f"  {field.description}", style="dim"))
+        for line in lines:
+            out.print(Padding(line, (0, 0, 0, 4)))
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
@@ -152,11 +147,10 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find an attack's best weights on public images only; no client's data are touched."""
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab import tune_attack
-    from fedpriv.progress import Silent
 
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress:
+    with shown(quiet or as_json) as progress:
         tuning = tune_attack(source, name, grid or (), victims, set_ or (), progress)
     if as_json:
         print_json(tuning.to_json())
@@ -175,11 +169,11 @@ def _trials(tuning: "Tuning") -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for trial in tuning.trials:
-        low, high = trial.mse.low, trial.mse.high
+        ends = trial.mse.ends
         table.add_row(
             *(f"{value:g}" for value in trial.values),
             f"{trial.mse.value:.4f}",
-            "n/a" if low is None or high is None else f"{low:.4f} to {high:.4f}",
+            "n/a" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}",
             f"{trial.psnr:.1f}",
             f"{trial.ssim:.3f}",
             f"{trial.identified} of {trial.images}",
@@ -204,23 +198,22 @@ def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
     }
 
 
-def _results(results: list[dict[str, Any]]) -> Table:
+def _results(results: Sequence[AttackResult]) -> Table:
     """The attacks' rows of the summary, as a table that fits into 80 columns."""
     table = Table(box=None, pad_edge=False)
     table.add_column("attack", overflow="fold")
     table.add_column("upload", overflow="fold")
     for heading in ("recovered", "identified", "SSIM", "PSNR", "MSE", "labels"):
         table.add_column(heading, justify="right")
-    for row in results:
-        labels, told = row["label_accuracy"], row["identified"]
+    for result in results:
         table.add_row(
-            f"{row['attack']} (active)" if row["active"] else row["attack"],
-            row["upload"],
-            f"{row['recovered']} of {row['victims']}",
-            "n/a" if told is None else f"{told} of {row['victims']}",
-            f"{row['ssim']:.3f}",
-            f"{row['psnr']:.1f}",
-            f"{row['mse']:.2g}",
-            "n/a" if labels is None else f"{labels:.0%}",
+            f"{result.attack} (active)" if result.active else result.attack,
+            result.upload,
+            f"{result.recovered} of {result.victims}",
+            "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
+            f"{result.ssim:.3f}",
+            f"{result.psnr:.1f}",
+            f"{result.mse:.2g}",
+            "n/a" if result.label_accuracy is None else f"{result.label_accuracy:.0%}",
         )
     return table

@@ -1,12 +1,13 @@
 """The command ``fedpriv audit DIR``."""
 
-from contextlib import nullcontext
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import Json, Quiet, Run, err, out, print_json, print_line
+from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line
+from fedpriv.records import Membership, MembershipAttack
 
 __all__ = ["audit"]
 
@@ -23,44 +24,42 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Tell members of the training data in DIR from non-members; trains reference models like the run's."""
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.lab.audit import audit_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(folder):
-        found = audit_run(run, references, pairs, progress)
+    with shown(quiet or as_json) as progress, reported(folder):
+        membership = audit_run(run, references, pairs, progress)
     if as_json:
-        print_json({**found, "folder": str(folder)})
+        print_json({**membership.model_dump(mode="json"), "folder": str(folder)})
         return
-    out.print(_table(found["attacks"]))
-    print_line(_sentence(found))
+    out.print(_table(membership.attacks))
+    print_line(_sentence(membership))
     print_line(f"Report: {folder / 'report.html'}")
 
 
-def _table(attacks: list[dict[str, Any]]) -> Table:
-    """One row for each attack, with 95 % intervals, in 80 columns."""
+def _table(attacks: Sequence[MembershipAttack]) -> Table:
+    """One row for each attack, with the 95 % interval of the AUC, in 80 columns."""
     table = Table(box=None, pad_edge=False)
     for heading in ("attack", "AUC", "TPR at FPR 1 %", "at 0.1 %", "advantage"):
         table.add_column(heading, justify="left" if heading == "attack" else "right")
-    keys = ("auc", "tpr_at_1_percent", "tpr_at_01_percent", "advantage")
-    for row in attacks:
-        cells = [f"{row[key]:.3f} ({row['intervals'][key][0]:.3f}-{row['intervals'][key][1]:.3f})" for key in keys[:1]]
-        cells += [f"{row[key]:.4f}" for key in keys[1:]]
-        table.add_row(row["attack"], *cells)
+    for attack in attacks:
+        low, high = attack.intervals["auc"]
+        rates = (attack.tpr_at_1_percent, attack.tpr_at_01_percent, attack.advantage)
+        table.add_row(attack.attack, f"{attack.auc:.3f} ({low:.3f}-{high:.3f})", *(f"{rate:.4f}" for rate in rates))
     return table
 
 
-def _sentence(found: dict[str, Any]) -> str:
-    bound, proven = found["epsilon_bound"], found["proven_epsilon"]
+def _sentence(membership: Membership) -> str:
+    bound, proven = membership.epsilon_bound, membership.proven_epsilon
     text = (
-        f"Epsilon is at least {bound['epsilon']:.3g} at delta = {bound['delta']:g} with confidence "
-        f"{bound['confidence']:g} (replace-one; {bound['trials']} canaries in one run)"
+        f"Epsilon is at least {bound.epsilon:.3g} at delta = {bound.delta:g} with confidence "
+        f"{bound.confidence:g} (replace-one; {bound.trials} canaries in one run)"
     )
     if proven is not None:
         return f"{text}; proven: at most {proven:.4g}."
-    if found["proven_adjacency"] is None or not found["proven_adjacency"].startswith("replace"):
+    if membership.proven_adjacency is None or not membership.proven_adjacency.startswith("replace"):
         return f"{text}; the ledger's figure is for another adjacency and not compared."
     return f"{text}; nothing is proven."

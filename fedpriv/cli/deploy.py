@@ -1,9 +1,8 @@
 """The commands ``fedpriv deploy up | run | status | restart | listen | down``; for containers ``prepare | admit``."""
 
 import shlex
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +11,25 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.cli.terminal import File, Json, Quiet, Set, err, out, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import (
+    File,
+    Json,
+    Out,
+    Quiet,
+    Set,
+    command_of,
+    default_folder,
+    err,
+    out,
+    print_json,
+    print_line,
+    print_summary,
+)
 from fedpriv.config import load_experiment
 from fedpriv.errors import InputError
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
-    from fedpriv.deploy import Status
+    from fedpriv.deploy.up import ProcessStatus
 
 __all__ = ["deploy_app"]
 
@@ -59,14 +71,8 @@ def up(
     """Start SuperLink, SuperNodes and their executors on this machine, and wait until they are connected."""
     from fedpriv.deploy import up as start
 
-    if insecure:
-        err.print(_INSECURE, style="bold red", soft_wrap=True)
-
-    def tell(text: str) -> None:
-        if not quiet:
-            err.print(text, style="dim", markup=False, soft_wrap=True)
-
-    record = start(folder, nodes, port, insecure, tell, listens, [name for name in gpus.split(",") if name])
+    _warn(insecure)
+    record = start(folder, nodes, port, insecure, _teller(quiet), listens, [name for name in gpus.split(",") if name])
     how = "INSECURE, without TLS and keys" if insecure else "TLS and SuperNode keys"
     how += f", a listener on {record.listener}" if listens else ""
     down = (
@@ -80,36 +86,26 @@ def up(
 def run(
     file: File,
     set_: Set = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")
-    ] = None,
+    out_dir: Out = None,
     folder: Folder = _DEFAULT,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run FILE on the deployment; the run's folder and report are those of `fedpriv run`."""
     experiment = load_experiment(file, set_ or ())
-    from fedpriv.cli.display import Display
+    from fedpriv.cli.display import shown
     from fedpriv.deploy import DeploymentFolder, federate, for_deployment
     from fedpriv.lab import Engine, start_run
-    from fedpriv.progress import Silent
     from fedpriv.report import reported
 
     experiment = for_deployment(experiment, folder)
     insecure = DeploymentFolder(folder).read().insecure
-    if insecure:
-        err.print(_INSECURE, style="bold red", soft_wrap=True)
-    path = out_dir or Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    overrides = [part for text in set_ or () for part in ("--set", text)]
-    command = shlex.join(["fedpriv", "deploy", "run", str(file), *overrides])
+    _warn(insecure)
+    path = out_dir or default_folder(experiment)
     engine = Engine("insecure deployment" if insecure else "deployment", partial(federate, folder))
-    with nullcontext(Silent()) if quiet or as_json else Display(err) as progress, reported(path):
-        summary = start_run(experiment, path, command, progress, engine)
-    if as_json:
-        print_json({**summary.to_json(), "folder": str(path)})
-        return
-    print_sentences(summary.verdict)
-    print_line(f"Report: {path / 'report.html'}")
+    with shown(quiet or as_json) as progress, reported(path):
+        summary = start_run(experiment, path, command_of("deploy run", file, set_), progress, engine)
+    print_summary(summary, path, as_json)
 
 
 @deploy_app.command()
@@ -117,19 +113,18 @@ def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
     """Say which processes run, how many SuperNodes are connected, and how the runs are."""
     from fedpriv.deploy import look
 
-    found = look(folder)
+    state = look(folder)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(state))
         return
-    if found.insecure:
-        err.print(_INSECURE, style="bold red", soft_wrap=True)
-    if found.processes:
-        out.print(_processes(found))
-    online = "the SuperLink does not run" if found.online is None else f"{found.online} of {found.nodes} connected"
-    print_line(f"SuperNodes: {online}; SuperLink: {found.server}")
-    for one in found.runs:
-        details = f": {' '.join(one.details.split())}" if one.details else ""
-        print_line(f"run {one.run_id}: {one.status}{details}")
+    _warn(state.insecure)
+    if state.processes:
+        out.print(_processes(state.processes))
+    online = "the SuperLink does not run" if state.online is None else f"{state.online} of {state.nodes} connected"
+    print_line(f"SuperNodes: {online}; SuperLink: {state.server}")
+    for run in state.runs:
+        details = f": {' '.join(run.details.split())}" if run.details else ""
+        print_line(f"run {run.run_id}: {run.status}{details}")
 
 
 @deploy_app.command()
@@ -159,8 +154,7 @@ def prepare(
     """Make certificates and keys for containers or several machines; what is there and valid is kept."""
     from fedpriv.deploy import prepare as make
 
-    if insecure:
-        err.print(_INSECURE, style="bold red", soft_wrap=True)
+    _warn(insecure)
     made = make(folder, volumes, nodes, port, insecure, [name for name in names or () if name])
     print_line(f"Prepared: {'no keys' if insecure else 'new keys' if made else 'the keys that were there'}")
 
@@ -201,11 +195,7 @@ def listen(
     """
     from fedpriv.listener import listen as eavesdrop
 
-    def tell(text: str) -> None:
-        if not quiet:
-            err.print(text, style="dim", markup=False, soft_wrap=True)
-
-    listened = eavesdrop((host, port), _host_and_port(server), heard, tell)
+    listened = eavesdrop((host, port), _host_and_port(server), heard, _teller(quiet))
     print_line(listened.verdict)
 
 
@@ -215,7 +205,7 @@ def down(folder: Folder = _DEFAULT) -> None:
     from fedpriv.deploy import take_down
 
     stopped = take_down(folder)
-    print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process ran any more")
+    print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process was running")
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
@@ -225,11 +215,20 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _processes(found: "Status") -> Table:
+def _warn(insecure: bool) -> None:
+    if insecure:
+        err.print(_INSECURE, style="bold red", soft_wrap=True)
+
+
+def _teller(quiet: bool) -> Callable[[str], None]:
+    return lambda text: None if quiet else err.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def _processes(processes: "Sequence[ProcessStatus]") -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("process", "pid", "runs", "last words"):
         table.add_column(heading, overflow="fold")
-    for one in found.processes:
+    for process in processes:
         # What a process said is no markup, whatever brackets it has.
-        table.add_row(one.name, str(one.pid), "yes" if one.alive else "no", Text(one.last_words))
+        table.add_row(process.name, str(process.pid), "yes" if process.alive else "no", Text(process.last_words))
     return table

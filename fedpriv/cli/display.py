@@ -1,21 +1,23 @@
 """The live view of a run in the terminal: bars and figures while it runs, plain lines where nobody watches."""
 
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from fedpriv.budget import Stop
-from fedpriv.runs import RoundRecord
+from fedpriv.cli.terminal import err
+from fedpriv.progress import Progress, Silent
+from fedpriv.records import RoundRecord, Stop
 
-__all__ = ["Display"]
+__all__ = ["Display", "shown"]
 
 _LINES_PER_RUN = 10
 _CLIENTS_NAMED = 8
 
 
-class Display:
+class Display(Progress):
     """Shows a run on ``console``; use it as a context manager.
 
     On a terminal each stage is a bar with its latest figures. Elsewhere (a log file, a pipe) it prints about ten lines
@@ -24,25 +26,23 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}", markup=False),
-            TimeElapsedColumn(),
+        self._bars = bars.Progress(
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=20),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[figures]}", markup=False),
+            bars.TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, bars.TaskID] = {}
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
     def stage(self, title: str) -> None:
@@ -80,3 +80,8 @@ class Display:
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, figures="")
         self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
+
+
+def shown(silent: bool) -> AbstractContextManager[Progress]:
+    """Return who is told of a run, on standard error; ``silent``: nobody."""
+    return nullcontext(Silent()) if silent else Display(err)

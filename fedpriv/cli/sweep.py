@@ -56,19 +56,18 @@ def sweep(
     from fedpriv.cli.sweep_display import SweepDisplay
     from fedpriv.lab.sweep import check_trials, run_sweep
     from fedpriv.report import write_sweep_report
-    from fedpriv.sweep import SweepFolder
+    from fedpriv.sweep import SweepFolder, SweepProgress
 
     silent = quiet or as_json
     warnings = check_trials(asked)
-    if not silent:
-        for text in warnings:
-            print_warning(text)
+    for text in () if silent else warnings:
+        print_warning(text)
     if list_:
         _list(asked.trials, as_json)
         return
     folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
     folder.write_command(_command(file, scale, out_dir))
-    with nullcontext(_Silent()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
+    with nullcontext(SweepProgress()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
         records = run_sweep(asked, folder, progress, retry)
     with writing(shlex.join(["fedpriv", "report", str(folder.path)])):
         report = write_sweep_report(folder.path)
@@ -120,39 +119,22 @@ def _list(trials: Any, as_json: bool) -> None:
     from fedpriv.sweep.file import plain_settings
 
     if as_json:
-        print_json(
-            {"trials": [{"trial": one.number, "settings": dict(one.settings), "seed": one.seed} for one in trials]}
-        )
+        rows = [{"trial": trial.number, "settings": dict(trial.settings), "seed": trial.seed} for trial in trials]
+        print_json({"trials": rows})
         return
-    for one in trials:
-        print_line(f"{one.number}: {plain_settings(one.settings)}, seed={one.seed}")
+    for trial in trials:
+        print_line(f"{trial.number}: {plain_settings(trial.settings)}, seed={trial.seed}")
 
 
 def _command(file: Path, scale: str, out_dir: Path | None) -> str:
     """What repeats the sweep, or goes on with it."""
-    named = {"--scale": scale, "--out": str(out_dir or "")}
-    return shlex.join(["fedpriv", "sweep", str(file), *(part for pair in named.items() if pair[1] for part in pair)])
+    scales, places = ["--scale", scale] if scale else [], ["--out", str(out_dir)] if out_dir else []
+    return shlex.join(["fedpriv", "sweep", str(file), *scales, *places])
 
 
 def _title(folders: list[Path]) -> str:
     names = [path.resolve().name for path in folders]
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} sweeps and runs"
-
-
-class _Silent:
-    """Nobody watches."""
-
-    def found(self, records: Any) -> None:
-        """Say nothing."""
-
-    def started(self, trial: Any) -> None:
-        """Say nothing."""
-
-    def ended(self, record: Any) -> None:
-        """Say nothing."""
-
-    def tick(self) -> None:
-        """Say nothing."""
 
 
 def _print(records: Any, as_json: bool, **more: str) -> None:
@@ -172,10 +154,10 @@ def _refuse_faults(records: Any) -> None:
     failed = [record for record in records if record.failed]
     refuted = [record for record in records if record.refuted]
     if refuted:
-        one = refuted[0]
+        worst = refuted[0]
         raise RunFailedError(
-            f"trial {one.trial}: epsilon is at least {one.epsilon_bound:.4g}, but {one.epsilon:.4g} is claimed to be "
-            f"proven ({len(refuted)} of {len(records)} trials): the implementation or the proof is wrong"
+            f"trial {worst.trial}: epsilon is at least {worst.epsilon_bound:.4g}, but {worst.epsilon:.4g} is claimed "
+            f"to be proven ({len(refuted)} of {len(records)} trials): the implementation or the proof is wrong"
         )
     if failed:
         numbers = ", ".join(str(record.trial) for record in failed[:12]) + ("..." if len(failed) > 12 else "")

@@ -3,15 +3,14 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.sweep import SweepFolder, Trial, TrialRecord
+from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings
 
 __all__ = ["SweepDisplay", "result_table"]
@@ -20,7 +19,7 @@ _LAST_SHOWN = 10
 _REFRESH = 2.0
 
 
-class SweepDisplay:
+class SweepDisplay(SweepProgress):
     """Shows a sweep on ``console``; use it as a context manager.
 
     Args:
@@ -45,14 +44,12 @@ class SweepDisplay:
         self._began = clock()
         self._shown = -_REFRESH
 
-    def __enter__(self) -> "SweepDisplay":
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 
@@ -132,8 +129,8 @@ def result_table(records: Sequence[TrialRecord]) -> Table:
     """Return every trial with its main figures: the strongest attacks', in its least MSE and its largest AUC."""
     table = _empty("settings", "accuracy", "ε", "ε ≥", "MSE", "AUC", "time")
     for record in records:
-        errors = [one.mse for one in record.reconstruction if one.mse is not None]
-        areas = [one.auc for one in record.memberships]
+        errors = [result.mse for result in record.reconstruction if result.mse is not None]
+        areas = [attack.auc for attack in record.memberships]
         bound = "" if record.epsilon_bound is None else f"{record.epsilon_bound:.3g}"
         *head, seconds = _cells(record)
         table.add_row(

@@ -1,25 +1,34 @@
 """What all commands share: where they print, and the options that mean the same everywhere."""
 
 import json
+import shlex
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedpriv.config import Experiment
+from fedpriv.records import Summary
+
 __all__ = [
     "File",
     "Json",
+    "Out",
     "Quiet",
     "Run",
     "Set",
+    "command_of",
+    "default_folder",
     "err",
     "out",
     "plain",
     "print_json",
     "print_line",
     "print_sentences",
+    "print_summary",
     "print_warning",
 ]
 
@@ -33,7 +42,19 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given several times.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Return where a run goes of which nobody says it: runs/NAME-TIME."""
+    return Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def command_of(verb: str, file: Path, overrides: Sequence[str] | None) -> str:
+    """Return the command line that runs an experiment file with these overrides."""
+    words = [word for text in overrides or () for word in ("--set", text)]
+    return shlex.join(["fedpriv", *verb.split(), str(file), *words])
 
 
 def plain(value: Any) -> str:
@@ -60,3 +81,12 @@ def print_sentences(sentences: Sequence[str]) -> None:
     """Print sentences for people, wrapped on a terminal and whole elsewhere."""
     for sentence in sentences:
         out.print(sentence, markup=False, soft_wrap=not out.is_terminal)
+
+
+def print_summary(summary: Summary, folder: Path, as_json: bool) -> None:
+    """Print what a run showed, and where its report is; or all of it as JSON."""
+    if as_json:
+        print_json({**summary.to_json(), "folder": str(folder)})
+        return
+    print_sentences(summary.verdict)
+    print_line(f"Report: {folder / 'report.html'}")

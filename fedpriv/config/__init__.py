@@ -11,7 +11,6 @@ from fedpriv.config.sections import (
     DataConfig,
     EngineConfig,
     FederationConfig,
-    ModelConfig,
     ReportConfig,
     TrainingConfig,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "EngineConfig",
     "Experiment",
     "FederationConfig",
-    "ModelConfig",
     "ReportConfig",
     "TrainingConfig",
     "describe",

@@ -12,13 +12,12 @@ from fedpriv.config.sections import (
     DataConfig,
     EngineConfig,
     FederationConfig,
-    ModelConfig,
     ReportConfig,
     TrainingConfig,
 )
-from fedpriv.mechanisms import MechanismSettings, mechanism_settings
-from fedpriv.registry import ATTACKS, MECHANISMS
-from fedpriv.settings import Choice, Integer, Section
+from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
+from fedpriv.models import MODEL, ModelSettings, model_settings
+from fedpriv.settings import Integer, Section
 
 __all__ = ["Experiment", "describe", "json_schema"]
 
@@ -41,10 +40,12 @@ class Experiment(Section):
         "experiments that must repeat: whoever guesses the seed can subtract it",
     )
     data: DataConfig = Field(default_factory=lambda: DataConfig())
-    model: ModelConfig = Field(default_factory=lambda: ModelConfig())
+    model: Annotated[SerializeAsAny[ModelSettings], MODEL] = Field(
+        default_factory=lambda: model_settings({}), description="the network that is trained"
+    )
     federation: FederationConfig = Field(default_factory=lambda: FederationConfig())
     training: TrainingConfig = Field(default_factory=lambda: TrainingConfig())
-    mechanism: Annotated[SerializeAsAny[MechanismSettings], Choice(MECHANISMS, "none")] = Field(
+    mechanism: Annotated[SerializeAsAny[MechanismSettings], MECHANISM] = Field(
         default_factory=lambda: mechanism_settings({}), description="what protects the uploads"
     )
     adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
@@ -75,7 +76,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _server_sees_what_it_aggregates(self) -> Self:
         rule, listener = self.federation.aggregation, self.adversary.threat_model
-        if rule == "mean":
+        if not self.federation.rule.needs_each:
             return self
         if listener in SUM_LISTENERS:
             raise ValueError(
@@ -166,7 +167,9 @@ class Experiment(Section):
         for section, keys in _INDECISIVE.items():
             for key in keys:
                 del tree[section][key]
-        return tree
+        for key in FederationConfig.further():
+            del tree["federation"][key]
+        return {**tree, "model": self.model.decisive()}
 
     def to_toml(self) -> str:
         """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""
@@ -182,8 +185,6 @@ _INDECISIVE = {
         "min_clients",
         "target_epsilon",
         "aggregation",
-        "trim",
-        "malicious",
         "server_optimizer",
         "server_learning_rate",
         "server_momentum",
@@ -194,7 +195,7 @@ _INDECISIVE = {
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of experiment files, those of installed packages' mechanisms and attacks included."""
+    """Return the JSON Schema of experiment files, what installed packages add included."""
     schema: dict[str, Any] = _in_terms_of_json(Experiment.model_json_schema())
     return schema
 
@@ -225,6 +226,3 @@ def _describe(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any, st
         else:
             usual = field.get_default(call_default_factory=True)
             yield f"{prefix}{key}", value, usual, field.description or ""
-    if isinstance(model, AdversaryConfig):
-        for name in ATTACKS:
-            yield from _describe(model.settings(name), f"{prefix}{name}.")

@@ -8,9 +8,10 @@ from typing import Any
 from fedpriv.config.experiment import Experiment
 from fedpriv.config.wrong import validated
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import noise_keys
+from fedpriv.mechanisms import MECHANISM, noise_keys
+from fedpriv.models import MODEL
 from fedpriv.registry import MECHANISMS
-from fedpriv.settings import enumerated
+from fedpriv.settings import Choice, enumerated
 
 __all__ = ["load_experiment", "load_run", "override", "read_toml"]
 
@@ -34,7 +35,8 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read the resolved experiment in the folder of a run, as :func:`load_experiment` reads a file.
 
-    Up to version 0.2 the keys of all mechanisms were written; those that the named one does not read are left out.
+    Up to version 0.2 the keys of all mechanisms and networks were written; those that the named one does not read are
+    left out.
     Versions that knew no mechanism.adjacency accounted for normal noise on Poisson batches under zero-out. Their runs
     keep it: calibrated noise must not change in the middle of a run, nor for those who attack it.
 
@@ -47,13 +49,14 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
     """
     path = folder / "config.toml"
     tree = read_toml(path)
+    for choice in (MECHANISM, MODEL):
+        if isinstance(section := tree.get(choice.section), dict):
+            tree[choice.section] = choice.read_keys(section)
     mechanism, training = tree.get("mechanism"), tree.get("training")
     if isinstance(mechanism, dict) and isinstance(training, dict) and mechanism.get("name") in MECHANISMS:
-        known = MECHANISMS[mechanism["name"]].model_fields
-        tree["mechanism"] = {key: value for key, value in mechanism.items() if key in known}
         sampled = training.get("sampling") == "poisson" and mechanism.get("unit") == "example"
-        if sampled and "adjacency" in known:
-            tree["mechanism"].setdefault("adjacency", "zero-out")
+        if sampled and "adjacency" in MECHANISMS[mechanism["name"]].model_fields:
+            mechanism.setdefault("adjacency", "zero-out")
     return _loaded(tree, path, overrides)
 
 
@@ -83,8 +86,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], source: str) -> None:
     """Put values into the nested tables of an experiment file, in place.
 
-    One of the noise parameters that exclude each other replaces whichever the tables have. Another mechanism.name takes
-    over what the tables say of the old mechanism and the new one reads, too, in the same sense.
+    One of the noise parameters that exclude each other replaces whichever the tables have. Another mechanism.name, or
+    model.name, takes over what the tables say of the old one and the new one reads, too, in the same sense.
 
     Args:
         tree: the tables.
@@ -95,10 +98,11 @@ def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], 
         InputError: a part of a key is a value in the tables, not a section, or the tables' epsilon means something else
             for the mechanism that is put in place.
     """
-    section = tree.get("mechanism")
-    if isinstance(section, dict):
-        given = {keys[1]: value for keys, value in values if len(keys) == 2 and keys[0] == "mechanism"}
-        _give_way(section, given, source)
+    for choice in (MECHANISM, MODEL):
+        section = tree.get(choice.section)
+        if isinstance(section, dict):
+            given = {keys[1]: value for keys, value in values if len(keys) == 2 and keys[0] == choice.section}
+            _give_way(choice, section, given, source)
     for keys, value in values:
         node = tree
         for key in keys[:-1]:
@@ -109,15 +113,15 @@ def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], 
         node[keys[-1]] = value
 
 
-def _give_way(section: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
-    """Take out of the section ``[mechanism]`` what the given keys replace."""
-    if any(key in noise_keys() for key in given):
+def _give_way(choice: Choice[Any], section: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
+    """Take out of a section what the given keys replace."""
+    if choice is MECHANISM and any(key in noise_keys() for key in given):
         for key in noise_keys():
             section.pop(key, None)
-    old, new = section.get("name", "none"), given.get("name")
-    if new is None or new == old or not (old in MECHANISMS and new in MECHANISMS):
+    old, new = section.get("name", choice.default), given.get("name")
+    before, after = choice.kind(old), choice.kind(new)
+    if new == old or before is None or after is None:
         return
-    before, after = MECHANISMS[old], MECHANISMS[new]
     nominal = getattr(before, "nominal", None), getattr(after, "nominal", None)
     if "epsilon" in section and None not in nominal and nominal[0] != nominal[1]:
         raise InputError(

@@ -1,12 +1,25 @@
 """The sections of an experiment: every key with its default, its range and what it means."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field, model_validator
+from pydantic.fields import FieldInfo
+from typing_extensions import override
 
-from fedpriv.registry import ATTACKS, suggestion
-from fedpriv.settings import Count, Epsilon, Integer, Momentum, NonNegative, Positive, Real, Section
+from fedpriv.registry import ATTACKS, DATASETS, RULES
+from fedpriv.settings import (
+    Count,
+    Epsilon,
+    Extensible,
+    Integer,
+    Momentum,
+    NonNegative,
+    Positive,
+    Real,
+    Registered,
+    Section,
+)
 
 __all__ = [
     "ACTIVE_LISTENERS",
@@ -15,7 +28,6 @@ __all__ = [
     "DataConfig",
     "EngineConfig",
     "FederationConfig",
-    "ModelConfig",
     "ReportConfig",
     "TrainingConfig",
 ]
@@ -28,18 +40,6 @@ ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
 SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation")
 
 
-def _attack(name: str) -> str:
-    """Refuse what is no attack."""
-    if name not in ATTACKS:
-        raise ValueError(f"allowed: {', '.join(ATTACKS)}{suggestion(name, tuple(ATTACKS), else_known=False)}")
-    return name
-
-
-def _every_attack(schema: dict[str, Any]) -> None:
-    """For editors."""
-    schema["enum"] = list(ATTACKS)
-
-
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuse a list that names something twice."""
     twice = [value for number, value in enumerate(values) if value in values[:number]]
@@ -48,16 +48,11 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-AttackName = Annotated[str, AfterValidator(_attack), Field(json_schema_extra=_every_attack)]
-
-
 class DataConfig(Section):
     """Which data, where they lie, and how clients share them."""
 
-    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "lfw", "npz"] = Field(
-        "digits", description="data set; digits needs no download, npz reads your own file"
-    )
-    path: str = Field("", description="the .npz file (x_train, y_train, x_test, y_test), for name = 'npz' only")
+    name: Annotated[str, Registered(DATASETS)] = Field("digits", description="data set, as fedpriv data lists them")
+    path: str = Field("", description="your own .npz file: x_train, y_train, x_test, y_test; other data sets ignore it")
     root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
     download: bool = Field(True, description="fetch a data set that is not in the folder")
     memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
@@ -70,37 +65,12 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _has_its_file(self) -> Self:
-        if self.name == "npz" and not self.path:
-            raise ValueError("name = 'npz' needs data.path, the .npz file")
+        if DATASETS[self.name].needs_path and not self.path:
+            raise ValueError(f"name = {self.name!r} needs data.path, the .npz file")
         return self
 
 
-class ModelConfig(Section):
-    """The network that is trained."""
-
-    name: str = Field("lenet", description="lenet, mlp, convnet, resnet, or your own as 'package.module:function'")
-    init: Literal["default", "uniform"] = Field(
-        "default", description="uniform: every weight from U(-0.5, 0.5), as in DLG"
-    )
-    hidden: tuple[Count, ...] = Field((1024, 1024), description="widths of the hidden layers, for mlp")
-    activation: Literal["relu", "sigmoid", "tanh"] = Field("relu", description="between the hidden layers, for mlp")
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        builtin = ("lenet", "mlp", "convnet", "resnet")
-        if name not in builtin and ":" not in name:
-            close = suggestion(name, builtin, else_known=False)
-            raise ValueError(f"allowed: {', '.join(builtin)}, or package.module:function{close}")
-        return name
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the network is not one of this project's."""
-        return ":" in self.name
-
-
-class FederationConfig(Section):
+class FederationConfig(Extensible):
     """Who takes part, how often, and what the server does with the uploads."""
 
     clients: Count = Field(8, description="number of clients")
@@ -114,7 +84,7 @@ class FederationConfig(Section):
         None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
     )
     weighting: Literal["examples", "uniform"] = Field("examples", description="weight of a client in the mean")
-    aggregation: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+    aggregation: Annotated[str, Registered(RULES)] = Field(
         "mean", description="of the uploads; all but mean withstand some wrong ones, and count every client once"
     )
     secure_aggregation: bool = Field(
@@ -123,12 +93,6 @@ class FederationConfig(Section):
     secure_limit: Positive = Field(
         8.0,
         description="secure aggregation: uploads are clipped to this in each coordinate, and rounded to 1 / 2^21 of it",
-    )
-    trim: Annotated[Real, Field(ge=0, lt=0.5)] = Field(
-        0.2, description="trimmed-mean: share of the uploads left out at each end, in each coordinate"
-    )
-    malicious: Annotated[Integer, Field(ge=0, le=10_000_000)] = Field(
-        1, description="krum: uploads of a round that may be wrong; a round needs two times as many and three more"
     )
     server_optimizer: Literal["sgd", "adam"] = Field("sgd", description="applied to the mean upload")
     server_learning_rate: Positive | None = Field(
@@ -147,11 +111,7 @@ class FederationConfig(Section):
             raise ValueError(f"clients_per_round = {asked} is more than clients = {self.clients}")
         if self.min_clients > asked:
             raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
-        if self.needed > asked:
-            raise ValueError(
-                f"aggregation = 'krum' with malicious = {self.malicious} needs {self.needed} uploads a round, and "
-                f"a round has {asked} clients"
-            )
+        self.rule.check(asked)
         return self
 
     @model_validator(mode="after")
@@ -161,16 +121,28 @@ class FederationConfig(Section):
             return self
         if not 2 <= asked <= MOST_MASKED:
             raise ValueError(f"secure_aggregation is of 2 to {MOST_MASKED} clients a round, not of {asked}")
-        if self.aggregation != "mean":
+        if self.rule.needs_each:
             raise ValueError(f"secure_aggregation hides each upload, and aggregation = {self.aggregation!r} needs it")
         if self.max_update_norm is not None:
             raise ValueError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
         return self
 
+    @classmethod
+    @override
+    def further(cls) -> Mapping[str, FieldInfo]:
+        """What single rules read."""
+        return {key: field for kind in RULES.values() for key, field in kind.model_fields.items()}
+
+    @property
+    def rule(self) -> Any:
+        """The rule of aggregation, with its settings."""
+        kind = RULES[self.aggregation]
+        return kind(**{key: getattr(self, key) for key in kind.model_fields})
+
     @property
     def needed(self) -> int:
-        """Usable uploads without which a round fails: ``min_clients``, and for Krum 2 f + 3 (Blanchard et al. 2017)."""
-        return max(self.min_clients, 2 * self.malicious + 3 if self.aggregation == "krum" else 1)
+        """Usable uploads without which a round fails."""
+        return max(self.min_clients, int(self.rule.needed))
 
 
 class TrainingConfig(Section):
@@ -187,11 +159,8 @@ class TrainingConfig(Section):
     )
 
 
-class AdversaryConfig(Section):
+class AdversaryConfig(Extensible):
     """Who listens and what they try."""
-
-    # Other packages' attacks are imported when settings are first read, because they may import this.
-    model_config = ConfigDict(defer_build=True)
 
     threat_model: Literal[
         "honest-but-curious-server",
@@ -209,7 +178,7 @@ class AdversaryConfig(Section):
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
-    attacks: Annotated[tuple[AttackName, ...], AfterValidator(_distinct)] = Field(
+    attacks: Annotated[tuple[Annotated[str, Registered(ATTACKS)], ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
     rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
@@ -260,16 +229,10 @@ class AdversaryConfig(Section):
         return getattr(self, attack)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """With a section for each attack that there is."""
-        schema = handler(source)
-        node: Any = schema
-        while "fields" not in node:
-            node = node["schema"]
-        for name, kind in ATTACKS.items():
-            settings = core_schema.with_default_schema(handler.generate_schema(kind), default_factory=kind)
-            node["fields"][name] = core_schema.model_field(settings)
-        return schema
+    @override
+    def further(cls) -> Mapping[str, FieldInfo]:
+        """A section for each attack that there is."""
+        return {name: FieldInfo(annotation=kind, default_factory=kind) for name, kind in ATTACKS.items()}
 
 
 class EngineConfig(Section):

@@ -8,10 +8,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedpriv.config.sections import AdversaryConfig
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import MechanismSettings
-from fedpriv.registry import ATTACKS, MECHANISMS, suggestion
+from fedpriv.mechanisms import MECHANISM
+from fedpriv.models import MODEL
+from fedpriv.registry import suggestion
 from fedpriv.settings import Choice, enumerated
 
 __all__ = ["validated"]
@@ -89,7 +89,6 @@ def _found(location: list[str], kind: type[BaseModel]) -> tuple[list[str], type[
         key.append(part)
         field = section.model_fields.get(part)
         if field is None:
-            section = ATTACKS[part] if section is AdversaryConfig and part in ATTACKS else section
             continue
         choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
         if choice is not None:
@@ -102,14 +101,15 @@ def _found(location: list[str], kind: type[BaseModel]) -> tuple[list[str], type[
 
 
 def _other(key: str, section: type[BaseModel]) -> str:
-    """Whose key it is, where another mechanism has it."""
-    if not issubclass(section, MechanismSettings):
+    """Whose key it is, where another mechanism or network has it."""
+    kinds = next((choice.registry for choice in (MECHANISM, MODEL) if section in choice.registry.values()), None)
+    if kinds is None:
         return ""
     name = section.model_fields["name"].default
     own = list(section.model_fields)
-    every = {each: None for kind in MECHANISMS.values() for each in kind.model_fields}
+    every = {each: None for kind in kinds.values() for each in kind.model_fields}
     meant = key if key in every else next(iter(difflib.get_close_matches(key, every, n=1)), "")
-    owners = [other for other, kind in MECHANISMS.items() if meant in kind.model_fields]
+    owners = [other for other, kind in kinds.items() if meant in kind.model_fields]
     if not owners or meant in own:
         return ""
     known = ", ".join(each for each in own if each != "name")

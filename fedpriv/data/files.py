@@ -1,10 +1,8 @@
-"""Reading image files: .npz archives and the idx files of the MNISTs. What cannot be used is refused in one line.
+"""Images and labels in .npz archives, and what all readers check. What cannot be used is refused in one line.
 
 Files are only ever read, never unpacked beside their original: the folder may be read-only. Nothing is unpickled.
 """
 
-import gzip
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.npz import DAMAGE, Header, one_line, read_arrays, read_headers
+from fedpriv.npz import Header, read_arrays, read_headers
 
-__all__ = ["Arrays", "check_labels", "check_memory", "checked", "read_idx", "read_idx_shape", "read_labels", "read_npz"]
+__all__ = ["Arrays", "check_labels", "check_memory", "checked", "read_labels", "read_npz"]
 
 IMAGE_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-IDX_UINT8 = b"\x00\x00\x08"
 # A label becomes a 64-bit number, and a name of a class an object of Python's.
 LABEL_BYTES, NAME_BYTES = 8, 100
 MIB = 1 << 20
@@ -172,47 +169,3 @@ def _check_classes(arrays: Arrays, where: str) -> None:
             f"{where}: labels go up to {largest}, but y_train has no label {unused}; labels count from 0 without gaps, "
             f"or class_names says which classes there are"
         )
-
-
-def read_idx(path: Path) -> np.ndarray:
-    """Read one idx file of unsigned bytes, as published for MNIST and Fashion-MNIST, gzipped or not.
-
-    Returns:
-        uint8, of the shape that the file's header says; of a file that holds more, no more is unpacked.
-
-    Raises:
-        InputError: truncated, damaged, or not such a file.
-    """
-    shape = read_idx_shape(path)
-    offset, size = 4 + 4 * len(shape), math.prod(shape)
-    content = _read_idx(path, offset + size + 1)
-    if len(content) != offset + size:
-        found = "more" if len(content) > offset + size else f"{len(content) - offset}"
-        raise InputError(f"{path}: truncated or damaged: {found} bytes of data, its header says {shape}")
-    return np.frombuffer(content, np.uint8, offset=offset).reshape(shape).copy()
-
-
-def read_idx_shape(path: Path) -> tuple[int, ...]:
-    """Return the shape that an idx file's header says, reading no further.
-
-    Raises:
-        InputError: truncated, damaged, or not such a file.
-    """
-    return _idx_shape(_read_idx(path, 16), path)
-
-
-def _read_idx(path: Path, length: int) -> bytes:
-    """Return the first bytes of a file, unpacked, as many as there are up to ``length``."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return stream.read(length)
-    except DAMAGE as error:
-        raise InputError(f"{path}: cannot be read, truncated or damaged: {one_line(error)}") from None
-
-
-def _idx_shape(header: bytes, path: Path) -> tuple[int, ...]:
-    """The header is two zero bytes, the type, the rank, and each size as a big-endian 32-bit number."""
-    rank = header[3] if len(header) >= 4 else 0
-    if header[:3] != IDX_UINT8 or rank not in (1, 3) or len(header) < 4 + 4 * rank:
-        raise InputError(f"{path}: not an idx file of unsigned bytes with 1 or 3 dimensions")
-    return tuple(np.frombuffer(header, ">u4", count=rank, offset=4).tolist())

@@ -20,7 +20,7 @@ from fedpriv.deploy.folder import PRIVATE
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 
-__all__ = ["LIFETIME", "Authority", "check_host", "end_of", "is_valid", "make_certificates", "make_node_key"]
+__all__ = ["LIFETIME", "Authority", "check_host", "end_of", "is_valid", "make_node_key"]
 
 LIFETIME = timedelta(days=30)
 # Clocks of several machines differ a little.
@@ -94,28 +94,14 @@ class Authority:
         )
 
 
-def make_certificates(
-    folder: Path, hosts: Sequence[str], begin: datetime | None = None, lifetime: timedelta = LIFETIME
-) -> None:
-    """Write ``ca.pem``, ``server.pem`` and ``server.key`` of a fresh :class:`Authority` into ``folder``.
-
-    Args:
-        folder: an existing folder.
-        hosts: the names and addresses under which the server is reached.
-        begin: from when on the certificates are valid; now, unless given.
-        lifetime: for how long they are valid.
-    """
-    Authority(begin, lifetime).certify(folder, hosts)
-
-
 def is_valid(certificate: Path, until: datetime, hosts: Sequence[str]) -> bool:
     """Whether a certificate is there, valid now and until then, and made for all these names and addresses."""
     try:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (FileNotFoundError, ValueError, x509.ExtensionNotFound):
         return False
-    in_time = found.not_valid_before_utc <= datetime.now(UTC) and until <= found.not_valid_after_utc
+    in_time = loaded.not_valid_before_utc <= datetime.now(UTC) and until <= loaded.not_valid_after_utc
     return in_time and all(_alternative(host) in names for host in hosts)
 
 
@@ -139,7 +125,7 @@ def check_host(host: str) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a SuperNode's private key to ``path`` (owner only) and its public half beside it, with the suffix .pub."""
+    """Write a SuperNode's private key to ``path`` (owner only) and its public half next to it, with the suffix .pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), mode=PRIVATE)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

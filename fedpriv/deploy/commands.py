@@ -53,7 +53,8 @@ def superlink(host: str, port: int, database: PurePath, keys: Keys | None) -> Co
     """
     arguments = ["--host", host, "--port", str(port), "--database", str(database)]
     arguments += ["--isolation", "process", "--disable-runtime-dependency-installation"]
-    return Command("superlink", "flower-superlink", (*arguments, *_serving(keys), *_node_keys(keys)))
+    authentication = () if keys is None else ("--enable-supernode-auth",)
+    return Command("superlink", "flower-superlink", (*arguments, *_serving(keys), *authentication))
 
 
 def supernode(
@@ -122,7 +123,3 @@ def _serving(keys: Keys | None) -> tuple[str, ...]:
     files = {"certfile": keys.certificate, "keyfile": keys.key, "ca-certfile": keys.authority}
     named = [part for flag, path in files.items() for part in (f"--ssl-{flag}", str(path))]
     return (*named, "--superexec-auth-secret-file", str(keys.secret))
-
-
-def _node_keys(keys: Keys | None) -> tuple[str, ...]:
-    return () if keys is None else ("--enable-supernode-auth",)

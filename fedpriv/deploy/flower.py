@@ -65,16 +65,16 @@ class RunStatus:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs: beside this Python, else on the search path.
+    """Return the path of one of Flower's programs: next to this Python, else on the search path.
 
     Raises:
         RunFailedError: it is nowhere.
     """
-    beside = Path(sysconfig.get_path("scripts")) / name
-    found = str(beside) if beside.is_file() else which(name)
-    if found is None:
-        raise RunFailedError(f"{name} is missing from {beside.parent} and from PATH; install Flower: pip install flwr")
-    return found
+    own = Path(sysconfig.get_path("scripts")) / name
+    path = str(own) if own.is_file() else which(name)
+    if path is None:
+        raise RunFailedError(f"{name} is missing from {own.parent} and from PATH; install Flower: pip install flwr")
+    return path
 
 
 def environment(folder: DeploymentFolder) -> dict[str, str]:
@@ -197,7 +197,7 @@ def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
 
 
 def _json(text: str) -> dict[str, Any] | None:
-    """The JSON object in what was printed; remarks may stand before it."""
+    """The JSON object in what was printed; remarks may come before it."""
     start = text.find("{")
     if start < 0:
         return None

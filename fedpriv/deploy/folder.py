@@ -65,70 +65,38 @@ class Record:
 
     def process(self, name: str) -> Started:
         """Return the process of that name."""
-        return next(one for one in self.processes if one.name == name)
+        return next(process for process in self.processes if process.name == name)
 
     def dead(self) -> tuple[Started, ...]:
-        """The processes that do not run any more."""
-        return tuple(one for one in self.processes if not is_alive(one))
+        """The processes that no longer run."""
+        return tuple(process for process in self.processes if not is_alive(process))
 
 
 _RECORD = TypeAdapter(Record)
 
 
 class DeploymentFolder:
-    """The paths in a deployment's folder, which belongs to its owner alone."""
+    """The paths in a deployment's folder, which belongs to its owner alone.
+
+    Attributes:
+        path: the folder.
+        tls: the certificates.
+        keys: the SuperNodes' keys and the executors' shared secret.
+        logs: what each process printed.
+        runs: where the server writes its runs.
+        seeds: where clients and server find the seed of a run that is under way.
+        clients: what clients keep to themselves: their secrets, and what they answered.
+        heard: what an eavesdropper has stored.
+        flower: Flower's own home: connections, and apps as they were sent.
+        database: the SuperLink's state.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-
-    @property
-    def tls(self) -> Path:
-        """The certificates."""
-        return self.path / "tls"
-
-    @property
-    def keys(self) -> Path:
-        """The SuperNodes' keys and the executors' shared secret."""
-        return self.path / "keys"
-
-    @property
-    def logs(self) -> Path:
-        """What each process printed."""
-        return self.path / "logs"
-
-    @property
-    def runs(self) -> Path:
-        """Where the server writes its runs."""
-        return self.path / "runs"
-
-    @property
-    def seeds(self) -> Path:
-        """Where clients and server find the seed of a run that is under way."""
-        return self.path / "seeds"
-
-    @property
-    def clients(self) -> Path:
-        """What clients keep to themselves: their secrets, and what they answered."""
-        return self.path / "clients"
-
-    @property
-    def heard(self) -> Path:
-        """What an eavesdropper has stored."""
-        return self.path / "heard"
-
-    @property
-    def flower(self) -> Path:
-        """Flower's own home: connections, and apps as they were sent."""
-        return self.path / "flower"
-
-    @property
-    def database(self) -> Path:
-        """The SuperLink's state."""
-        return self.path / "superlink.db"
-
-    @property
-    def _record(self) -> Path:
-        return self.path / "deployment.json"
+        self.tls, self.keys, self.logs = self.path / "tls", self.path / "keys", self.path / "logs"
+        self.runs, self.seeds, self.clients = self.path / "runs", self.path / "seeds", self.path / "clients"
+        self.heard, self.flower = self.path / "heard", self.path / "flower"
+        self.database, self._record = self.path / "superlink.db", self.path / "deployment.json"
 
     def create(self) -> None:
         """Make the folder and its parts, for the owner's eyes only.

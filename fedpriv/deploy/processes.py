@@ -77,15 +77,15 @@ def stop(started: Sequence[Started]) -> tuple[str, ...]:
     Returns:
         The names of those that still ran.
     """
-    found = [(one.name, process) for one in started if (process := _find(one)) is not None]
-    family = [member for _, process in found for member in (process, *_children(process))]
+    running = [(each.name, process) for each in started if (process := _find(each)) is not None]
+    family = [member for _, process in running for member in (process, *_children(process))]
     for member in family:
         _send(member.terminate)
     _, stubborn = psutil.wait_procs(family, timeout=_PATIENCE_SECONDS)
     for member in stubborn:
         _send(member.kill)
     psutil.wait_procs(stubborn, timeout=_PATIENCE_SECONDS)
-    return tuple(name for name, _ in found)
+    return tuple(name for name, _ in running)
 
 
 def _find(started: Started) -> psutil.Process | None:

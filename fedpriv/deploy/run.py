@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from fedpriv.config import Experiment
@@ -13,6 +14,7 @@ from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.health import check_certificates, is_serving
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.progress import Progress
+from fedpriv.records import Deployed
 from fedpriv.runs import DEPLOYMENT, RunFolder
 from fedpriv.seeds import forget_seed, keep_seed
 from fedpriv.world import World
@@ -73,7 +75,7 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         app = Path(scratch) / "app"
         make_app(app, world.experiment)
         run_id = flower.submit(deployment, app, {"experiment": EXPERIMENT, "overrides": "", "seed": seed})
-        folder.write_json(DEPLOYMENT, {"run_id": run_id})
+        folder.write_json(DEPLOYMENT, asdict(Deployed(run_id)))
         served = RunFolder(deployment.runs / f"run-{run_id}")
         try:
             status = _follow(deployment, run_id, served, world.experiment, folder, progress)
@@ -96,19 +98,19 @@ def _follow(
     progress: Progress,
 ) -> flower.RunStatus:
     """Tell every round and every process that ends, until Flower says that the run is over."""
-    told, missed, asked = -1, frozenset[str](), time.monotonic()
+    last, missed, asked = -1, frozenset[str](), time.monotonic()
     while True:
         missed = _tell_missed(deployment, missed, progress)
-        between = _ENDING_SECONDS if told >= experiment.federation.rounds else _RUNNING_SECONDS
+        between = _ENDING_SECONDS if last >= experiment.federation.rounds else _RUNNING_SECONDS
         is_due = time.monotonic() - asked > between
         status = flower.run_status(deployment, run_id) if is_due else None
         asked = time.monotonic() if is_due else asked
         for record in served.rounds():
-            if record.round > max(told, 0):
+            if record.round > max(last, 0):
                 progress.round_finished(record, experiment.federation.rounds)
-                # At once: the ledger must know who was asked, even where nothing else can be fetched any more.
+                # At once: the ledger must know who was asked, even where nothing else can be fetched.
                 _fetch(served.path, folder, _FILES[:2])
-            told = max(told, record.round)
+            last = max(last, record.round)
         if status is not None and status.is_over:
             return status
         time.sleep(_LOOK_SECONDS)
@@ -117,14 +119,14 @@ def _follow(
 def _tell_missed(deployment: DeploymentFolder, known: frozenset[str], progress: Progress) -> frozenset[str]:
     """Name processes that have ended since the last look; without the server's the run cannot go on."""
     _check_server(deployment)
-    dead = frozenset(one.name for one in deployment.read().dead())
+    dead = frozenset(process.name for process in deployment.read().dead())
     for name in sorted(dead - known):
         progress.warn(f"{name} has ended; start it again with: fedpriv deploy restart")
     return dead
 
 
 def _check_server(deployment: DeploymentFolder) -> None:
-    dead = [one.name for one in deployment.read().dead() if one.name in ("superlink", "serverapp")]
+    dead = [process.name for process in deployment.read().dead() if process.name in ("superlink", "serverapp")]
     for name in dead:
         raise RunFailedError(
             f"{name} of the deployment in {deployment.path} has died (last in its log: {deployment.last_words(name)}); "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedpriv.deploy import flower
-from fedpriv.deploy.certificates import make_certificates, make_node_key
+from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.commands import Command, Keys, executor, listener, superlink, supernode
 from fedpriv.deploy.folder import HOST, PRIVATE, DeploymentFolder, Record, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
@@ -111,7 +111,11 @@ def look(path: Path) -> Status:
     """
     folder = DeploymentFolder(path)
     record = folder.read()
-    processes = tuple(_process_status(folder, one) for one in record.processes)
+    living = [(process, is_alive(process)) for process in record.processes]
+    processes = tuple(
+        ProcessStatus(process.name, process.pid, alive, "" if alive else folder.last_words(process.name))
+        for process, alive in living
+    )
     serves = is_serving(folder, record)
     if serves or record.is_contained:
         check_certificates(folder, record)
@@ -138,15 +142,15 @@ def restart(path: Path) -> tuple[str, ...]:
     record = _own(folder, "docker compose up --detach")
     commands = {command.name: command for command in commands_of(folder, record)}
     dead = record.dead()
-    for one in dead:
-        _wait_until_missed(folder, record, one.name)
-        fresh = start_process(folder, commands[one.name], record.gpu(one.name))
-        record = replace(record, processes=tuple(fresh if each == one else each for each in record.processes))
+    for process in dead:
+        _wait_until_missed(folder, record, process.name)
+        fresh = start_process(folder, commands[process.name], record.gpu(process.name))
+        record = replace(record, processes=tuple(fresh if each == process else each for each in record.processes))
         folder.write(record)
-        if one.name == "superlink":
+        if process.name == "superlink":
             # Of the others some may still be down.
             _stop_orphans(folder, replace(record, processes=(fresh,)))
-    return tuple(one.name for one in dead)
+    return tuple(process.name for process in dead)
 
 
 def take_down(path: Path) -> tuple[str, ...]:
@@ -214,7 +218,7 @@ def _check_ports(record: Record) -> None:
 def _make_keys(folder: DeploymentFolder, record: Record) -> None:
     if record.insecure:
         return
-    make_certificates(folder.tls, ("localhost", HOST))
+    Authority().certify(folder.tls, ("localhost", HOST))
     write_whole(folder.keys / "executors.secret", secrets.token_bytes(32), mode=PRIVATE)
     for partition in range(record.nodes):
         make_node_key(_node_key(folder, partition))
@@ -295,15 +299,10 @@ def _wait_for_health(folder: DeploymentFolder, record: Record) -> None:
 def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _HEALTH_SECONDS
     while not is_done():
-        for one in record.dead():
+        for process in record.dead():
             raise RunFailedError(
-                f"{one.name} ended: {folder.last_words(one.name)} (more in {folder.logs / one.name}.log)"
+                f"{process.name} ended: {folder.last_words(process.name)} (more in {folder.logs / process.name}.log)"
             )
         if time.monotonic() > deadline:
             raise RunFailedError(f"{failure} within {_HEALTH_SECONDS:g} s (logs in {folder.logs})")
         time.sleep(0.5)
-
-
-def _process_status(folder: DeploymentFolder, started: Started) -> ProcessStatus:
-    alive = is_alive(started)
-    return ProcessStatus(started.name, started.pid, alive, "" if alive else folder.last_words(started.name))

@@ -3,16 +3,17 @@
 Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.report`).
 """
 
-from fedpriv.lab.attack_again import attack_run
+from fedpriv.lab.attack_again import attack_command, attack_run
 from fedpriv.lab.attack_wire import attack_heard
 from fedpriv.lab.run import Engine, check_experiment, resume_run, start_run
-from fedpriv.lab.summary import Summary
 from fedpriv.lab.tune import Tuning, tune_attack
+from fedpriv.records import Summary
 
 __all__ = [
     "Engine",
     "Summary",
     "Tuning",
+    "attack_command",
     "attack_heard",
     "attack_run",
     "check_experiment",

@@ -7,39 +7,33 @@ folder, and the summary is written anew. Whoever wants a report of the folder wr
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
-from fedpriv.accounting import Guarantee
 from fedpriv.attacks.observation import list_observations
+from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
-from fedpriv.budget import Stop
 from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, target_error, writing
-from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations, read_scores
+from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
+from fedpriv.records import Summary
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.world import World, build_world
 
-__all__ = ["attack_run", "copy_run", "plan_attacks", "write_attacked"]
+__all__ = ["attack_command", "attack_run", "copy_run", "plan_attacks", "write_attacked"]
 
 # What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
 # of the same examples are attacked together.
 _FREE = ("adversary.counterfactual", "adversary.join_uploads", "engine.device", "engine.threads")
-
-_SUMMARY = TypeAdapter(dict[str, Any])
-_GUARANTEE = TypeAdapter(Guarantee | None)
-_STOPS = TypeAdapter(tuple[Stop, ...])
 
 
 def attack_run(
@@ -50,11 +44,11 @@ def attack_run(
     out: Path | None,
     command: str,
     progress: Progress,
-) -> dict[str, Any]:
-    """Attack the observations of a run's folder and add the results.
+) -> Summary:
+    """Attack the observations of a run's folder, add the results, and return the new summary.
 
-    An attack with the settings of the run replaces its own earlier results; one with other settings stands beside them
-    under a name that says so, such as ``iga,tv=0.001``.
+    An attack with the settings of the run replaces its own earlier results; one with other settings is kept next to
+    them under a name that says so, such as ``iga,tv=0.001``.
 
     Args:
         path: the run's folder.
@@ -65,9 +59,6 @@ def attack_run(
         command: what repeats this, for the report.
         progress: told what happens.
 
-    Returns:
-        The new content of summary.json.
-
     Raises:
         InputError: the folder is not that of a run, heard nothing, or is damaged; an attack, victim or setting is not
             known.
@@ -77,7 +68,7 @@ def attack_run(
     before = source.experiment()
     experiment = load_run(path, _checked(overrides, names))
     attacks = plan_attacks(before, experiment, names or _meant(overrides))
-    earlier = _read_earlier(source)
+    earlier = source.final_summary()
     if not attacks:
         raise InputError(f"{path}: its settings name no attack; name one with --attack: {', '.join(ATTACKS)}")
     if not list_observations(source.observations):
@@ -86,30 +77,25 @@ def attack_run(
     wanted = chosen(targets(world, source), victims)
     _refuse_unsuited(attacks, wanted)
     _refuse_unreadable(world, source, wanted)
-    read_scores(source)  # what is wrong is told before anything is written and the attacks take their time
+    source.scores()  # what is wrong is told before anything is written and the attacks take their time
     folder = source if out is None else copy_run(source, out)
     warnings = attack_warnings(world, [attack.name for attack in attacks])
     for text in warnings:
         progress.warn(text)
     # In a copy everything is there that the attack needs: it goes on there.
-    with writing(_command(folder.path, names, victims, overrides)):
+    with writing(attack_command(folder.path, names, victims, overrides)):
         leakage = attack_observations(world, folder, attacks, progress, victims)
-        return _write_attacked(folder, before, earlier, leakage, warnings, command)
+        return write_attacked(folder, before, earlier, command, leakage, warnings)
 
 
-def _command(path: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str]) -> str:
-    options = (("--attack", names), ("--victim", victims), ("--set", overrides))
+def attack_command(
+    path: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str], heard: Path | None = None
+) -> str:
+    """Return the command line that makes these attacks on the folder of a run, or on what was heard of it."""
+    listened = [str(heard)] if heard else []
+    options = (("--attack", names), ("--victim", victims), ("--set", overrides), ("--heard", listened))
     words = [word for option, values in options for value in values for word in (option, value)]
     return shlex.join(["fedpriv", "attack", str(path), *words])
-
-
-@dataclass(frozen=True)
-class _Earlier:
-    """What the run wrote about itself: summary.json, and what its sentences are made of."""
-
-    summary: dict[str, Any]
-    worst: Guarantee | None
-    stops: tuple[Stop, ...]
 
 
 def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str]) -> tuple[PlannedAttack, ...]:
@@ -124,8 +110,7 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
         InputError: there is no attack of a name, or it is named twice.
     """
     for number, name in enumerate(names):
-        if name not in ATTACKS:
-            raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+        known_attack(name)
         if name in names[:number]:
             raise InputError(f"attack {name} is named twice")
     chosen = names or before.adversary.attacks
@@ -172,7 +157,7 @@ def _meant(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked(overrides: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-    """Refuse to change what the run is about: its results would not be those of one run any more."""
+    """Refuse to change what the run is about: its results would no longer be those of one run."""
     for name in _meant(overrides):
         if names and name not in names:
             raise InputError(f"--set adversary.{name}: {name} is not among the attacks to make: {', '.join(names)}")
@@ -187,18 +172,6 @@ def _checked(overrides: Sequence[str], names: Sequence[str]) -> Sequence[str]:
                 f"attack ({', '.join(ATTACKS)}), {', '.join(_FREE)}"
             )
     return overrides
-
-
-def _read_earlier(folder: RunFolder) -> _Earlier:
-    path = folder.path / "summary.json"
-    if not path.is_file():
-        raise InputError(f"{folder.path} has no summary.json: finish the run with fedpriv run --resume {folder.path}")
-    try:
-        summary = _SUMMARY.validate_json(path.read_bytes())
-        worst = _GUARANTEE.validate_python(summary.get("ledger"))
-        return _Earlier(summary, worst, _STOPS.validate_python(summary.get("stops", ())))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
 
 
 def _why_none(experiment: Experiment) -> str:
@@ -223,15 +196,13 @@ def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]
         raise InputError(f"no upload that is to be attacked can be read ({len(reasons)}): {reasons[0]}")
 
 
-def copy_run(
-    source: RunFolder, out: Path, leave_out: Callable[[str, list[str]], Sequence[str]] | None = None
-) -> RunFolder:
+def copy_run(source: RunFolder, out: Path, leave_out: Sequence[str] = ()) -> RunFolder:
     """Copy the folder of a run, whole or not at all.
 
     Args:
         source: of the run.
         out: the copy, which must not hold anything yet.
-        leave_out: folder, names in it -> names that are not copied, as for :func:`shutil.copytree`.
+        leave_out: names in the run's folder that are not copied.
 
     Raises:
         InputError: ``out`` holds something, is inside of ``source``, or cannot be made.
@@ -241,8 +212,12 @@ def copy_run(
         raise InputError(f"{out} exists already; choose another --out")
     if out.resolve().is_relative_to(source.path.resolve()):
         raise InputError(f"{out} is inside {source.path}, which --out is to leave as it is; choose another --out")
+
+    def ignored(folder: str, _: list[str]) -> Sequence[str]:
+        return leave_out if Path(folder) == source.path else ()
+
     try:
-        shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=leave_out)
+        shutil.copytree(source.path, out, dirs_exist_ok=True, ignore=ignored)
     except shutil.Error as error:
         shutil.rmtree(out, ignore_errors=True)
         _, name, reason = error.args[0][0]  # of the first file; it goes on to the last
@@ -253,7 +228,7 @@ def copy_run(
 
 
 def _append_command(folder: RunFolder, command: str) -> None:
-    """Commands stand one a line in command.txt, the run's first; the same one is not repeated."""
+    """Commands are one a line in command.txt, the run's first; the same one is not repeated."""
     lines = folder.command().splitlines()
     if command not in lines:
         folder.write_text("command.txt", "".join(f"{line}\n" for line in [*lines, command]))
@@ -264,52 +239,43 @@ def _on_the_wire(folder: RunFolder) -> list[str]:
     return [read_listened(folder.path).verdict] if (folder.path / LISTENED).is_file() else []
 
 
-def write_attacked(folder: RunFolder, experiment: Experiment, command: str) -> dict[str, Any]:
-    """Bring the summary up to date where there was nothing to attack.
-
-    Returns:
-        The new content of summary.json.
-
-    Raises:
-        RunFailedError: the report cannot be written.
-        WriteError: something else cannot be.
-    """
-    return _write_attacked(folder, experiment, _read_earlier(folder), Leakage(), (), command)
-
-
-def _write_attacked(
+def write_attacked(
     folder: RunFolder,
     experiment: Experiment,
-    earlier: _Earlier,
-    leakage: Leakage,
-    warnings: Sequence[str],
+    earlier: Summary,
     command: str,
-) -> dict[str, Any]:
+    leakage: Leakage,
+    warnings: Sequence[str] = (),
+) -> Summary:
+    """Bring the attacks' part of a summary up to date, and write it; the rest stays as the run left it.
+
+    Args:
+        folder: of the run.
+        experiment: its settings.
+        earlier: what it wrote about itself.
+        command: what is done now.
+        leakage: what the attacks found.
+        warnings: of the attacks.
+
+    Raises:
+        WriteError: a file cannot be written.
+    """
     _append_command(folder, command)
-    summary = _updated(folder, experiment, earlier, leakage, warnings)
-    folder.write_json("summary.json", summary)
-    return summary
-
-
-def _updated(
-    folder: RunFolder, experiment: Experiment, earlier: _Earlier, leakage: Leakage, warnings: Sequence[str]
-) -> dict[str, Any]:
-    """Bring the attacks' part of the summary up to date; the rest stays as the run left it."""
     records = folder.rounds()
     last = records[-1] if records else None
-    status = str(earlier.summary.get("status", "failed"))
     threshold, scores = experiment.adversary.success_ssim, leakage.scores
-    results = attack_results(scores, threshold, leakage.lpips_reason, experiment.seed)
     sentences = verdict(
-        experiment, status, last, earlier.worst, scores, earlier.stops, leakage.unattacked, leakage.refusals
+        experiment, earlier.status, last, earlier.ledger, scores, earlier.stops, leakage.unattacked, leakage.refusals
     )
-    return {
-        **earlier.summary,
-        "attacks": [asdict(result) for result in results],
-        "attack_seconds": {**earlier.summary.get("attack_seconds", {}), **leakage.seconds},
-        "verdict": [*_on_the_wire(folder), *sentences],
-        "warnings": list(dict.fromkeys([*earlier.summary.get("warnings", ()), *warnings, *leakage.refusals])),
-        "refusals": list(dict.fromkeys([*earlier.summary.get("refusals", ()), *leakage.refusals])),
-        "threat_model": asdict(threat_model(experiment.adversary)),
+    changes = {
+        "attacks": attack_results(scores, threshold, leakage.lpips_reason, experiment.seed),
+        "attack_seconds": {**earlier.attack_seconds, **leakage.seconds},
+        "verdict": (*_on_the_wire(folder), *sentences),
+        "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refusals))),
+        "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refusals))),
+        "threat_model": threat_model(experiment.adversary),
         "command": folder.command(),
     }
+    summary = earlier.model_copy(update=changes)
+    folder.write_summary(summary)
+    return summary

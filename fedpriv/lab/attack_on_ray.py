@@ -41,7 +41,7 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     if count < 2:
         return attack_each(job)
     device, still = str(next(job.model.parameters()).device.type), deepcopy(job.model).cpu()
-    # Every count-th: the uploads of one kind stand together, and some kinds take longer.
+    # Every count-th: the uploads of one kind follow each other, and some kinds take longer.
     numbers = [range(first, len(job.observations), count) for first in range(count)]
     shares = [tuple(job.observations[n] for n in mine) for mine in numbers]
     bare = replace(job, model=still, progress=None)
@@ -68,9 +68,9 @@ def _joined(whole: Campaign, ended: Ended, numbers: Sequence[int]) -> Campaign:
         return Campaign(
             whole.found, {**whole.failures, **dict.fromkeys(numbers, f"its Ray task failed: {ended.error}")}
         )
-    found = {numbers[place]: result for place, result in ended.result.found.items()}
+    results = {numbers[place]: result for place, result in ended.result.found.items()}
     failures = {numbers[place]: reason for place, reason in ended.result.failures.items()}
-    return Campaign({**whole.found, **found}, {**whole.failures, **failures})
+    return Campaign({**whole.found, **results}, {**whole.failures, **failures})
 
 
 def _loss(campaign: Campaign) -> float:

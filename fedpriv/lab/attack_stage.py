@@ -7,21 +7,20 @@ referee, and nothing of it flows back.
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from PIL import Image
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.baselines import Guess, guesses
+from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, other_batches
-from fedpriv.attacks.referee import Score, Scores, Truth, score, score_guesses
+from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
@@ -37,17 +36,15 @@ from fedpriv.lab.victims import (
 )
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
+from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder, parse_json
+from fedpriv.runs import RunFolder, picture_name
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
-__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks", "read_scores"]
+__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks"]
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
-SCORES = "reconstructions/scores.jsonl"
-
-_SCORE = TypeAdapter(Score)
 
 
 @dataclass(frozen=True)
@@ -140,68 +137,57 @@ def attack_observations(
         return _attack_observations(world, folder, attacks, progress, victims)
 
 
-def read_scores(folder: RunFolder) -> tuple[Score, ...]:
-    """Return what earlier attacks left in the folder.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    path = folder.path / SCORES
-    if not path.exists():
-        return ()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in enumerate(lines, 1))
-
-
 def _attack_observations(
     world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress, victims: Sequence[str]
 ) -> Leakage:
-    every = targets(world, folder)
-    wanted = chosen(every, victims)
+    recorded = targets(world, folder)
+    wanted = chosen(recorded, victims)
     threat = threat_model(world.experiment.adversary)
     progress.stage(threat.describe())
     allowed, leakage = _allowed(attacks, threat)
     wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
-    for name in surplus(folder, every):
+    for name in surplus(folder, recorded):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
     if world.experiment.adversary.join_uploads:
         heard, leakage = _joined(heard, leakage, progress)
-    public, known = _guesses(world, threat), _public_images(world, threat)
+    # The test images are public in this laboratory; no client has any of them.
+    images = world.dataset.x_test.float() / 255
+    public = guesses(images, world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.classes)
+    known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
-        suited = [one for one in heard if _suits(attack, one.target)]
+        suited = [upload for upload in heard if _suits(attack, upload.target)]
         if not suited:
-            leakage = leakage.refused(f"attack {attack.label} refused: {_unsuited(attack)}", progress)
+            made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
+            text = f"it needs uploads of parameters that are {made}, and none of those was heard"
+            leakage = leakage.refused(f"attack {attack.label} refused: {text}", progress)
         campaign = _campaign(world, attack, suited, known, progress)
         for number, result in campaign.found.items():
-            one = suited[number]
-            attacked[one.target] = one
-            note = "; ".join(text for text in (result.note, approximation(world, one.target)) if text)
+            upload = suited[number]
+            attacked[upload.target] = upload
+            note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
             result = replace(result, attack=attack.label, note=note)
             threshold = world.experiment.adversary.success_ssim
-            scored = score(result, one.kind, one.truth, public, world.dataset.std, threshold)
+            scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
             leakage = leakage.plus(scored)
-            _save_pictures(folder, f"{attack.label}-{one.kind}", one.truth, scored.pictures)
+            _save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
         if campaign.found:
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
             leakage = leakage.refused(text, progress)
     progress.stage("scoring and writing the report")
-    for one in attacked.values():
-        scored = score_guesses(public, one.truth, world.dataset.std)
+    for upload in attacked.values():
+        scored = score_guesses(public, upload.truth, world.dataset.std)
         leakage = leakage.plus(scored)
-        _save_pictures(folder, "original", one.truth, dict(enumerate(one.truth.images)))
-        _save_pictures(folder, "guess-class", one.truth, scored.pictures)
+        _save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
+        _save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
         folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
-    missed = len({one.target for one in heard} - attacked.keys())
-    scores = _merged(read_scores(folder), leakage.scores)
-    folder.write_jsonl(SCORES, [asdict(line) for line in scores])
+    missed = len({upload.target for upload in heard} - attacked.keys())
+    scores = _merged(folder.scores(), leakage.scores)
+    folder.write_scores(scores)
     return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed)
 
 
@@ -215,11 +201,6 @@ def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[lis
 def _suits(attack: PlannedAttack, target: Target) -> bool:
     """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
     return bool(ATTACKS[attack.name].active()) == target.crafted
-
-
-def _unsuited(attack: PlannedAttack) -> str:
-    made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
-    return f"it needs uploads of parameters that are {made}, and none of those was heard"
 
 
 def _heard(
@@ -239,7 +220,7 @@ def _heard(
             damaged += 1
             leakage = leakage.refused(f"{target.title} is left out: {error}", progress)
             continue
-        heard += [_Heard(target, kind, one, known) for kind, one in _uploads(world, observation, target).items()]
+        heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:
         text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
         leakage = leakage.refused(text, progress)
@@ -249,12 +230,12 @@ def _heard(
 def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
     """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
     groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
-    for one in heard:
-        groups.setdefault((one.target.clients, one.kind, one.target.crafted), []).append(one)
+    for upload in heard:
+        groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
     if all(len(members) == 1 for members in groups.values()):
         return list(heard), leakage.refused("adversary.join_uploads: no client was heard more than once", progress)
     reasons = {
-        key: other_batches([one.observation for one in members]) if len(members) > 1 else None
+        key: other_batches([upload.observation for upload in members]) if len(members) > 1 else None
         for key, members in groups.items()
     }
     for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
@@ -262,7 +243,7 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
     joined: list[_Heard] = []
     for key, members in groups.items():
         if reasons[key] is None:
-            members = [replace(members[0], more=tuple(one.observation for one in members[1:]))]
+            members = [replace(members[0], more=tuple(upload.observation for upload in members[1:]))]
         joined += members
     return joined, leakage
 
@@ -280,23 +261,11 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     return kinds
 
 
-def _guesses(world: World, threat: ThreatModel) -> tuple[Guess, ...]:
-    """What may be offered without any upload; the test images are public in this laboratory."""
-    dataset = world.dataset
-    labels = dataset.y_test if Access.LABELS in threat.grants else None
-    return guesses(dataset.x_test.float() / 255, labels, dataset.classes)
-
-
-def _public_images(world: World, threat: ThreatModel) -> Tensor | None:
-    """The test images, (M, C, H, W) on [0, 1], where the threat model grants them; no client has any of them."""
-    return world.dataset.x_test.float() / 255 if Access.PUBLIC_DATA in threat.grants else None
-
-
 def _campaign(
     world: World, attack: PlannedAttack, heard: Sequence[_Heard], public_images: Tensor | None, progress: Progress
 ) -> Campaign:
     """Run one attack on all uploads, as one batch or spread over Ray tasks."""
-    observations = [one.uploads for one in heard]
+    observations = [upload.uploads for upload in heard]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
     listener = partial(progress.attack_advanced, attack.label)
     job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
@@ -317,9 +286,9 @@ def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign
 def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
     """Earlier scores, with those of images that the same attack was made on again replaced; guesses come last."""
     again = {_about(score) for score in new}
-    every = [*(score for score in before if _about(score) not in again), *new]
+    scores = [*(score for score in before if _about(score) not in again), *new]
     groups = list(dict.fromkeys((score.attack, score.upload) for score in (*before, *new)))
-    return tuple(sorted(every, key=lambda score: (score.upload == "none", groups.index((score.attack, score.upload)))))
+    return tuple(sorted(scores, key=lambda score: (score.upload == "none", groups.index((score.attack, score.upload)))))
 
 
 def _about(score: Score) -> tuple[str, str, int, int, int]:
@@ -331,8 +300,8 @@ def _save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping
     sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
     for number, image in pictures.items():
         client, place = known.place(number)
-        name = f"{known.round:04d}-{client:04d}-{what}" + (f"-{place}" if sizes[client] > 1 else "")
-        folder.write_bytes(f"reconstructions/{name}.png", _png(image))
+        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None)
+        folder.write_bytes(f"reconstructions/{name}", _png(image))
 
 
 def _png(image: Tensor) -> bytes:

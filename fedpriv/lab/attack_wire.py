@@ -6,52 +6,25 @@ network's: without TLS, or, where the listener heard nothing but TLS, with it.
 
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, TypeAdapter
 
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.files import stopped
 from fedpriv.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
+from fedpriv.lab.attack_stage import Leakage
+from fedpriv.lab.victims import Target
 from fedpriv.listener import LISTENED, Listened, read_listened
 from fedpriv.progress import Progress
+from fedpriv.records import Summary
 from fedpriv.runs import DEPLOYMENT, RunFolder
 
 __all__ = ["attack_heard"]
 
 # What a copy does not take over: what the server heard, and what came of it.
 _LEFT_OUT = ("observations", "reconstructions", "report.html")
-
-
-class _Deployed(BaseModel):
-    run_id: str
-
-
-_DEPLOYED = TypeAdapter(_Deployed)
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """One upload that the listener has stored: its tensor file, and what it is."""
-
-    path: Path
-    round: int
-    client: int
-
-    @staticmethod
-    def read(path: Path) -> "_Stored":
-        observation = read_observation(path)
-        return _Stored(path, observation.round, observation.client)
-
-    @property
-    def name(self) -> str:
-        """How a user names it."""
-        return f"{self.round}-{self.client}"
 
 
 def attack_heard(
@@ -63,7 +36,7 @@ def attack_heard(
     out: Path,
     command: str,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Summary:
     """Attack what was heard of a run on the network.
 
     Args:
@@ -77,7 +50,7 @@ def attack_heard(
         progress: told what happens.
 
     Returns:
-        The content of the copy's summary.json.
+        The copy's summary.
 
     Raises:
         InputError: one of the folders is not what it should be, the listener has heard another run, or an attack,
@@ -92,13 +65,13 @@ def attack_heard(
     experiment = _overheard(before, names, listened, stored)
     if not experiment.adversary.attacks:
         raise InputError(f"{path}: its settings name no attack; name one with --attack")
-    folder = copy_run(source, out, _at_the_top(source.path))
+    folder = copy_run(source, out, leave_out=_LEFT_OUT)
     try:
-        _put_in(folder, experiment, heard, stored)
+        _put_in(folder, experiment, heard, stored.values())
         if not stored:
-            return write_attacked(folder, experiment, command)
+            return write_attacked(folder, experiment, folder.final_summary(), command, Leakage())
         progress.stage(listened.verdict)
-        return attack_run(out, names, victims or [each.name for each in stored], overrides, None, command, progress)
+        return attack_run(out, names, victims or [target.name for target in stored], overrides, None, command, progress)
     except InputError:
         shutil.rmtree(out, ignore_errors=True)
         raise
@@ -108,28 +81,27 @@ def attack_heard(
         raise stopped(error, command and f"{command} --out {shlex.quote(str(out))}") from None
 
 
-def _stored(heard: Path, source: RunFolder, listened: Listened) -> tuple[_Stored, ...]:
-    """The observations of this run among what the listener has stored."""
-    path = source.path / DEPLOYMENT
-    try:
-        run_id = _DEPLOYED.validate_json(path.read_bytes()).run_id
-    except FileNotFoundError:
-        raise InputError(f"{source.path} is not the run of a deployment: it has no {DEPLOYMENT}") from None
-    except (OSError, ValueError):
-        raise InputError(f"{path} is damaged") from None
-    every = [_Stored.read(each) for each in list_observations(heard / f"run-{run_id}" / "observations")]
-    if not every and listened.uploads:
+def _stored(heard: Path, source: RunFolder, listened: Listened) -> dict[Target, Path]:
+    """The observations of this run among what the listener has stored: what each is, and its tensor file."""
+    deployed = source.deployed()
+    if deployed is None:
+        raise InputError(f"{source.path} is not the run of a deployment: it has no {DEPLOYMENT}")
+    stored: dict[Target, Path] = {}
+    for path in list_observations(heard / f"run-{deployed.run_id}" / "observations"):
+        observation = read_observation(path)
+        stored[Target(observation.round, (observation.client,))] = path
+    if not stored and listened.uploads:
         others = {each.parent.name for each in heard.glob("run-*/observations") if any(each.iterdir())}
         known = f"it has heard {', '.join(sorted(others))}" if others else "the uploads that it has heard are gone"
-        raise InputError(f"{heard} holds nothing of run {run_id}; {known}")
+        raise InputError(f"{heard} holds nothing of run {deployed.run_id}; {known}")
     answered = {record.round: {*record.used, *record.crafted} for record in source.rounds()}
     # The answers of a round that was cut off are in no line of the metrics.
-    return tuple(one for one in every if one.client in answered.get(one.round, ()))
+    return {target: path for target, path in stored.items() if target.client in answered.get(target.round, ())}
 
 
-def _overheard(before: Experiment, names: Sequence[str], listened: Listened, stored: Sequence[_Stored]) -> Experiment:
+def _overheard(before: Experiment, names: Sequence[str], listened: Listened, stored: Iterable[Target]) -> Experiment:
     """The settings with the adversary on the network: everything but labels is in the messages."""
-    rounds = tuple(sorted({each.round for each in stored}))
+    rounds = tuple(sorted({target.round for target in stored}))
     changes = {
         "threat_model": "network-tls" if listened.is_encrypted else "network-plaintext",
         "attacks": tuple(names) or before.adversary.passive_attacks,
@@ -139,18 +111,13 @@ def _overheard(before: Experiment, names: Sequence[str], listened: Listened, sto
         "knows_batch_size": True,
         "knows_labels": False,
     }
-    told = before.model_dump()
-    return validated(Experiment, {**told, "adversary": {**told["adversary"], **changes}}, "a listener on the network")
+    tree = before.model_dump()
+    return validated(Experiment, {**tree, "adversary": {**tree["adversary"], **changes}}, "a listener on the network")
 
 
-def _put_in(folder: RunFolder, experiment: Experiment, heard: Path, stored: Sequence[_Stored]) -> None:
+def _put_in(folder: RunFolder, experiment: Experiment, heard: Path, stored: Iterable[Path]) -> None:
     """Put what was heard in the place of what the server heard."""
     folder.write_text("config.toml", experiment.to_toml())
-    for one in stored:
-        for each in (one.path, one.path.with_suffix(".json")):
-            folder.write_bytes(f"observations/{each.name}", each.read_bytes())
+    for path in (file for tensors in stored for file in (tensors, tensors.with_suffix(".json"))):
+        folder.write_bytes(f"observations/{path.name}", path.read_bytes())
     folder.write_bytes(LISTENED, (heard / LISTENED).read_bytes())
-
-
-def _at_the_top(top: Path) -> Callable[[str, list[str]], Sequence[str]]:
-    return lambda folder, names: _LEFT_OUT if Path(folder) == top else ()

@@ -6,16 +6,9 @@ and results are added to the folder; nothing that was there is changed but summa
 Whoever wants a report of the folder writes it.
 """
 
-import json
 import shlex
-from dataclasses import asdict
-from typing import Any
 
-from pydantic import TypeAdapter
-
-from fedpriv.accounting import Guarantee
 from fedpriv.attacks.membership.audit import (
-    Membership,
     build_pool,
     canaries_in_references,
     draw_candidates,
@@ -23,21 +16,19 @@ from fedpriv.attacks.membership.audit import (
     make_attacks,
     membership_signals,
 )
-from fedpriv.attacks.membership.epsilon import EpsilonBound, refuse_contradiction
+from fedpriv.attacks.membership.epsilon import refuse_contradiction
 from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.gradients import Vector
 from fedpriv.progress import Progress
-from fedpriv.runs import RoundRecord, RunFolder, parse_json
+from fedpriv.records import COMPLETED, Membership, RoundRecord, Summary
+from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 
 __all__ = ["audit_run"]
-
-_SUMMARY = TypeAdapter(dict[str, Any])
-_GUARANTEE = TypeAdapter(Guarantee | None)
 
 _GAME = (
     "Candidates: as many members, drawn from all clients' data, as test images. References: the same training on the "
@@ -46,7 +37,7 @@ _GAME = (
 )
 
 
-def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress) -> dict[str, Any]:
+def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress) -> Membership:
     """Attack the membership in a run's training data.
 
     Args:
@@ -66,8 +57,8 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     """
     if references < 6 or references % 2:
         raise InputError(f"--references {references}: an even number from 6 is wanted")
-    summary = _summary(folder)
-    proven = parse_json(json.dumps(summary.get("ledger")), _GUARANTEE, f"{folder.path / 'summary.json'}, ledger")
+    summary = _completed(folder)
+    proven = summary.ledger
     experiment = folder.experiment()
     world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
     records = [record for record in folder.rounds() if record.used]
@@ -78,36 +69,36 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     progress.stage(f"training {references} reference models")
     with cpu_threads(experiment.engine.threads):
         signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule)
-    results = make_attacks(signals, candidates.truth, experiment.seed)
     # Which attack the canaries are guessed by is settled before any score of theirs is seen.
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
     bound = canaries_in_references(signals, attack, experiment.mechanism.delta)
-    found = _plain(results, bound, proven, references, sorted(target))
+    comparable = proven is not None and proven.adjacency.startswith("replace")
+    membership = Membership(
+        game=_GAME,
+        references=references,
+        rounds=tuple(sorted(target)),
+        attacks=make_attacks(signals, candidates.truth, experiment.seed),
+        epsilon_bound=bound,
+        proven_epsilon=proven.epsilon if proven is not None and comparable else None,
+        proven_adjacency=None if proven is None else proven.adjacency,
+    )
     again = ["fedpriv", "audit", str(folder.path), "--references", str(references), "--pairs", str(pairs)]
     with writing(shlex.join(again)):
         (folder.path / "membership").mkdir(exist_ok=True)
         write_signals(folder.path / "membership" / "signals.npz", signals)
-        folder.write_json("membership.json", found)
-        folder.write_json("summary.json", {**summary, "membership": found})
-    if found["proven_epsilon"] is not None:
-        refuse_contradiction(bound, found["proven_epsilon"], bound.delta)
-    return found
+        folder.write_json("membership.json", membership.model_dump(mode="json"))
+        folder.write_summary(summary.model_copy(update={"membership": membership}))
+    if membership.proven_epsilon is not None:
+        refuse_contradiction(bound, membership.proven_epsilon, bound.delta)
+    return membership
 
 
-def _summary(folder: RunFolder) -> dict[str, Any]:
-    path = folder.path / "summary.json"
-    if not path.is_file():
-        raise InputError(f"{folder.path} has no summary.json: finish the run with fedpriv run --resume {folder.path}")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    summary = parse_json(content, _SUMMARY, str(path))
-    # Figures of an earlier model would stand beside those of the run that was finished later.
-    if summary.get("status") != "completed":
+def _completed(folder: RunFolder) -> Summary:
+    summary = folder.final_summary()
+    # Figures of an earlier model would be next to those of the run that was finished later.
+    if summary.status != COMPLETED:
         raise InputError(
-            f"{folder.path}: the run is {summary.get('status')}, not completed: finish it with fedpriv run --resume "
-            f"{folder.path}"
+            f"{folder.path}: the run is {summary.status}, not completed: finish it with {folder.to_resume}"
         )
     return summary
 
@@ -132,35 +123,10 @@ def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict
 def _heard(folder: RunFolder, records: list[RoundRecord], done: list[int]) -> dict[int, Vector]:
     """The models that the adversary saw clients start from; parameters of an active server's making are no model."""
     crafted = {(record.round, client) for record in records for client in record.crafted}
-    found: dict[int, Vector] = {}
+    models: dict[int, Vector] = {}
     for path in list_observations(folder.observations):
         observation = read_observation(path)
         before = [number for number in done if number < observation.round]
         if before and (observation.round, observation.client) not in crafted:
-            found[before[-1]] = dict(observation.parameters)
-    return found
-
-
-def _plain(
-    results: list[Membership], bound: EpsilonBound, proven: Guarantee | None, references: int, rounds: list[int]
-) -> dict[str, Any]:
-    """The results as JSON types."""
-    comparable = proven is not None and proven.adjacency.startswith("replace")
-    return {
-        "game": _GAME,
-        "references": references,
-        "rounds": rounds,
-        "attacks": [_row(one) for one in results],
-        "epsilon_bound": asdict(bound),
-        "proven_epsilon": proven.epsilon if proven is not None and comparable else None,
-        "proven_adjacency": None if proven is None else proven.adjacency,
-    }
-
-
-def _row(result: Membership) -> dict[str, Any]:
-    return {
-        "attack": result.attack,
-        **asdict(result.score),
-        "intervals": {name: list(ends) for name, ends in result.score.intervals.items()},
-        "curve": {name: values.tolist() for name, values in result.points._asdict().items()},
-    }
+            models[before[-1]] = dict(observation.parameters)
+    return models

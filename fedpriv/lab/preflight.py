@@ -17,9 +17,6 @@ from fedpriv.world import World
 
 __all__ = ["attack_warnings", "warnings_for"]
 
-# The median of two is their mean.
-_LEAST_FOR_MEDIAN = 3
-
 
 def warnings_for(world: World) -> tuple[str, ...]:
     """Return one line for each setting that has no effect or makes a result mean less than it seems to.
@@ -33,7 +30,7 @@ def warnings_for(world: World) -> tuple[str, ...]:
     lines = [
         *_ignored_settings(experiment.mechanism),
         *_masked(experiment),
-        *_powerless_rule(experiment),
+        *experiment.federation.rule.warnings(_asked(experiment)),
         *_few_clients(experiment),
         *_unreached_rounds(world),
     ]
@@ -80,19 +77,6 @@ def _masked(experiment: Experiment) -> list[str]:
     ]
 
 
-def _powerless_rule(experiment: Experiment) -> list[str]:
-    """A robust rule that a single wrong upload upsets all the same, since a round has too few."""
-    federation, asked = experiment.federation, _asked(experiment)
-    if federation.aggregation == "trimmed-mean" and int(federation.trim * asked) == 0:
-        return [
-            f"federation.aggregation = 'trimmed-mean' with trim = {federation.trim:g} leaves out none of a round's "
-            f"{asked} uploads: it is their mean, which one wrong upload upsets"
-        ]
-    if federation.aggregation == "median" and asked < _LEAST_FOR_MEDIAN:
-        return [f"federation.aggregation = 'median' of a round's {asked} uploads: one wrong upload upsets it"]
-    return []
-
-
 def _unreached_rounds(world: World) -> list[str]:
     """Attacked rounds that never happen, because the privacy budget is used up before."""
     experiment = world.experiment
@@ -111,7 +95,7 @@ def _unreached_rounds(world: World) -> list[str]:
 
 
 def _ignored_settings(config: MechanismSettings) -> list[str]:
-    """Settings that somebody made and that have no effect beside the others."""
+    """Settings that somebody made and that have no effect with the others."""
     if not config.protects:
         return []
     unread = [key for key in type(config).model_fields if key not in ("name", "unit", *config.effective)]

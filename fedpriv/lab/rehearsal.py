@@ -12,7 +12,7 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError, reason_of
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import Secret, torch_stream

@@ -3,16 +3,13 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter
-
-from fedpriv.accounting import Ledger, LedgerEntry, guarantee
+from fedpriv.accounting import Ledger, LedgerLine, guarantee
 from fedpriv.attacks.threat import threat_model
-from fedpriv.budget import Budget, Stop
+from fedpriv.budget import Budget
 from fedpriv.clients.app import client_app
 from fedpriv.config import Experiment
 from fedpriv.engines import check_engine, choose_engine, run_engine
@@ -21,17 +18,16 @@ from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
-from fedpriv.lab.summary import Summary, attack_results, early_end, verdict, versions
+from fedpriv.lab.summary import attack_results, early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.runs import RunFolder, parse_json
+from fedpriv.records import COMPLETED, DataFacts, ModelFacts, Partition, Stop, Summary
+from fedpriv.runs import RunFolder
 from fedpriv.server.app import server_app
 from fedpriv.server.released import check_unchanged, replay, rounds_of
 from fedpriv.world import World, build_world
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
-
-_OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -105,9 +101,8 @@ def resume_run(path: Path, progress: Progress) -> Summary:
 
 
 def _resuming(folder: RunFolder) -> str:
-    path = folder.path / "summary.json"
-    summary = parse_json(path.read_bytes(), _OBJECT, str(path)) if path.is_file() else {}
-    if summary.get("status") == "completed":
+    summary = folder.summary()
+    if summary is not None and summary.status == COMPLETED:
         return f"{folder.path} is finished: no round is missing; its attacks and its report are made again"
     return f"resuming {folder.path}"
 
@@ -130,7 +125,7 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
     close = partial(_close, world, folder, warnings, began, engine.name)
     try:
         folder.remove_parts()
-        folder.write_json("partition.json", _partition(world))
+        folder.write_json("partition.json", asdict(_partition(world)))
         leakage = _federate_and_attack(world, folder, progress, engine)
     except (RunFailedError, InputError) as error:
         _end_early(close, folder, "failed", str(error))
@@ -145,11 +140,11 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
         _end_early(close, folder, "interrupted", reason)
         raise RunInterruptedError(reason) from None
     with writing(folder.to_resume):
-        return close("completed", None, leakage)
+        return close(COMPLETED, None, leakage)
 
 
 def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
-    """Write what there is; where even that cannot be written, the reason for the end is still what has to be told."""
+    """Write what there is; where even that cannot be written, the reason for the end still has to be reported."""
     with suppress(OSError):
         close(status, reason, Leakage())
 
@@ -189,7 +184,7 @@ def _close(
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
     last = records[-1] if records else None
-    worst = ledger.worst.guarantee
+    worst = ledger.worst
     stops = _stops(world, folder)
     summary = Summary(
         name=experiment.name,
@@ -216,34 +211,29 @@ def _close(
         engine=engine,
         command=folder.command(),
     )
-    folder.write_json("summary.json", {**summary.to_json(), **_audited(folder, status)})
+    # What an audit found stays when a run that was finished is resumed, which changes no model.
+    audit = folder.membership() if status == COMPLETED else None
+    folder.write_summary(summary if audit is None else summary.model_copy(update={"membership": audit}))
     return summary
 
 
-def _audited(folder: RunFolder, status: str) -> dict[str, Any]:
-    """What an audit added to the summary: it stays when a run that was finished is resumed, which changes no model."""
-    path = folder.path / "membership.json"
-    if status != "completed" or not path.is_file():
-        return {}
-    return {"membership": parse_json(path.read_bytes(), _OBJECT, str(path))}
+def _data(world: World) -> DataFacts:
+    dataset = world.dataset
+    return DataFacts(
+        name=dataset.name,
+        source=dataset.source,
+        train_examples=len(dataset.y_train),
+        test_examples=len(dataset.y_test),
+    )
 
 
-def _data(world: World) -> dict[str, Any]:
-    return {
-        "name": world.dataset.name,
-        "source": world.dataset.source,
-        "train_examples": len(world.dataset.y_train),
-        "test_examples": len(world.dataset.y_test),
-    }
-
-
-def _model(world: World) -> dict[str, Any]:
-    tensors = [value.numel() for value in world.initial.parameters.values()]
-    return {"name": world.experiment.model.name, "parameters": sum(tensors), "tensors": tensors}
+def _model(world: World) -> ModelFacts:
+    tensors = tuple(value.numel() for value in world.initial.parameters.values())
+    return ModelFacts(name=world.experiment.model.name, parameters=sum(tensors), tensors=tensors)
 
 
 def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
-    """The clients that are not asked any more after the rounds so far."""
+    """The clients that are no longer asked after the rounds so far."""
     asked = folder.asked()
     budget = Budget(world.experiment, world.plans)
     replay(budget, asked)
@@ -257,8 +247,8 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
     asked = folder.asked()
     proven = cache(guarantee)  # most clients of a run share one answer, and some take a second
-    entries = [
-        LedgerEntry(
+    lines = [
+        LedgerLine.of(
             client=plan.client,
             examples=plan.sampling.examples,
             guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
@@ -267,7 +257,7 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
         for plan in world.plans
     ]
     mechanism = world.experiment.mechanism
-    ledger = Ledger.of(mechanism.unit, mechanism.name, {}, entries)
+    ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
     # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
     config = world.plans[ledger.worst.client].config
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
@@ -275,9 +265,9 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     return replace(ledger, parameters={**parameters, **noise})
 
 
-def _partition(world: World) -> dict[str, object]:
-    return {
-        "partition": world.experiment.data.partition,
-        "class_names": list(world.dataset.class_names),
-        "clients": world.class_counts(),
-    }
+def _partition(world: World) -> Partition:
+    return Partition(
+        partition=world.experiment.data.partition,
+        class_names=tuple(world.dataset.class_names),
+        clients=tuple(map(tuple, world.class_counts())),
+    )

@@ -1,29 +1,25 @@
-"""The result of a run in one object, and in words.
+"""What attacks found, in figures, and the result of a run in words.
 
 The sentences claim no more than the run showed: an attack that fails without protection too says nothing about the
-mechanism, and a proven epsilon never stands without its adjacency, participations and delta.
+mechanism, and a proven epsilon never appears without its adjacency, participations and delta.
 """
 
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
 
 from scipy.stats import binomtest
 
-from fedpriv.accounting import Guarantee
-from fedpriv.attacks.referee import CONFIDENCE, Score, median_interval, rate_interval
-from fedpriv.attacks.settings import is_active
-from fedpriv.attacks.threat import ThreatModel, threat_model
-from fedpriv.budget import Stop
+from fedpriv.attacks.referee import median_interval, rate_interval
+from fedpriv.attacks.settings import by_conduct, is_active
+from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
-from fedpriv.runs import RoundRecord
+from fedpriv.records import COMPLETED, AttackResult, Guarantee, RoundRecord, Score, Stop, recovered
 
-__all__ = ["AttackResult", "Summary", "attack_results", "verdict", "versions"]
+__all__ = ["attack_results", "early_end", "verdict", "versions"]
 
 _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
 
@@ -39,82 +35,6 @@ _CHANCE = 0.01
 _ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
 
 
-@dataclass(frozen=True)
-class AttackResult:
-    """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals.
-
-    Attributes:
-        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
-        upload: protected, unprotected, or none for a guess.
-        victims: images attacked.
-        recovered: how many of them count as recovered.
-        success_ssim: the threshold for that.
-        mse: and the other scores: medians over the images.
-        missing: images that others were tried on and this attack has nothing to show for; in no other figure.
-        identified: how many originals are picked out of the candidates; ``None`` where that was not tried.
-        candidates: among how many, at the least.
-        intervals: name of a figure -> low and high end: of the medians by bootstrap over uploads, of ``recovered`` and
-            ``identified``, as shares, after Wilson. A figure that has no interval (of a single upload) is left out.
-        confidence: nominal coverage of the intervals.
-        active: whether the clients had been sent parameters made for this attack: a worst case, not to be compared with
-            what a listener finds.
-    """
-
-    attack: str
-    upload: str
-    victims: int
-    recovered: int
-    success_ssim: float
-    mse: float
-    mse_normalised: float
-    psnr: float
-    ssim: float
-    lpips: float | None
-    lpips_reason: str | None
-    label_accuracy: float | None
-    missing: int = 0
-    identified: int | None = None
-    candidates: int | None = None
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    confidence: float = CONFIDENCE
-    active: bool = False
-
-
-@dataclass(frozen=True)
-class Summary:
-    """summary.json.
-
-    ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each attack in it, all uploads
-    together (added up over Ray tasks). ``refusals`` are those of the warnings that say what was not attacked, and why.
-    """
-
-    name: str
-    status: str
-    reason: str | None
-    rounds: int
-    test_accuracy: float | None
-    test_loss: float | None
-    ledger: Guarantee | None
-    stops: tuple[Stop, ...]
-    attacks: tuple[AttackResult, ...]
-    seconds: float
-    attack_seconds: Mapping[str, float]
-    verdict: tuple[str, ...]
-    warnings: tuple[str, ...]
-    refusals: tuple[str, ...]
-    versions: Mapping[str, str]
-    data: Mapping[str, Any]
-    model: Mapping[str, Any]
-    threat_model: ThreatModel
-    device: str
-    engine: str
-    command: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object as JSON types."""
-        return asdict(self)
-
-
 def attack_results(
     scores: Iterable[Score], success_ssim: float, lpips_reason: str | None, seed: int = 0
 ) -> tuple[AttackResult, ...]:
@@ -126,52 +46,26 @@ def attack_results(
         lpips_reason: why there is no LPIPS, where there is none.
         seed: of the resamples of the bootstrap.
     """
+    chosen = [score for score in scores if score.chosen]
     groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        if score.chosen:
-            groups.setdefault((score.attack, score.upload), []).append(score)
-    every = [score for group in groups.values() for score in group]
-    images = {active: len({_image(score) for score in part}) for active, part in _by_conduct(every).items()}
-    guessed = len({_image(score) for score in every})
+    for score in chosen:
+        groups.setdefault((score.attack, score.upload), []).append(score)
+    images = {active: len({score.victim for score in part}) for active, part in by_conduct(chosen).items()}
+    guessed = len({score.victim for score in chosen})
     return tuple(
-        _condense(
-            key, group, success_ssim, lpips_reason, guessed if key[1] == "none" else images[is_active(key[0])], seed
-        )
-        for key, group in groups.items()
+        _condense(group, guessed if upload == "none" else images[is_active(attack)], success_ssim, lpips_reason, seed)
+        for (attack, upload), group in groups.items()
     )
 
 
-def _by_conduct(scores: Sequence[Score]) -> dict[bool, list[Score]]:
-    """Scores of uploads of parameters that the server had made (True), and of all others; guesses go with theirs."""
-    made = {_upload(score) for score in scores if is_active(score.attack)}
-    parts: dict[bool, list[Score]] = {False: [], True: []}
-    for score in scores:
-        parts[_upload(score) in made].append(score)
-    return parts
-
-
-def _image(score: Score) -> tuple[int, int, int]:
-    return score.round, score.client, score.image
-
-
-def _upload(score: Score) -> tuple[int, int | None]:
-    """The upload, or the sum of several, that an image came in."""
-    return score.round, score.client if score.clients == 1 else None
-
-
 def _condense(
-    key: tuple[str, str],
-    group: Sequence[Score],
-    success_ssim: float,
-    lpips_reason: str | None,
-    images: int,
-    seed: int,
+    group: Sequence[Score], images: int, success_ssim: float, lpips_reason: str | None, seed: int
 ) -> AttackResult:
     perceptual = [score.lpips for score in group if score.lpips is not None]
     labels = [score.label_correct for score in group if score.label_correct is not None]
     return AttackResult(
-        attack=key[0],
-        upload=key[1],
+        attack=group[0].attack,
+        upload=group[0].upload,
         victims=len(group),
         recovered=sum(score.recovered for score in group),
         success_ssim=success_ssim,
@@ -186,7 +80,7 @@ def _condense(
         identified=_identified(group),
         candidates=min((score.candidates for score in group if score.candidates is not None), default=None),
         intervals=_intervals(group, seed),
-        active=is_active(key[0]),
+        active=is_active(group[0].attack),
     )
 
 
@@ -199,17 +93,17 @@ def _identified(group: Sequence[Score]) -> int | None:
 def _intervals(group: Sequence[Score], seed: int) -> dict[str, tuple[float, float]]:
     stream = numpy_stream(seed, "bootstrap")
     # What came out of one upload is drawn together.
-    uploads = [_upload(score) for score in group]
-    found = {}
+    uploads = [score.source for score in group]
+    intervals = {}
     for name in _MEDIANS:
         values = [getattr(score, name) for score in group]
         if None not in values:
-            found[name] = median_interval(values, stream, groups=uploads)
-    found["recovered"] = rate_interval(sum(score.recovered for score in group), len(group))
+            intervals[name] = median_interval(values, stream, groups=uploads)
+    intervals["recovered"] = rate_interval(sum(score.recovered for score in group), len(group))
     identified = _identified(group)
     if identified is not None:
-        found["identified"] = rate_interval(identified, len(group))
-    return {name: (one.low, one.high) for name, one in found.items() if one.low is not None and one.high is not None}
+        intervals["identified"] = rate_interval(identified, len(group))
+    return {name: interval.ends for name, interval in intervals.items() if interval.ends is not None}
 
 
 def verdict(
@@ -230,17 +124,17 @@ def verdict(
         last: the last finished round.
         worst: what is proven about the worst client.
         scores: of the attacks and guesses.
-        stops: clients that are not asked any more.
+        stops: clients that are no longer asked.
         unattacked: uploads that were heard and that no attack could work on.
         refusals: what was not attacked, and why.
     """
-    finished = status == "completed"
-    parts = _by_conduct(scores)
+    finished = status == COMPLETED
+    parts = by_conduct(scores)
     adversary = experiment.adversary
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
     sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
-    sentences += _beside_the_pictures(experiment, parts, unattacked)
+    sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
     if not finished:
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
@@ -282,7 +176,7 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
 def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     if not experiment.adversary.attacks:
         return ["No attack was run, so nothing is said about what the uploads leak."]
-    bare, protected = _recovered(scores, "unprotected"), _recovered(scores, "protected")
+    bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
     mechanism = experiment.mechanism.name
     if bare is None and protected is None:
         threat = threat_model(experiment.adversary)
@@ -293,24 +187,21 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
             ]
         return ["No upload could be attacked, so nothing is said about what the uploads leak."]
     if mechanism == "none" and bare is not None:
-        return [f"Without protection the eavesdropper recovers {bare[0]} of {bare[1]} images."]
+        return [f"Without protection the eavesdropper recovers {bare} images."]
     if experiment.hears_masked and protected is not None:
         return [
-            f"From masked uploads (secure aggregation) the eavesdropper recovers {protected[0]} of {protected[1]} "
+            f"From masked uploads (secure aggregation) the eavesdropper recovers {protected} "
             "images; what their sum tells is another question: adversary.threat_model = 'secure-aggregation'."
         ]
     if bare is None and protected is not None:
         return [
-            f"With {mechanism} the eavesdropper recovers {protected[0]} of {protected[1]} images; without "
+            f"With {mechanism} the eavesdropper recovers {protected} images; without "
             "adversary.counterfactual it is not known whether that is the mechanism's merit."
         ]
     if bare is None or protected is None:
         return ["The attacks on the protected uploads did not finish, so nothing is said about the mechanism."]
-    sentence = (
-        f"Without protection the eavesdropper recovers {bare[0]} of {bare[1]} images, "
-        f"with {mechanism} {protected[0]} of {protected[1]}."
-    )
-    if bare[0] == 0:
+    sentence = f"Without protection the eavesdropper recovers {bare} images, with {mechanism} {protected}."
+    if bare.images == 0:
         return [sentence, "The attacks fail even without protection, so this run says nothing about the mechanism."]
     named, victims = _labels_named(scores)
     labels = f" The labels of {named} of {victims} are still guessed correctly." if named else ""
@@ -319,42 +210,29 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
 
 def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     """What a server that lies found: in sentences of its own, which say that no listener could."""
-    found = {kind: part for kind in ("unprotected", "protected") if (part := _recovered(scores, kind)) is not None}
     mechanism = experiment.mechanism.name
-    if not found:
-        return ["The active server (imprint) could not attack any upload, so nothing is said about that worst case."]
     kinds = {"unprotected": "without protection", "protected": f"with {mechanism}"}
-    parts = [f"{part[0]} of {part[1]} images {kinds[kind]}" for kind, part in found.items()]
+    results = {kind: part for kind in kinds if (part := recovered(scores, kind)) is not None}
+    if not results:
+        return ["The active server (imprint) could not attack any upload, so nothing is said about that worst case."]
+    parts = [f"{part} images {kinds[kind]}" for kind, part in results.items()]
     sentences = [
         f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making (imprint) "
         f"recovers {', '.join(parts)}."
     ]
-    if mechanism != "none" and "unprotected" not in found:
+    bare = results.get("unprotected")
+    if mechanism != "none" and bare is None:
         sentences.append(
             "Without adversary.counterfactual it is not known whether the mechanism makes any difference to it."
         )
-    if mechanism != "none" and "unprotected" in found and found["unprotected"][0] == 0:
+    if mechanism != "none" and bare is not None and bare.images == 0:
         sentences.append("It fails even without protection, so that says nothing about the mechanism.")
     sentences.append("The uploads of the clients that it deceived are not part of the trained model.")
     return sentences
 
 
-def _recovered(scores: Sequence[Score], upload: str) -> tuple[int, int] | None:
-    """(recovered by any attack, attacked) for one kind of upload; ``None`` where there was none."""
-    if not any(score.chosen and score.upload == upload for score in scores):
-        return None
-    # Every true image of an attacked upload has lines of the guesses; one that an attack offered nothing for is one
-    # that it did not recover.
-    attacked = {_upload(score) for score in scores if score.upload == upload}
-    images = {_image(score): False for score in scores if _upload(score) in attacked}
-    for score in scores:
-        if score.chosen and score.upload == upload:
-            images[_image(score)] |= score.recovered
-    return sum(images.values()), len(images)
-
-
-def _beside_the_pictures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
-    """What a reader must know beside the numbers of recovered images."""
+def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
+    """What a reader must know with the numbers of recovered images."""
     sentences = [
         f"{'By the active server’s pictures' if active else 'By the pictures'} made {text}"
         for active, part in parts.items()
@@ -384,13 +262,13 @@ def _picked(scores: Sequence[Score], upload: str) -> str:
     for score in scores:
         if score.chosen and score.upload == upload and score.rank is not None:
             ranks.setdefault(score.attack, []).append(score)
-    told = {attack: sum(score.rank == 1 for score in group) for attack, group in ranks.items()}
-    best = max(told, key=lambda attack: told[attack] / len(ranks[attack]), default=None)
+    told_apart = {attack: sum(score.rank == 1 for score in group) for attack, group in ranks.items()}
+    best = max(told_apart, key=lambda attack: told_apart[attack] / len(ranks[attack]), default=None)
     if best is None:
         return ""
-    hits, images = told[best], len(ranks[best])
-    recovered = _recovered(scores, upload)
-    if recovered is not None and hits <= recovered[0]:
+    hits, images = told_apart[best], len(ranks[best])
+    whole = recovered(scores, upload)
+    if whole is not None and hits <= whole.images:
         return ""  # of those who were recovered that goes without saying
     candidates = min(score.candidates or 1 for score in ranks[best])
     # The best of several attacks has as many chances to be lucky.

@@ -1,41 +1,50 @@
-"""Run a sweep: what is missing of it, trial by trial, and the tables of what there is."""
+"""Run a sweep: what is missing of it, trial by trial, and the tables of what there is.
 
+Of a trial no report is drawn: that takes longer than a small run.
+"""
+
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
-from fedpriv.errors import InputError, RunInterruptedError, reason_of
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.files import writing
+from fedpriv.lab.audit import audit_run
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
-from fedpriv.lab.trial import TrialTask, label, run_trial
-from fedpriv.sweep import Sweep, SweepFolder, Trial, TrialRecord
+from fedpriv.lab.run import resume_run, start_run
+from fedpriv.progress import Silent
+from fedpriv.runs import RunFolder
+from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
 from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
 from fedpriv.world import build_world
 
-__all__ = ["SweepProgress", "check_trials", "run_sweep"]
+__all__ = ["TrialTask", "check_trials", "run_sweep", "run_trial"]
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
 
 
-class SweepProgress(Protocol):
-    """Who is told how a sweep goes on."""
+@dataclass(frozen=True)
+class TrialTask:
+    """What a worker is told.
 
-    def found(self, records: Sequence[TrialRecord]) -> None:
-        """These trials were over before."""
+    Attributes:
+        folder: of the sweep; on a cluster all machines have to see it under this name.
+        trial: what to run.
+        audit: how its membership is attacked; ``None``: not.
+    """
 
-    def started(self, trial: Trial) -> None:
-        """A trial runs."""
-
-    def ended(self, record: TrialRecord) -> None:
-        """A trial is over."""
-
-    def tick(self) -> None:
-        """Time has passed."""
+    folder: Path
+    trial: Trial
+    audit: AuditConfig | None
 
 
 def check_trials(sweep: Sweep) -> tuple[str, ...]:
@@ -54,7 +63,7 @@ def check_trials(sweep: Sweep) -> tuple[str, ...]:
             warnings |= dict.fromkeys(_check(experiment, audited=sweep.audit is not None))
         except InputError as error:
             refused.setdefault(str(error), []).extend(
-                f"{one.number} ({plain_settings(one.settings)})" for one in trials
+                f"{trial.number} ({plain_settings(trial.settings)})" for trial in trials
             )
     refuse_trials(refused, len(sweep.trials), sweep.source)
     return tuple(warnings)
@@ -92,14 +101,14 @@ def run_sweep(sweep: Sweep, folder: SweepFolder, progress: SweepProgress, retry:
 
 
 def _earlier(sweep: Sweep, folder: SweepFolder, retry: bool) -> dict[int, TrialRecord]:
-    found = {}
+    records = {}
     for trial in sweep.trials:
         record = folder.record(trial.number)
         if record is not None and retry and record.failed:
             folder.forget_record(trial.number)
         elif record is not None:
-            found[trial.number] = record
-    return found
+            records[trial.number] = record
+    return records
 
 
 def _outcomes(
@@ -119,7 +128,7 @@ def _outcomes(
                 yield record
             case Ended(index, _, error):
                 trial = missing[index]
-                name = label(trial.number)
+                name = _label(trial.number)
                 record = failed_record(trial.experiment, name, trial.number, trial.settings, error or "")
                 folder.write_record(record)
                 yield record
@@ -157,10 +166,10 @@ def _kind(experiment: Experiment) -> Experiment:
     The first needs no calibration then, which may take seconds a trial.
     """
     mechanism = experiment.mechanism
-    some = mechanism.with_some_noise()
+    noisy = mechanism.with_some_noise()
     # Whether clients stop early depends on the noise.
     federation = experiment.federation.model_copy(update={"target_epsilon": None})
-    return experiment.model_copy(update={"seed": 0, "mechanism": some, "federation": federation})
+    return experiment.model_copy(update={"seed": 0, "mechanism": noisy, "federation": federation})
 
 
 def _check(experiment: Experiment, *, audited: bool) -> tuple[str, ...]:
@@ -168,3 +177,56 @@ def _check(experiment: Experiment, *, audited: bool) -> tuple[str, ...]:
     if audited:
         StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
     return (*warnings_for(world), *rehearse(world))
+
+
+# ---- one trial ------------------------------------------------------------------------------------------------------
+
+
+def run_trial(task: TrialTask) -> TrialRecord:
+    """Bring a trial to its record, from where an earlier start left it.
+
+    Raises:
+        InputError: the settings do not fit, or the sweep's folder is not on this machine.
+        RunFailedError: run or audit could not be finished.
+    """
+    folder, number = SweepFolder.open(task.folder), task.trial.number
+    with folder.trial_at_work(number):
+        done = folder.record(number)
+        if done is not None:
+            return done
+        began = time.monotonic()
+        run = _run(folder.trial(number), task.trial.experiment)
+        if task.audit is not None:
+            _audit(run, task.audit)
+        settings = task.trial.settings
+        record = read_record(run, _label(number), number, settings, seconds=time.monotonic() - began)
+        folder.write_record(record)
+        return record
+
+
+def _label(number: int) -> str:
+    """What records call the folder of a trial: the same wherever the sweep's folder lies."""
+    return f"trials/{number:04d}"
+
+
+def _run(path: Path, experiment: Experiment) -> RunFolder:
+    if (path / "config.toml").is_file():
+        # Drawn on demand while the trial was unfinished: it would contradict the results.
+        (path / "report.html").unlink(missing_ok=True)
+        resume_run(path, Silent())
+    else:
+        # Killed before anything was computed.
+        shutil.rmtree(path, ignore_errors=True)
+        start_run(experiment, path, f"fedpriv run {path / 'config.toml'}", Silent())
+    return RunFolder.open(path)
+
+
+def _audit(run: RunFolder, audit: AuditConfig) -> None:
+    try:
+        audit_run(run, audit.references, audit.pairs, Silent())
+    except RunFailedError as error:
+        # A refuted ledger is a result, which the record shows as one; it is written before it is told.
+        if not (run.path / "membership.json").is_file():
+            raise error
+    except InputError as error:
+        raise InputError(f"the audit is refused: {error}") from None

@@ -22,17 +22,17 @@ from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Interval, Score, Truth, median_interval, score, score_guesses
-from fedpriv.attacks.settings import AttackSettings
+from fedpriv.attacks.referee import Truth, median_interval, score, score_guesses
+from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment, load_experiment, load_run
+from fedpriv.config import load_experiment, load_run
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
-from fedpriv.registry import ATTACKS
+from fedpriv.records import Interval, Score
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
@@ -92,14 +92,14 @@ class Tuning:
         return min(self.trials, key=lambda trial: trial.mse.value)
 
     @property
-    def found(self) -> bool:
+    def beats_guess(self) -> bool:
         """Whether the best trial is better than the guess without any upload."""
         return self.best.mse.value < self.guess_mse
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """What to pass as ``--set``; nothing where no setting is better than a guess."""
-        if not self.found:
+        if not self.beats_guess:
             return ()
         return tuple(
             f"adversary.{self.attack}.{key}={value}" for key, value in zip(self.keys, self.best.values, strict=True)
@@ -137,13 +137,15 @@ def tune_attack(
         InputError: source, attack, key or value is not known; the threat model withholds public images or what the
             attack needs; or there are too few public images.
     """
-    attack = _known(name)
+    attack = known_attack(name)
     if attack.active():
         raise InputError(
             f"{name} is an active attack: its settings decide what clients are sent; there is none to tune"
         )
     experiment = load_run(source, overrides) if source.is_dir() else load_experiment(source, overrides)
-    _check_threat(experiment, attack)
+    refusal = threat_model(experiment.adversary).refusal(f"tuning {name}", (*attack.needs, Access.PUBLIC_DATA))
+    if refusal is not None:
+        raise InputError(refusal)
     configs = _configs(attack, experiment.adversary.settings(name), _parsed(attack, grid))
     world = build_world(experiment)
     for text in attack_warnings(world, [name]):
@@ -157,19 +159,6 @@ def tune_attack(
     keys = tuple(configs[0][0])
     tuning = Tuning(name, keys, trials, guess, ())
     return replace(tuning, remarks=_remarks(tuning))
-
-
-def _known(name: str) -> type[AttackSettings]:
-    if name not in ATTACKS:
-        raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
-    kind: type[AttackSettings] = ATTACKS[name]
-    return kind
-
-
-def _check_threat(experiment: Experiment, attack: type[AttackSettings]) -> None:
-    reason = threat_model(experiment.adversary).refusal(f"tuning {attack.name}", (*attack.needs, Access.PUBLIC_DATA))
-    if reason is not None:
-        raise InputError(reason)
 
 
 def _parsed(attack: type[AttackSettings], grid: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -277,8 +266,8 @@ def _trial(
     label = ",".join(f"{key}={value:g}" for key, value in zip(keys, values, strict=True))
     heard = [victim.observation for victim in rehearsed]
     seed = torch_stream(world.experiment.seed, "rehearsal-attack").initial_seed()
-    told, known = partial(progress.attack_advanced, label), _unrehearsed(world, rehearsed)
-    campaign = attack_each(AttackJob(attack.name, heard, world.model, config, seed, told, public_images=known))
+    listener, known = partial(progress.attack_advanced, label), _unrehearsed(world, rehearsed)
+    campaign = attack_each(AttackJob(attack.name, heard, world.model, config, seed, listener, public_images=known))
     if campaign.failures:
         number, reason = next(iter(campaign.failures.items()))
         raise InputError(f"{attack.name} cannot attack the rehearsal's upload {number + 1}: {reason}")
@@ -320,7 +309,7 @@ def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: Wor
 def _remarks(tuning: Tuning) -> tuple[str, ...]:
     best = tuning.best
     lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
-    if not tuning.found:
+    if not tuning.beats_guess:
         return (
             f"{lines[0]} No setting does better: with this mechanism and so many iterations the attack finds nothing "
             "that the weights could bring out.",

@@ -140,15 +140,15 @@ def truth(world: World, target: Target) -> Truth:
     owners = [
         (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))
     ]
-    every = torch.cat(rows)
+    chosen_rows = torch.cat(rows)
     return Truth(
         round=target.round,
         client=target.client,
-        images=world.dataset.x_train[every].float() / 255,
-        labels=world.dataset.y_train[every],
+        images=world.dataset.x_train[chosen_rows].float() / 255,
+        labels=world.dataset.y_train[chosen_rows],
         owners=tuple(owners),
         clients=len(target.clients),
-        others=_others(world, target, every),
+        others=_others(world, target, chosen_rows),
     )
 
 
@@ -189,9 +189,9 @@ def approximation(world: World, target: Target) -> str:
 def _others(world: World, target: Target, own: Tensor) -> Tensor:
     """Images of the data set that are not behind this upload, on the [0, 1] scale: at most 99."""
     dataset = world.dataset
-    trained, every = len(dataset.y_train), len(dataset.y_train) + len(dataset.y_test)
+    trained, examples = len(dataset.y_train), len(dataset.y_train) + len(dataset.y_test)
     stream = numpy_stream(world.experiment.seed, "candidates", target.round, target.client)
-    order = stream.permutation(every)
+    order = stream.permutation(examples)
     rows = torch.from_numpy(order[~np.isin(order, own.numpy())][:OTHERS])
     pictures = [dataset.x_train[row] if row < trained else dataset.x_test[row - trained] for row in rows.tolist()]
     empty = dataset.x_train[:0]

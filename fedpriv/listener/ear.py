@@ -27,7 +27,7 @@ class Ear:
     @property
     def listened(self) -> Listened:
         """What passed so far."""
-        kinds = self._closed + Counter(str(one.kind) for one in self._conversations.values())
+        kinds = self._closed + Counter(str(talk.kind) for talk in self._conversations.values())
         return replace(
             self._notes.listened,
             connections=dict(sorted(kinds.items())),

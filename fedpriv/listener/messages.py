@@ -135,7 +135,7 @@ class Messages:
 
     def _exchange(self, node: _Node, question: _Announced, answer: _Announced) -> Exchange:
         metadata = question.metadata
-        sent, got = (self._content(node, one) for one in (question, answer))
+        sent, got = (self._content(node, part) for part in (question, answer))
         return Exchange(metadata.run_id, metadata.message_type, sent, got)
 
     def _content(self, node: _Node, announced: _Announced) -> RecordDict:

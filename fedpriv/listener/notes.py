@@ -7,12 +7,12 @@ The folder holds ``listener.json`` (connections, bytes, what was read) and, wher
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.config import Experiment
-from fedpriv.data import load_dataset
+from fedpriv.data.datasets import load_dataset
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
@@ -20,6 +20,7 @@ from fedpriv.listener.conversation import Kind
 from fedpriv.listener.messages import Exchange
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.plan import plan_client
+from fedpriv.records import read_file
 from fedpriv.server.tap import public_settings
 from fedpriv.wire import unpack
 
@@ -100,13 +101,10 @@ def read_listened(folder: Path) -> Listened:
     Raises:
         InputError: it is missing or damaged.
     """
-    path = folder / LISTENED
-    try:
-        return _LISTENED.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}") from None
-    except (OSError, ValidationError):
-        raise InputError(f"{path} is damaged") from None
+    listened = read_file(folder / LISTENED, _LISTENED)
+    if listened is None:
+        raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}")
+    return listened
 
 
 class Notes:
@@ -125,13 +123,13 @@ class Notes:
         if exchange.kind != "train":
             return
         try:
-            told, observation = _observation(exchange)
+            experiment, observation = _observation(exchange)
         except (NotReadableError, InputError) as error:
             self.give_up(str(error))
             return
         run = self._folder / f"run-{exchange.run_id}"
         (run / "observations").mkdir(parents=True, exist_ok=True)
-        write_whole(run / EXPERIMENT, f"{told.model_dump_json()}\n".encode())
+        write_whole(run / EXPERIMENT, f"{experiment.model_dump_json()}\n".encode())
         write_observation(run / "observations", observation)
         self.listened = replace(self.listened, uploads=self.listened.uploads + 1)
 
@@ -146,13 +144,13 @@ def _observation(exchange: Exchange) -> tuple[Experiment, Observation]:
     """What an exchange says: the experiment, and the upload with what is public about it."""
     question, answer = exchange.question, exchange.answer
     try:
-        told = Experiment.model_validate_json(str(question.config_records["task"]["experiment"]))
+        experiment = Experiment.model_validate_json(str(question.config_records["task"]["experiment"]))
         round_number = int(str(question.config_records["task"]["round"]))
         client = int(str(answer.metric_records["client"]["partition"]))
         examples = int(str(answer.metric_records["client"]["examples"]))
         before, upload = unpack(question.array_records["parameters"]), unpack(answer.array_records["upload"])
-        settings, shares = _public(told, client, examples, before)
-        return told, Observation(round_number, client, before, upload, settings, shares)
+        settings, shares = _public(experiment, client, examples, before)
+        return experiment, Observation(round_number, client, before, upload, settings, shares)
     except KeyError as error:
         raise NotReadableError(f"a training message without {error}") from None
     except (ValueError, TypeError) as error:
@@ -160,19 +158,19 @@ def _observation(exchange: Exchange) -> tuple[Experiment, Observation]:
 
 
 def _public(
-    told: Experiment, client: int, examples: int, parameters: Vector
+    experiment: Experiment, client: int, examples: int, parameters: Vector
 ) -> tuple[PublicSettings, Redistribution | None]:
     """What the messages and the data set's name tell everybody: no seed is needed for any of it."""
-    dataset = load_dataset(told.data, told.seed)
-    shares = _shares(told, parameters)
-    plan = plan_client(told, client, examples, [value.numel() for value in parameters.values()], shares)
-    return public_settings(told, dataset, plan), shares
+    dataset = load_dataset(experiment.data, experiment.seed)
+    shares = _shares(experiment, parameters)
+    plan = plan_client(experiment, client, examples, [value.numel() for value in parameters.values()], shares)
+    return public_settings(experiment, dataset, plan), shares
 
 
-def _shares(told: Experiment, parameters: Vector) -> Redistribution | None:
+def _shares(experiment: Experiment, parameters: Vector) -> Redistribution | None:
     """How the noise is shared out, where it follows from the shapes of the parameters."""
 
     def public(_: int) -> tuple[nn.Module, Tensor]:
         raise NotReadableError("mechanism.redistribution = 'public': the shares of the noise are in no message")
 
-    return told.mechanism.redistributed(parameters, public)
+    return experiment.mechanism.redistributed(parameters, public)

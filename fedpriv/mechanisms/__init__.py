@@ -4,6 +4,7 @@ These files are read whenever an experiment is, so they import torch and scipy w
 """
 
 from fedpriv.mechanisms.machinery.settings import (
+    MECHANISM,
     MechanismSettings,
     NoisySettings,
     mechanism_settings,
@@ -11,4 +12,4 @@ from fedpriv.mechanisms.machinery.settings import (
     recorded_mechanism,
 )
 
-__all__ = ["MechanismSettings", "NoisySettings", "mechanism_settings", "noise_keys", "recorded_mechanism"]
+__all__ = ["MECHANISM", "MechanismSettings", "NoisySettings", "mechanism_settings", "noise_keys", "recorded_mechanism"]

@@ -28,4 +28,4 @@ _PAPER = re.compile("|".join(map(re.escape, PAPERS)))
 
 def cited(text: str) -> Markup:
     """Return a text with its citations as links."""
-    return Markup(_PAPER.sub(lambda found: f'<a href="{PAPERS[found[0]]}">{found[0]}</a>', str(escape(text))))
+    return Markup(_PAPER.sub(lambda paper: f'<a href="{PAPERS[paper[0]]}">{paper[0]}</a>', str(escape(text))))

@@ -6,19 +6,18 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scipy.stats import t as student
 
 from fedpriv.attacks.settings import is_active
 from fedpriv.config import describe
 from fedpriv.errors import InputError
+from fedpriv.records import CONFIDENCE, Interval
 from fedpriv.runs import RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord, read_record
 
 __all__ = [
     "Chosen",
-    "Estimate",
     "Setting",
     "choose_attacks",
     "differing_keys",
@@ -27,10 +26,8 @@ __all__ = [
     "read_folders",
     "settings_of",
     "sources_of",
-    "value_of",
 ]
 
-CONFIDENCE = 0.95
 # From so many seeds on their spread is shown; from fewer, what each run knows about its own figure.
 SEEDS_FOR_SPREAD = 3
 
@@ -40,15 +37,6 @@ _SHOWN_ANYWAY = (
     *(f"mechanism.{key}" for key in ("name", "blocks", "kappa", "sigma", "scale")),
 )
 _NOT_SETTINGS = ("name", "seed", "report.", "engine.")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its interval; ``None`` for an end that is not known."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -73,15 +61,15 @@ class Setting:
     """
 
     records: tuple[TrialRecord, ...]
-    accuracy: Estimate | None
-    mse: Estimate | None
-    auc: Estimate | None
+    accuracy: Interval | None
+    mse: Interval | None
+    auc: Interval | None
     epsilon: float | None
     bound: float | None
 
     @property
     def first(self) -> TrialRecord:
-        """The trial that stands for all where they agree."""
+        """The trial to show where all agree."""
         return self.records[0]
 
     @property
@@ -98,7 +86,7 @@ class Setting:
 def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
     """Read sweeps and single runs; the trials are numbered through.
 
-    Of single runs the settings in which they differ stand for what a sweep sets.
+    Of single runs the settings in which they differ take the place of what a sweep sets.
 
     Raises:
         InputError: a folder is neither or is given twice, or a file is damaged, or there is not one trial.
@@ -106,8 +94,11 @@ def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
     runs = [path for path in paths if path not in sweeps]
     _refuse_others(paths, runs)
-    found = [(path, record) for path in sweeps for record in SweepFolder.open(path).records()]
-    records = [record.model_copy(update={"folder": str(path / record.folder)}) for path, record in found]
+    records = [
+        record.model_copy(update={"folder": str(path / record.folder)})
+        for path in sweeps
+        for record in SweepFolder.open(path).records()
+    ]
     records += _single_runs(runs)
     if not records:
         raise InputError(f"{', '.join(map(str, paths))}: no trial is over, so there is nothing to compare")
@@ -126,12 +117,12 @@ def _refuse_others(paths: Sequence[Path], runs: Sequence[Path]) -> None:
 
 def sources_of(records: Sequence[TrialRecord]) -> list[str]:
     """Say which trials come from which sweep or run: ``trials 1-12: sweeps/noise``; nothing where all come from one."""
-    found = []
+    sources = []
     for source, group in itertools.groupby(records, key=_source):
         numbers = [record.trial for record in group]
         span = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {numbers[0]}-{numbers[-1]}"
-        found.append(f"{span}: {source}")
-    return found if len(found) > 1 else []
+        sources.append(f"{span}: {source}")
+    return sources if len(sources) > 1 else []
 
 
 def _source(record: TrialRecord) -> str:
@@ -141,14 +132,12 @@ def _source(record: TrialRecord) -> str:
 
 def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:
     folders = [RunFolder.open(path) for path in paths]
-    keys = [{key: value for key, value, _, _ in describe(folder.experiment())} for folder in folders]
-    differing = [
-        key for key in (keys[0] if keys else ()) if not key.startswith(_NOT_SETTINGS)
-        and len({repr(one[key]) for one in keys}) > 1
-    ]  # fmt: skip
+    settings = [{key: value for key, value, _, _ in describe(folder.experiment())} for folder in folders]
+    keys = dict.fromkeys(key for own in settings for key in own if not key.startswith(_NOT_SETTINGS))
+    differing = [key for key in keys if len({repr(own.get(key)) for own in settings}) > 1]
     return [
-        read_record(folder, str(folder.path), settings={key: own[key] for key in differing if own[key] is not None})
-        for folder, own in zip(folders, keys, strict=True)
+        read_record(folder, str(folder.path), settings={key: own[key] for key in differing if own.get(key) is not None})
+        for folder, own in zip(folders, settings, strict=True)
     ]
 
 
@@ -166,11 +155,11 @@ def choose_attacks(records: Sequence[TrialRecord], reconstruction: str = "", mem
     errors: dict[str, list[float]] = {}
     areas: dict[str, list[float]] = {}
     for record in records:
-        for one in record.reconstruction:
-            if one.mse is not None and (one.attack == reconstruction or not is_active(one.attack)):
-                errors.setdefault(one.attack, []).append(-one.mse)
-        for other in record.memberships:
-            areas.setdefault(other.attack, []).append(other.auc)
+        for result in record.reconstruction:
+            if result.mse is not None and (result.attack == reconstruction or not is_active(result.attack)):
+                errors.setdefault(result.attack, []).append(-result.mse)
+        for attack in record.memberships:
+            areas.setdefault(attack.attack, []).append(attack.auc)
     return Chosen(
         _strongest(errors, reconstruction, "reconstruction attack"), _strongest(areas, membership, "membership attack")
     )
@@ -202,30 +191,27 @@ def settings_of(records: Iterable[TrialRecord], chosen: Chosen) -> list[Setting]
 
 def _key(record: TrialRecord) -> str:
     own = sorted((key, repr(value)) for key, value in record.settings.items())
-    return repr((record.data, record.model, record.mechanism, record.blocks, own, _study(record)))
-
-
-def _study(record: TrialRecord) -> str:
-    """Where a sweep's trials lie: two sweeps may differ in what is not among their settings."""
-    return record.folder.rpartition("trials/")[0]
+    # Two sweeps may differ in what is not among their settings.
+    study = record.folder.rpartition("trials/")[0]
+    return repr((record.data, record.model, record.mechanism, record.blocks, own, study))
 
 
 def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
-    errors = [one for record in records for one in record.reconstruction if one.attack == chosen.reconstruction]
-    areas = [one for record in records for one in record.memberships if one.attack == chosen.membership]
+    errors = [result for each in records for result in each.reconstruction if result.attack == chosen.reconstruction]
+    areas = [attack for each in records for attack in each.memberships if attack.attack == chosen.membership]
     return Setting(
         records=records,
-        accuracy=estimate([(one.accuracy, one.accuracy_low, one.accuracy_high) for one in records], most=1.0),
-        mse=estimate([(one.mse, one.mse_low, one.mse_high) for one in errors]),
-        auc=estimate([(one.auc, one.auc_low, one.auc_high) for one in areas], most=1.0),
-        epsilon=max((one.epsilon for one in records if one.epsilon is not None), default=None),
-        bound=max((one.epsilon_bound for one in records if one.epsilon_bound is not None), default=None),
+        accuracy=estimate([(each.accuracy, each.accuracy_low, each.accuracy_high) for each in records], most=1.0),
+        mse=estimate([(result.mse, result.mse_low, result.mse_high) for result in errors]),
+        auc=estimate([(attack.auc, attack.auc_low, attack.auc_high) for attack in areas], most=1.0),
+        epsilon=max((each.epsilon for each in records if each.epsilon is not None), default=None),
+        bound=max((each.epsilon_bound for each in records if each.epsilon_bound is not None), default=None),
     )
 
 
 def estimate(
     figures: Iterable[tuple[float | None, float | None, float | None]], most: float = math.inf
-) -> Estimate | None:
+) -> Interval | None:
     """Return the mean over seeds with a 95 % interval.
 
     From three seeds on the interval is Student's, of the mean over seeds. Below that it spans the runs' own intervals,
@@ -243,9 +229,9 @@ def estimate(
     if len(values) >= SEEDS_FOR_SPREAD:
         half = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values)
         half /= math.sqrt(len(values))
-        return Estimate(mean, max(0.0, mean - half), min(most, mean + half))
+        return Interval(mean, max(0.0, mean - half), min(most, mean + half))
     lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
-    return Estimate(mean, _end(lows, min), _end(highs, max))
+    return Interval(mean, _end(lows, min), _end(highs, max))
 
 
 def _end(ends: Sequence[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:
@@ -272,18 +258,6 @@ def differing_keys(settings: Sequence[Setting]) -> list[str]:
 
     Those that a page has columns for anyway are left out.
     """
-    values: dict[str, dict[str, None]] = {}
-    for setting in settings:
-        for key, value in setting.first.settings.items():
-            values.setdefault(key, {})[repr(value)] = None
-    differing = [key for key, found in values.items() if len(found) > 1 or _missing(settings, key)]
-    return [key for key in differing if key not in _SHOWN_ANYWAY]
-
-
-def _missing(settings: Sequence[Setting], key: str) -> bool:
-    return any(key not in setting.first.settings for setting in settings)
-
-
-def value_of(setting: Setting, key: str) -> Any:
-    """What a setting has for a key; ``None`` where the sweep did not set it."""
-    return setting.first.settings.get(key)
+    own = [setting.first.settings for setting in settings]
+    keys = dict.fromkeys(key for each in own for key in each if key not in _SHOWN_ANYWAY)
+    return [key for key in keys if len({repr(each[key]) if key in each else None for each in own}) > 1]

@@ -3,28 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Template
-from markupsafe import Markup
 
 from fedpriv.files import write_whole
+from fedpriv.records import Interval
 from fedpriv.registry import ATTACKS
 from fedpriv.report import numbers
 from fedpriv.report.comparison import (
     Chosen,
-    Estimate,
     Setting,
     choose_attacks,
     differing_keys,
     pareto_front,
     settings_of,
     sources_of,
-    value_of,
 )
 from fedpriv.report.drawing import Plot
-from fedpriv.report.filters import environment, plain
+from fedpriv.report.filters import plain, template
 from fedpriv.report.tradeoffs import TRADEOFFS, series_name, tradeoff_plot
 from fedpriv.sweep import SweepFolder, TrialRecord
 
@@ -92,9 +89,7 @@ def render_comparison(
 ) -> str:
     """Return the comparison as one HTML document that needs no network and no script."""
     settings = settings_of(records, chosen)
-    room = files("fedpriv.report")
     return _template().render(
-        css=Markup(room.joinpath("report.css").read_text(encoding="utf-8")),
         title=title,
         command=command,
         records=records,
@@ -116,8 +111,9 @@ def render_comparison(
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
-    filters = environment(attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends)
-    return filters.from_string(files("fedpriv.report").joinpath("comparison.html").read_text(encoding="utf-8"))
+    return template(
+        "comparison.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
+    )
 
 
 def _facets(settings: Sequence[Setting]) -> list[_Facet]:
@@ -125,22 +121,22 @@ def _facets(settings: Sequence[Setting]) -> list[_Facet]:
     groups: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
         groups.setdefault(setting.facet, []).append(setting)
-    return [_facet(facet, group, series) for facet, group in groups.items()]
-
-
-def _facet(facet: tuple[str, str], settings: Sequence[Setting], series: Sequence[tuple[str, str]]) -> _Facet:
-    drawn = [(tradeoff_plot(settings, tradeoff, series), tradeoff.name) for tradeoff in TRADEOFFS]
-    return _Facet(
-        title=f"{facet[1]} on {facet[0]}",
-        plots=tuple((plot, name) for plot, name in drawn if plot is not None),
-        settings=tuple(settings),
-        fronts=_fronts(settings),
-    )
+    return [
+        _Facet(
+            title=f"{model} on {data}",
+            plots=tuple(
+                (plot, tradeoff.name) for tradeoff in TRADEOFFS if (plot := tradeoff_plot(group, tradeoff, series))
+            ),
+            settings=tuple(group),
+            fronts=_fronts(group),
+        )
+        for (data, model), group in groups.items()
+    ]
 
 
 def _fronts(settings: Sequence[Setting]) -> dict[int, str]:
     """Trial of a setting -> the trade-offs on whose front, over all mechanisms, it is."""
-    found: dict[int, list[str]] = {}
+    places: dict[int, list[str]] = {}
     for tradeoff, name in zip(TRADEOFFS, ("AUC", "MSE", "ε"), strict=True):
         sign = 1 if tradeoff.less_is_better else -1
         placed = [
@@ -149,8 +145,8 @@ def _fronts(settings: Sequence[Setting]) -> dict[int, str]:
             if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
         ]
         for index in pareto_front([(cost, gain) for _, cost, gain in placed]):
-            found.setdefault(placed[index][0], []).append(name)
-    return {trial: ", ".join(names) for trial, names in found.items()}
+            places.setdefault(placed[index][0], []).append(name)
+    return {trial: ", ".join(names) for trial, names in places.items()}
 
 
 def _attack_name(label: str) -> str:
@@ -159,15 +155,14 @@ def _attack_name(label: str) -> str:
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
 
 
-def _estimate_text(found: Estimate | None, kind: str) -> str:
-    return "n/a" if found is None else _number(found.value, kind)
+def _estimate_text(estimate: Interval | None, kind: str) -> str:
+    return "n/a" if estimate is None else _number(estimate.value, kind)
 
 
-def _ends(found: Estimate | None, kind: str) -> str:
+def _ends(estimate: Interval | None, kind: str) -> str:
     """The interval in words; empty where there is none."""
-    if found is None or found.low is None or found.high is None:
-        return ""
-    return f"{_number(found.low, kind)} to {_number(found.high, kind)}"
+    ends = estimate.ends if estimate else None
+    return "" if ends is None else f"{_number(ends[0], kind)} to {_number(ends[1], kind)}"
 
 
 def _number(value: float, kind: str) -> str:
@@ -181,5 +176,5 @@ def _number(value: float, kind: str) -> str:
 
 
 def _value_text(setting: Setting, key: str) -> str:
-    value = value_of(setting, key)
+    value = setting.first.settings.get(key)
     return "" if value is None else plain(value)

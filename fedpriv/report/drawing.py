@@ -44,7 +44,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of text and surfaces, and of lines that stand for nothing else."""
+    """Colours of text and surfaces, and of lines that mean nothing else."""
 
     surface: str
     text: str
@@ -129,8 +129,8 @@ def recoloured(svg: bytes, colours: Mapping[str, str]) -> bytes:
     wanted = {key.lower(): value.lower() for key, value in colours.items()}
 
     def colour(match: re.Match[bytes]) -> bytes:
-        found = match["colour"].decode().lower()
-        return match["place"] + wanted.get(found, found).encode()
+        given = match["colour"].decode().lower()
+        return match["place"] + wanted.get(given, given).encode()
 
     def picture(match: re.Match[bytes]) -> bytes:
         return b"\n" + base64.b64encode(_recoloured_picture(base64.b64decode(match[0]), wanted))

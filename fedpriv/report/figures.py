@@ -10,14 +10,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
+from fedpriv.records import MembershipAttack, Partition, RoundRecord
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
-from fedpriv.report.view import MembershipAttack, Partition
-from fedpriv.runs import RoundRecord
 
 __all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "roc_plot"]
 
 
+_LONGEST = 16
 # Three inks and as many kinds of line tell nine curves apart.
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
@@ -89,7 +89,7 @@ def partition_plot(partition: Partition) -> Plot:
     counts = np.array(partition.clients, dtype=np.int64)  # (clients, classes)
     clients, classes = counts.shape
     totals = counts.sum(axis=1)
-    names = [_shortened(name) for name in partition.class_names]
+    names = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in partition.class_names]
     named = classes <= 24
     written = clients <= 16 and classes <= 24
     width = 1.3 + min(max(0.42 * clients, 2.6), 7.4)
@@ -137,10 +137,10 @@ def partition_plot(partition: Partition) -> Plot:
 
 def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
     """Draw the curves of attacks on membership on logarithmic axes; ``None`` where there is no point to draw."""
-    drawn = [one for one in attacks if one.curve.false_positive_rate]
+    drawn = [attack for attack in attacks if attack.curve.false_positive_rate]
     if not drawn:
         return None
-    least = min(min(*one.curve.false_positive_rate, *one.curve.true_positive_rate) for one in drawn)
+    least = min(min(*attack.curve.false_positive_rate, *attack.curve.true_positive_rate) for attack in drawn)
 
     def build(theme: Theme) -> Figure:
         drawing = Figure(figsize=(6.2, 4.4), layout="constrained")
@@ -150,9 +150,9 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.plot([least, 1], [least, 1], color=theme.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")
-        for number, one in enumerate(drawn):
+        for number, attack in enumerate(drawn):
             axes.plot(
-                one.curve.false_positive_rate, one.curve.true_positive_rate, label=one.attack, linewidth=1.6,
+                attack.curve.false_positive_rate, attack.curve.true_positive_rate, label=attack.attack, linewidth=1.6,
                 color=(theme.line, theme.alarm, theme.text)[number % 3], linestyle=_DASHES[number // 3 % len(_DASHES)],
             )  # fmt: skip
         for axis in (axes.xaxis, axes.yaxis):
@@ -163,7 +163,7 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
         drawing.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=theme.text, handlelength=2.6)
         return drawing
 
-    names = ", ".join(f"{one.attack} {decimal(one.auc)}" for one in drawn)
+    names = ", ".join(f"{attack.attack} {decimal(attack.auc)}" for attack in drawn)
     return plot(build, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")
 
 
@@ -175,7 +175,7 @@ def _shades(theme: Theme) -> LinearSegmentedColormap:
 def _dark_shades() -> dict[str, str]:
     """Each shade of the light heat map, as #rrggbb, and what takes its place in the dark one.
 
-    Some light shades stand for two or three neighbours that differ by less than 1/255; so do the dark ones.
+    Some light shades are those of two or three neighbours that differ by less than 1/255; so do the dark ones.
     """
     light, dark = _shades(LIGHT), _shades(DARK)
     pairs = zip(light(range(light.N), bytes=True), dark(range(dark.N), bytes=True), strict=True)
@@ -237,7 +237,3 @@ def _faults(rounds: Sequence[RoundRecord]) -> str:
 def _range(values: np.ndarray) -> str:
     low, high = int(values.min()), int(values.max())
     return count(low) if low == high else f"{count(low)} to {count(high)}"
-
-
-def _shortened(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"

@@ -4,31 +4,27 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fedpriv.report import numbers
 from fedpriv.report.citations import cited
 
-__all__ = ["environment", "plain", "svg_uri"]
+__all__ = ["plain", "template"]
 
 
-def environment(**filters: Callable[..., Any]) -> Environment:
-    """Return an environment that escapes everything, with the common filters and these."""
-    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {
-        "bytes_text": numbers.bytes_text,
-        "cited": cited,
-        "count": numbers.count,
-        "decibel": numbers.decibel,
-        "decimal": numbers.decimal,
-        "duration": numbers.duration,
-        "figure": numbers.figure,
-        "percent": numbers.percent,
-        "plain": plain,
-        "svg_uri": svg_uri,
-    }
-    made.filters |= filters
-    return made
+def template(name: str, **filters: Callable[..., Any]) -> Template:
+    """Return a page of this package without its content: it escapes everything, with the common filters and these."""
+    pages = Environment(
+        loader=PackageLoader("fedpriv.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for common in (*numbers.ALL, cited, plain, svg_uri):
+        pages.filters[common.__name__] = common
+    pages.filters |= filters
+    return pages.get_template(name)
 
 
 def svg_uri(svg: bytes) -> str:

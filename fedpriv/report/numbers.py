@@ -1,8 +1,10 @@
 """Numbers as the report prints them: rounded for a reader, never more exact than they are."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["bytes_text", "count", "decibel", "decimal", "duration", "figure", "percent"]
+__all__ = ["ALL", "bytes_text", "count", "decibel", "decimal", "duration", "figure", "percent"]
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LARGEST_PLAIN, _SMALLEST_PLAIN = 1e7, 1e-3
@@ -64,3 +66,7 @@ def bytes_text(value: int) -> str:
 def _minus(text: str) -> str:
     """Set the sign of the number as a minus, not as a hyphen."""
     return f"−{text[1:]}" if text.startswith("-") else text
+
+
+ALL: tuple[Callable[..., Any], ...] = (bytes_text, count, decibel, decimal, duration, figure, percent)
+"""How a page may print a number."""

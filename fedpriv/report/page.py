@@ -1,27 +1,24 @@
 """The page: a view and its plots, put into report.html. Everything is escaped; nothing is loaded from anywhere."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
-from markupsafe import Markup
 
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
+from fedpriv.records import Ledger, LedgerLine
 from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
-from fedpriv.report.filters import environment, plain
+from fedpriv.report.filters import plain, template
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
-from fedpriv.report.view import Candidate, Ledger, LedgerLine, Picture, View, load_view
+from fedpriv.report.view import Candidate, Picture, View, load_view
 from fedpriv.runs import RunFolder
 
 __all__ = ["render_page", "reported", "write_report"]
@@ -30,7 +27,7 @@ __all__ = ["render_page", "reported", "write_report"]
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
 
-# What is no attack, and stands beside them.
+# What is shown with the attacks, and is none.
 NAMES = {
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
@@ -93,9 +90,8 @@ def write_report(folder: Path) -> Path:
 
 def render_page(view: View) -> str:
     """Return the report as one HTML document that needs no network and no script."""
-    room = files("fedpriv.report")
+    lines = view.ledger.clients if view.ledger else ()
     return _template().render(
-        css=Markup(room.joinpath("report.css").read_text(encoding="utf-8")),
         view=view,
         config=view.experiment,
         summary=view.summary,
@@ -109,7 +105,11 @@ def render_page(view: View) -> str:
         partition_plot=partition_plot(view.partition) if view.partition else None,
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
-        ledger=_ledger_table(view.ledger) if view.ledger else None,
+        ledger=view.ledger,
+        ledger_mechanism=mechanism_name(view.ledger.mechanism) if view.ledger else "",
+        ledger_notes=_notes(lines),
+        own_noise=_own_noise(view.ledger) if view.ledger else "",
+        statements=list(dict.fromkeys(text for line in lines for text in line.theorem.values())),
         stops={stop.client: stop for stop in view.summary.stops} if view.summary else {},
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
@@ -128,8 +128,7 @@ def render_page(view: View) -> str:
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
-    filters = environment(attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
-    return filters.from_string(files("fedpriv.report").joinpath("report.html").read_text(encoding="utf-8"))
+    return template("report.html", attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
 
 
 def _attack_name(label: str) -> str:
@@ -171,49 +170,15 @@ def _training_facts(view: View) -> list[tuple[str, str]]:
 # ---- ledger ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _LedgerTable:
-    """The ledger with its long texts taken out of the table and numbered.
-
-    Attributes:
-        lines: one a client, worst first.
-        statements: the theorems and reasons, in the order of their numbers from 1.
-        number: the number of each statement.
-        adjacencies: what the short names of adjacencies in the table stand for.
-        notes: each note once, with the clients it is about: empty for all.
-        noise: what the clients' own noise is called, where it differs between them; else empty.
-    """
-
-    lines: tuple[LedgerLine, ...]
-    statements: tuple[str, ...]
-    number: Mapping[str, int]
-    adjacencies: tuple[str, ...]
-    notes: tuple[tuple[str, str], ...]
-    unit: str
-    mechanism: str
-    parameters: Mapping[str, Any]
-    noise: str
-
-
-def _ledger_table(ledger: Ledger) -> _LedgerTable:
-    noise = (MECHANISMS[ledger.mechanism].parameter if ledger.mechanism in MECHANISMS else None) or ""
-    differs = len({line.noise for line in ledger.clients}) > 1
-    lines = ledger.clients or ((ledger.worst,) if ledger.worst else ())
-    statements = tuple(dict.fromkeys(text for line in lines for text in line.theorem.values()))
-    return _LedgerTable(
-        lines=lines,
-        statements=statements,
-        number={text: index for index, text in enumerate(statements, 1)},
-        adjacencies=tuple(dict.fromkeys(line.adjacency for line in lines)),
-        notes=_notes(lines),
-        unit=ledger.unit,
-        mechanism=mechanism_name(ledger.mechanism),
-        parameters={key: value for key, value in ledger.parameters.items() if not (differs and key == noise)},
-        noise=noise if differs else "",
-    )
+def _own_noise(ledger: Ledger) -> str:
+    """What the clients' own noise is called, where it differs between them; else empty."""
+    if len({line.noise for line in ledger.clients}) == 1 or ledger.mechanism not in MECHANISMS:
+        return ""
+    return MECHANISMS[ledger.mechanism].parameter or ""
 
 
 def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
+    """Each note once, with the clients it is about: empty for all."""
     holders: dict[str, list[str]] = {}
     for line in lines:
         for note in line.notes:
@@ -229,17 +194,12 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
     score = candidate.score
     if score is None:
         return [("Scores", "n/a")]
-    exact = score.psnr is None and score.mse == 0
     rows = [
-        ("SSIM", _or_missing(score.ssim, numbers.decimal)),
-        ("PSNR", "∞" if exact else _or_missing(score.psnr, numbers.decibel)),
-        ("MSE", _or_missing(score.mse, lambda value: numbers.figure(value, 3))),
+        ("SSIM", numbers.decimal(score.ssim)),
+        ("PSNR", numbers.decibel(score.psnr)),
+        ("MSE", numbers.figure(score.mse, 3)),
     ]
     return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
-
-
-def _or_missing(value: float | None, text: Any) -> str:
-    return "n/a" if value is None else str(text(value))
 
 
 def _attack_notes(view: View) -> list[tuple[str, int]]:
@@ -248,7 +208,7 @@ def _attack_notes(view: View) -> list[tuple[str, int]]:
     for score in view.scores:
         if score.chosen and score.note:
             text = f"{_attack_name(score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
-            images.setdefault(text, set()).add((score.round, score.client, score.image))
+            images.setdefault(text, set()).add(score.victim)
     return [(text, len(about)) for text, about in images.items()]
 
 

@@ -7,12 +7,13 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpriv.attacks.settings import is_active
+from fedpriv.attacks.settings import by_conduct
+from fedpriv.records import Guarantee, Recovered, Score, recovered
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
-from fedpriv.report.view import LedgerLine, Score, View
+from fedpriv.report.view import View
 
-__all__ = ["Recovered", "Tile", "mechanism_name", "recovered", "tiles", "worst_line"]
+__all__ = ["Tile", "mechanism_name", "tiles", "worst_line"]
 
 WEAK = (
     "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
@@ -50,48 +51,16 @@ class Tile:
     alarm: bool = False
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """How many images some attack recovered, out of how many it was tried on."""
-
-    images: int
-    attacked: int
-
-
-def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
-    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked.
-
-    Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
-    was not recovered.
-    """
-    attacked = {_upload(score) for score in scores if score.chosen and score.upload == upload}
-    images = {_image(score): False for score in scores if _upload(score) in attacked}
-    for score in scores:
-        if score.chosen and score.upload == upload:
-            images[_image(score)] |= score.recovered
-    return Recovered(sum(images.values()), len(images)) if images else None
-
-
-def _image(score: Score) -> tuple[int, int, int]:
-    return score.round, score.client, score.image
-
-
-def _upload(score: Score) -> tuple[int, int | None]:
-    """The upload, or the sum of several, that an image came in."""
-    return score.round, score.client if score.clients == 1 else None
-
-
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
     return MECHANISMS[name].title if name in MECHANISMS else name
 
 
-def worst_line(view: View) -> LedgerLine | None:
-    """Return the ledger line of the worst client, from the ledger or else from the summary."""
-    if view.ledger is None:
-        return view.summary.ledger if view.summary else None
-    # Only the lines name their client; the worst comes first.
-    return view.ledger.clients[0] if view.ledger.clients else view.ledger.worst
+def worst_line(view: View) -> Guarantee | None:
+    """Return what is proven about the worst client, from the ledger or else from the summary."""
+    if view.ledger is not None:
+        return view.ledger.worst
+    return view.summary.ledger if view.summary else None
 
 
 def tiles(view: View) -> tuple[Tile, ...]:
@@ -100,11 +69,11 @@ def tiles(view: View) -> tuple[Tile, ...]:
 
 
 def _membership(view: View) -> list[Tile]:
-    found = view.membership
-    strongest = found.strongest if found else None
-    if found is None or strongest is None:
+    audit = view.membership
+    strongest = audit.strongest if audit else None
+    if audit is None or strongest is None:
         return []
-    bound = found.epsilon_bound
+    bound = audit.epsilon_bound
     low, high = strongest.intervals.get("auc", (None, None))
     conditions = [("attack", strongest.attack)]
     if low is not None and high is not None:
@@ -114,13 +83,13 @@ def _membership(view: View) -> list[Tile]:
         ("measured", f"ε is at least {figure(bound.epsilon, 3)}"),
     ]
     remark = "A guess has 0.5. The strongest of several attacks, which flatters it a little."
-    if found.refutes:
+    if audit.refutes:
         remark = "More is shown than the ledger claims to be proven: see below."
     leaks = low is not None and low > _GUESS
     return [
         Tile(
             "Membership inference: AUC", decimal(strongest.auc), conditions=tuple(conditions), remark=remark,
-            alarm=leaks or found.refutes,
+            alarm=leaks or audit.refutes,
         )
     ]  # fmt: skip
 
@@ -147,22 +116,21 @@ def _privacy(view: View) -> list[Tile]:
         return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
     if worst is None:
         return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
-    found = [_proven(view, worst)]
+    figures = [_proven(view, worst)]
     if worst.nominal_epsilon is not None:
-        found.append(_nominal(worst))
-    return found
+        figures.append(_nominal(worst))
+    return figures
 
 
-def _proven(view: View, worst: LedgerLine) -> Tile:
-    one = "example" if view.experiment.mechanism.unit == "example" else "update"
+def _proven(view: View, worst: Guarantee) -> Tile:
+    unit = "example" if view.experiment.mechanism.unit == "example" else "update"
     times = "once" if worst.participations == 1 else f"{count(worst.participations)} times"
-    client = [("client", f"{worst.client}, the worst")] if worst.client is not None else [("client", "the worst")]
     conditions = [
         ("δ", figure(worst.delta)),
         ("adjacency", worst.adjacency),
-        ("participations", f"one {one} at most {times}" if one == "example" else f"{times}, one update each"),
+        ("participations", f"one {unit} at most {times}" if unit == "example" else f"{times}, one update each"),
         ("sampling", worst.sampling),
-        *client,
+        ("client", f"{view.ledger.worst.client}, the worst" if view.ledger else "the worst"),
         ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
     ]
     target = view.experiment.federation.target_epsilon
@@ -176,7 +144,7 @@ def _proven(view: View, worst: LedgerLine) -> Tile:
     return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
 
 
-def _nominal(worst: LedgerLine) -> Tile:
+def _nominal(worst: Guarantee) -> Tile:
     basis = worst.theorem.get("nominal_epsilon", "")
     return Tile(
         "Nominal ε",
@@ -190,9 +158,8 @@ def _leakage(view: View) -> list[Tile]:
     adversary = view.experiment.adversary
     if not adversary.attacks:
         return [Tile("Images recovered", "not attacked", words=True, remark="This run has no attacks.")]
-    made = {_upload(score) for score in view.scores if is_active(score.attack)}
-    heard = [score for score in view.scores if _upload(score) not in made]
-    stolen = [score for score in view.scores if _upload(score) in made]
+    parts = by_conduct(view.scores)
+    heard, stolen = parts[False], parts[True]
     listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
     passive = _eavesdropped(view, heard) if listened or not adversary.crafts else []
     return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]
@@ -203,13 +170,13 @@ def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
     kinds = [("unprotected", "without protection")]
     if view.experiment.mechanism.protects:
         kinds.append(("protected", f"with {view.experiment.mechanism.title}"))
-    found = [
+    counted = [
         _counted(f"Worst case, active server: images recovered {how}", part, ACTIVE)
         for kind, how in kinds
         if (part := recovered(scores, kind)) is not None
     ]
     unknown = Tile("Worst case, active server", "not known", words=True, remark="No upload could be attacked.")
-    return found or [unknown]
+    return counted or [unknown]
 
 
 def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
@@ -226,38 +193,38 @@ def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
     return [first, _shielded(view, bare, shielded)]
 
 
-def _bare(view: View, found: Recovered | None) -> Tile:
+def _bare(view: View, result: Recovered | None) -> Tile:
     title = "Images recovered without protection"
-    if found is None:
+    if result is None:
         remark = "The unprotected upload was not attacked, so it is not known how strong the attack is."
         return Tile(title, "not tried", words=True, remark=remark)
-    remark = WEAK if found.images == 0 and view.experiment.mechanism.protects else ""
-    if found.images == 0 and not remark:
+    remark = WEAK if result.images == 0 and view.experiment.mechanism.protects else ""
+    if result.images == 0 and not remark:
         remark = "The attack fails, which is no proof of privacy: a stronger one may succeed."
-    return _counted(title, found, remark)
+    return _counted(title, result, remark)
 
 
-def _shielded(view: View, bare: Recovered | None, found: Recovered | None) -> Tile:
+def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> Tile:
     masked = view.experiment.hears_masked
     how = "from masked uploads" if masked else f"with {view.experiment.mechanism.title}"
     title = f"Images recovered {how}"
-    if found is not None and masked:
-        return _counted(title, found, "What the sum of the uploads tells is another question.")
-    if found is None:
+    if result is not None and masked:
+        return _counted(title, result, "What the sum of the uploads tells is another question.")
+    if result is None:
         return Tile(title, "not known", words=True, remark="Attacks on the protected uploads did not finish.")
     if bare is None:
-        return _counted(title, found, "Not comparable: nobody tried the same uploads without protection.")
+        return _counted(title, result, "Not comparable: nobody tried the same uploads without protection.")
     if bare.images == 0:
-        return _counted(title, found, "Says nothing about the mechanism: see the weak attack without protection.")
-    return _counted(title, found, "By these attacks on these uploads; a stronger attack may recover more.")
+        return _counted(title, result, "Says nothing about the mechanism: see the weak attack without protection.")
+    return _counted(title, result, "By these attacks on these uploads; a stronger attack may recover more.")
 
 
-def _counted(title: str, found: Recovered, remark: str) -> Tile:
+def _counted(title: str, result: Recovered, remark: str) -> Tile:
     return Tile(
         title,
-        count(found.images),
-        of=f"of {count(found.attacked)}",
+        count(result.images),
+        of=f"of {count(result.attacked)}",
         remark=remark,
-        share=found.images / found.attacked,
-        alarm=found.images > 0,
+        share=result.images / result.attacked,
+        alarm=result.images > 0,
     )

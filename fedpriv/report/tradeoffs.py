@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from fedpriv.records import Interval
 from fedpriv.registry import MECHANISMS
-from fedpriv.report.comparison import Estimate, Setting, pareto_front
+from fedpriv.report.comparison import Setting, pareto_front
 from fedpriv.report.drawing import LIGHT, Plot, Theme, dress, plot
 from fedpriv.report.numbers import figure
 
@@ -43,7 +44,7 @@ class Tradeoff:
 
     name: str
     axis: str
-    cost: Callable[[Setting], Estimate | None]
+    cost: Callable[[Setting], Interval | None]
     less_is_better: bool
     logarithmic: bool
     absent: str
@@ -56,15 +57,15 @@ def _guess_error(settings: Sequence[Setting]) -> float | None:
         min(errors)
         for setting in settings
         for record in setting.records
-        if (errors := [one.mse for one in record.guesses if one.mse is not None])
+        if (errors := [guess.mse for guess in record.guesses if guess.mse is not None])
     ]
     return statistics.fmean(best) if best else None
 
 
-def _epsilon(setting: Setting) -> Estimate | None:
+def _epsilon(setting: Setting) -> Interval | None:
     if setting.epsilon is None or setting.epsilon <= 0:
         return None
-    return Estimate(setting.epsilon, None, None)
+    return Interval(setting.epsilon, None, None)
 
 
 TRADEOFFS = (
@@ -114,7 +115,7 @@ def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Seque
         return drawing
 
     data, model = settings[0].facet
-    names = ", ".join(series_name(one) for one in present)
+    names = ", ".join(series_name(each) for each in present)
     alt = f"{tradeoff.name} of {model} on {data}: {present.total()} settings of {names}."
     return plot(build, alt, dict(kind.colours for kind in MECHANISMS.values()))
 
@@ -135,9 +136,9 @@ def draw_tradeoff(
     axes.grid(color=LIGHT.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     _scale(axes, tradeoff, [cost.value for _, cost, _ in points])
-    for one in dict.fromkeys(setting.series for setting, _, _ in points):
-        own = [(cost, accuracy) for setting, cost, accuracy in points if setting.series == one]
-        _draw_series(axes, own, one, _marker(one, series), tradeoff)
+    for name in dict.fromkeys(setting.series for setting, _, _ in points):
+        own = [(cost, accuracy) for setting, cost, accuracy in points if setting.series == name]
+        _draw_series(axes, own, name, _marker(name, series), tradeoff)
     _draw_absent(axes, settings, tradeoff)
     _draw_reference(axes, tradeoff.reference(settings))
     axes.set_xlabel(tradeoff.axis, color=LIGHT.muted)
@@ -145,7 +146,7 @@ def draw_tradeoff(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
 
 
-def _points(settings: Sequence[Setting], tradeoff: Tradeoff) -> list[tuple[Setting, Estimate, Estimate]]:
+def _points(settings: Sequence[Setting], tradeoff: Tradeoff) -> list[tuple[Setting, Interval, Interval]]:
     """The settings that have both figures, with cost and accuracy."""
     return [
         (setting, cost, setting.accuracy)
@@ -170,7 +171,7 @@ def _scale(axes: Axes, tradeoff: Tradeoff, costs: Sequence[float]) -> None:
 
 
 def _draw_series(
-    axes: Axes, points: Sequence[tuple[Estimate, Estimate]], series: tuple[str, str], marker: str, tradeoff: Tradeoff
+    axes: Axes, points: Sequence[tuple[Interval, Interval]], series: tuple[str, str], marker: str, tradeoff: Tradeoff
 ) -> None:
     colour = MECHANISMS[series[0]].colours[0] if series[0] in MECHANISMS else LIGHT.line
     for horizontal in (True, False):
@@ -188,14 +189,12 @@ def _draw_series(
     axes.scatter(costs, gains, s=34, marker=marker, color=colour, linewidths=0.6, label=series_name(series), zorder=3)
 
 
-def _draw_intervals(axes: Axes, points: Sequence[tuple[Estimate, Estimate]], colour: str, *, horizontal: bool) -> None:
+def _draw_intervals(axes: Axes, points: Sequence[tuple[Interval, Interval]], colour: str, *, horizontal: bool) -> None:
     lines = []
     for cost, accuracy in points:
-        one = cost if horizontal else accuracy
-        if one.low is None or one.high is None:
-            continue
-        ends = (one.low, one.high)
-        lines.append([(end, accuracy.value) if horizontal else (cost.value, end) for end in ends])
+        ends = cost.ends if horizontal else accuracy.ends
+        if ends is not None:
+            lines.append([(end, accuracy.value) if horizontal else (cost.value, end) for end in ends])
     if lines:
         # One path for all: a thousand settings would be a thousand artists else. NaN lifts the pen.
         gap = np.full((len(lines), 1, 2), np.nan)
@@ -230,9 +229,9 @@ def _draw_reference(axes: Axes, cost: float | None) -> None:
     )  # fmt: skip
 
 
-def _marker(series: tuple[str, str], every: Sequence[tuple[str, str]]) -> str:
+def _marker(series: tuple[str, str], compared: Sequence[tuple[str, str]]) -> str:
     mechanism, blocks = series
     if not blocks:
         return MECHANISMS[mechanism].marker if mechanism in MECHANISMS else "P"
-    known = [other for name, other in every if name == mechanism]
+    known = [other for name, other in compared if name == mechanism]
     return _BLOCK_MARKERS[known.index(blocks) % len(_BLOCK_MARKERS)]

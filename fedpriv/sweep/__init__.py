@@ -6,6 +6,7 @@ and CSV, folder.py is what lies where. Who runs the trials is in :mod:`fedpriv.l
 
 from fedpriv.sweep.file import AuditConfig, ResourcesConfig, Sweep, Trial, load_sweep
 from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import Reconstruction, TrialRecord, read_record
 from fedpriv.sweep.table import describe_columns, to_table
 
@@ -15,6 +16,7 @@ __all__ = [
     "ResourcesConfig",
     "Sweep",
     "SweepFolder",
+    "SweepProgress",
     "Trial",
     "TrialRecord",
     "describe_columns",

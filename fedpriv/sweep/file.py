@@ -3,7 +3,7 @@
 ::
 
     name = "noise"
-    base = "../quickstart.toml"          # or a table: an experiment file's sections as they stand
+    base = "../quickstart.toml"          # or a table: an experiment file's sections as they are
     seeds = [1, 2, 3]
 
     [set.federation]                     # for all trials
@@ -31,6 +31,7 @@ Trials are the product of seeds, lists and grid. All of them are validated befor
 
 import itertools
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +41,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedpriv.config import Experiment, override, read_toml, validated
 from fedpriv.errors import InputError
+from fedpriv.mechanisms import MECHANISM
+from fedpriv.models import MODEL
 from fedpriv.settings import Count, Integer, NonNegative, Positive
 
 __all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "plain_settings", "refuse_trials"]
@@ -134,11 +137,21 @@ class Sweep:
         trials = [
             {
                 "settings": dict(trial.settings),
-                "experiment": trial.experiment.model_dump(mode="json", exclude_defaults=True),
+                "experiment": _unusual(trial.experiment),
             }
             for trial in self.trials
         ]
         return {"audit": None if self.audit is None else self.audit.model_dump(), "trials": trials}
+
+
+def _unusual(experiment: Experiment) -> dict[str, Any]:
+    """The settings that do not have their default; of a mechanism and a network the name, unless it is the default."""
+    tree = experiment.model_dump(mode="json", exclude_defaults=True)
+    for choice in (MECHANISM, MODEL):
+        name = getattr(experiment, choice.section).name
+        if name != choice.default:
+            tree[choice.section] = {"name": name, **tree[choice.section]}
+    return tree
 
 
 def load_sweep(path: Path, scale: str = "") -> Sweep:
@@ -146,7 +159,7 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
 
     Args:
         path: the TOML file; a base file that it names lies relative to it.
-        scale: the name of one of its ``[scales]``; empty: the file as it stands, or its key ``scale``.
+        scale: the name of one of its ``[scales]``; empty: the file as it is, or its key ``scale``.
 
     Raises:
         InputError: the file cannot be read; a key does not exist; there is nothing to vary; two trials are the same; or
@@ -198,11 +211,11 @@ def _scaled(tree: dict[str, Any], asked: str, source: str) -> dict[str, Any]:
 
 def _merged(tree: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Tables with another's keys in their place; lists are replaced whole."""
-    found = dict(tree)
+    merged = dict(tree)
     for key, value in other.items():
-        own = found.get(key)
-        found[key] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
-    return found
+        own = merged.get(key)
+        merged[key] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _base(base: object, path: Path) -> dict[str, Any]:
@@ -270,20 +283,20 @@ def _lists(lists: object, source: str) -> dict[str, tuple[Values, ...]]:
 
 def _values(tree: Mapping[str, Any], where: str) -> Values:
     """The values in nested tables with their keys; a quoted key with dots is as good as nested tables."""
-    found = _leaves(tree)
-    keys = [key for key, _ in found]
+    leaves = _leaves(tree)
+    keys = [key for key, _ in leaves]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise InputError(f"{where} gives {'.'.join(twice)} twice")
-    return found
+    return leaves
 
 
 def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Values:
-    found: list[tuple[Key, Any]] = []
+    leaves: list[tuple[Key, Any]] = []
     for key, value in tree.items():
         keys = (*prefix, *key.split("."))
-        found += _leaves(value, keys) if isinstance(value, dict) else [(keys, value)]
-    return tuple(found)
+        leaves += _leaves(value, keys) if isinstance(value, dict) else [(keys, value)]
+    return tuple(leaves)
 
 
 # ---- trials ----------------------------------------------------------------------------------------------------------
@@ -328,7 +341,7 @@ def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str)
 
 def _listed(trials: Sequence[str]) -> str:
     """The first trials with their settings, the others by number."""
-    rest = _ranges([int(one.split(" ")[0]) for one in trials[_NAMED:]])
+    rest = _ranges([int(trial.split(" ")[0]) for trial in trials[_NAMED:]])
     return ", ".join(trials[:_NAMED]) + (f", and {rest}" if rest else "")
 
 
@@ -344,7 +357,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
-    tree = _merged({}, _copied(base))
+    tree = deepcopy(dict(base))
     # All at once: two noise parameters that exclude each other are both there then, and refused.
     override(tree, [pair for values in positions for pair in values], f"{source}: ")
     tree["seed"] = seed
@@ -354,10 +367,6 @@ def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int,
         raise InputError(f"engine.{key}: a trial runs in one process; the sweep's own Ray is set in [resources]")
     engine = experiment.engine.model_copy(update={"name": "inline"})
     return experiment.model_copy(update={"engine": engine})
-
-
-def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, dict) else value for key, value in tree.items()}
 
 
 def _refuse_twins(trials: Sequence[Trial], source: str) -> None:

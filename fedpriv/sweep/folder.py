@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.errors import InputError
 from fedpriv.files import is_empty, open_unlinked, remove_parts, write_whole, writing_to
-from fedpriv.runs import parse_json
+from fedpriv.records import parse_json, read_file, read_text
 from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
@@ -48,10 +48,16 @@ _LOCK = os.O_RDWR | os.O_CREAT
 
 
 class SweepFolder:
-    """The folder of one sweep; :meth:`prepare` makes it or takes it up again, :meth:`open` reads it."""
+    """The folder of one sweep; :meth:`prepare` makes it or takes it up again, :meth:`open` reads it.
+
+    Attributes:
+        path: the folder.
+        trials: where the runs' folders lie.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.trials = path, path / "trials"
+        self._plan = path / "sweep.json"
 
     @staticmethod
     def prepare(path: Path, sweep: Sweep) -> "SweepFolder":
@@ -85,15 +91,6 @@ class SweepFolder:
         if not folder._plan.is_file():
             raise InputError(f"{path} is not the folder of a sweep: it has no sweep.json")
         return folder
-
-    @property
-    def trials(self) -> Path:
-        """Where the runs' folders lie."""
-        return self.path / "trials"
-
-    @property
-    def _plan(self) -> Path:
-        return self.path / "sweep.json"
 
     @property
     def name(self) -> str:
@@ -131,14 +128,11 @@ class SweepFolder:
             InputError: the file is damaged or cannot be read.
         """
         path = self.trial(number) / _RECORD_FILE
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        text = read_text(path)
+        if text is None:
             return None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
         try:
-            record = parse_json(content, _RECORD, str(path))
+            record = parse_json(text, _RECORD, str(path))
         except InputError as error:
             raise InputError(f"{error}; remove it, and the sweep writes it again") from None
         if record.trial != number:
@@ -215,11 +209,10 @@ class SweepFolder:
             yield
 
     def _planned(self) -> _Plan:
-        try:
-            content = self._plan.read_bytes()
-        except OSError as error:
-            raise InputError(f"{self._plan} cannot be read: {error.strerror}") from None
-        return parse_json(content, _PLAN, str(self._plan))
+        plan = read_file(self._plan, _PLAN)
+        if plan is None:
+            raise InputError(f"{self.path} is not the folder of a sweep: it has no sweep.json")
+        return plan
 
     def _refuse_another(self, wanted: _Plan) -> None:
         held = self._planned()

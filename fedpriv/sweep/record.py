@@ -4,30 +4,23 @@ Read from the files of a run's folder and nothing else, so that a run outside of
 that the run has no such figure.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, Field
 from scipy.stats import binomtest
 
 from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.records import COMPLETED, CONFIDENCE, AttackResult, Ledger, MembershipAttack, Model, Summary
 from fedpriv.registry import MECHANISMS
-from fedpriv.runs import RunFolder, parse_json
+from fedpriv.runs import RunFolder
 
-__all__ = ["COMPLETED", "FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "failed_record", "read_record"]
+__all__ = ["FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "failed_record", "read_record"]
 
-COMPLETED, FAILED = "completed", "failed"
-CONFIDENCE = 0.95
-
-
-class _Record(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+FAILED = "failed"
 
 
-class Reconstruction(_Record):
+class Reconstruction(Model):
     """What one attack, or one guess, made of the uploads: medians over images, on the [0, 1] scale."""
 
     attack: str = Field(description="name of the attack or guess")
@@ -42,7 +35,7 @@ class Reconstruction(_Record):
     ssim: float | None = Field(None, description="median SSIM")
 
 
-class MembershipFigures(_Record):
+class MembershipFigures(Model):
     """How well one attack tells members of the training data from others."""
 
     attack: str = Field(description="name of the attack")
@@ -53,7 +46,7 @@ class MembershipFigures(_Record):
     tpr_at_01_percent: float = Field(description="the same at 0.1 %")
 
 
-class TrialRecord(_Record):
+class TrialRecord(Model):
     """One trial of a sweep, or one run on its own."""
 
     trial: int = Field(description="number of the trial, from 1")
@@ -102,75 +95,12 @@ class TrialRecord(_Record):
     def reconstruction(self) -> tuple[Reconstruction, ...]:
         """Attacks on the uploads as they were sent: protected, or unprotected where there is no mechanism."""
         sent = "unprotected" if self.mechanism == "none" else "protected"
-        return tuple(one for one in self.reconstructions if one.upload == sent)
+        return tuple(result for result in self.reconstructions if result.upload == sent)
 
     @property
     def guesses(self) -> tuple[Reconstruction, ...]:
         """What never saw an upload."""
-        return tuple(one for one in self.reconstructions if one.upload == "none")
-
-
-class _Guarantee(_Record):
-    epsilon: float | None = None
-    delta: float | None = None
-    pure_epsilon: float | None = None
-    nominal_epsilon: float | None = None
-    adjacency: str | None = None
-    sampling: str | None = None
-    participations: int | None = None
-
-
-class _Attack(_Record):
-    attack: str
-    upload: str
-    victims: int
-    recovered: int
-    mse: float | None = None
-    mse_normalised: float | None = None
-    psnr: float | None = None
-    ssim: float | None = None
-    intervals: Mapping[str, tuple[float, float]] = Field(default_factory=dict)
-
-
-class _Member(_Record):
-    attack: str
-    auc: float
-    tpr_at_1_percent: float
-    tpr_at_01_percent: float
-    intervals: Mapping[str, tuple[float, float]] = Field(default_factory=dict)
-
-
-class _Bound(_Record):
-    epsilon: float
-    confidence: float
-
-
-class _Membership(_Record):
-    attacks: tuple[_Member, ...]
-    epsilon_bound: _Bound
-    proven_epsilon: float | None = None
-
-
-class _Summary(_Record):
-    status: str
-    reason: str | None = None
-    rounds: int | None = None
-    test_accuracy: float | None = None
-    test_loss: float | None = None
-    seconds: float | None = None
-    ledger: _Guarantee | None = None
-    attacks: tuple[_Attack, ...] = ()
-    data: Mapping[str, Any] = Field(default_factory=dict)
-    model: Mapping[str, Any] = Field(default_factory=dict)
-    membership: _Membership | None = None
-    refusals: tuple[str, ...] = ()
-
-
-class _Ledger(_Record):
-    parameters: Mapping[str, Any] = Field(default_factory=dict)
-
-
-_SUMMARY, _LEDGER = TypeAdapter(_Summary), TypeAdapter(_Ledger)
+        return tuple(result for result in self.reconstructions if result.upload == "none")
 
 
 def read_record(
@@ -193,37 +123,31 @@ def read_record(
         InputError: the run has no summary, or a file is damaged.
     """
     experiment = folder.experiment()
-    summary = parse_json(_bytes(folder.path / "summary.json"), _SUMMARY, str(folder.path / "summary.json"))
-    ledger = parse_json(_bytes(folder.path / "ledger.json"), _LEDGER, str(folder.path / "ledger.json"))
-    proven = summary.ledger or _Guarantee()
+    summary, ledger = folder.final_summary(), folder.final_ledger()
     low, high = _accuracy_interval(summary)
-    found = summary.membership
+    tensors, audit = summary.model.tensors, summary.membership
     return TrialRecord(
         trial=trial,
         folder=label,
         status=COMPLETED if summary.status == COMPLETED else FAILED,
         reason=summary.reason,
         settings=dict(settings or {}),
-        seed=experiment.seed,
-        data=experiment.data.name,
-        model=experiment.model.name,
-        mechanism=experiment.mechanism.name,
-        blocks=experiment.mechanism.variant,
-        draws=_draws(experiment, summary),
+        **_set_up(experiment),
+        draws=None if tensors is None else experiment.mechanism.draws(tensors),
         noise=_noise(ledger),
-        parameters=summary.model.get("parameters"),
+        parameters=summary.model.parameters,
         rounds=summary.rounds,
         accuracy=summary.test_accuracy,
         accuracy_low=low,
         accuracy_high=high,
         loss=summary.test_loss,
-        **proven.model_dump(),
-        reconstructions=tuple(_reconstruction(one) for one in summary.attacks),
-        memberships=tuple(_member(one) for one in found.attacks) if found else (),
+        **_shared(summary.ledger, TrialRecord),
+        reconstructions=tuple(_reconstruction(result) for result in summary.attacks),
+        memberships=tuple(_member(attack) for attack in audit.attacks) if audit else (),
         refusals=summary.refusals,
-        epsilon_bound=found.epsilon_bound.epsilon if found else None,
-        bound_confidence=found.epsilon_bound.confidence if found else None,
-        refuted=_refuted(found),
+        epsilon_bound=audit.epsilon_bound.epsilon if audit else None,
+        bound_confidence=audit.epsilon_bound.confidence if audit else None,
+        refuted=audit is not None and audit.refutes,
         seconds=summary.seconds if seconds is None else seconds,
     )
 
@@ -238,55 +162,43 @@ def failed_record(
         status=FAILED,
         reason=" ".join(reason.split()),
         settings=dict(settings),
-        seed=experiment.seed,
-        data=experiment.data.name,
-        model=experiment.model.name,
-        mechanism=experiment.mechanism.name,
-        blocks=experiment.mechanism.variant,
+        **_set_up(experiment),
     )
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(
-            f"{path.parent} has no {path.name}: finish the run with fedpriv run --resume {path.parent}"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+def _set_up(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "seed": experiment.seed,
+        "data": experiment.data.name,
+        "model": experiment.model.name,
+        "mechanism": experiment.mechanism.name,
+        "blocks": experiment.mechanism.variant,
+    }
 
 
-def _draws(experiment: Experiment, summary: _Summary) -> int | None:
-    tensors: Sequence[int] | None = summary.model.get("tensors")
-    return None if tensors is None else experiment.mechanism.draws(tensors)
+def _noise(ledger: Ledger) -> float | None:
+    parameters = [kind.parameter for kind in MECHANISMS.values() if kind.parameter]
+    return next((float(ledger.parameters[key]) for key in parameters if key in ledger.parameters), None)
 
 
-def _noise(ledger: _Ledger) -> float | None:
-    every = [kind.parameter for kind in MECHANISMS.values() if kind.parameter]
-    given = [ledger.parameters[key] for key in every if key in ledger.parameters]
-    return float(given[0]) if given else None
-
-
-def _refuted(found: _Membership | None) -> bool:
-    if found is None or found.proven_epsilon is None:
-        return False
-    return found.epsilon_bound.epsilon > found.proven_epsilon
-
-
-def _accuracy_interval(summary: _Summary) -> tuple[float | None, float | None]:
-    examples, accuracy = summary.data.get("test_examples"), summary.test_accuracy
-    if not examples or accuracy is None or not math.isfinite(accuracy):
+def _accuracy_interval(summary: Summary) -> tuple[float | None, float | None]:
+    examples, accuracy = summary.data.test_examples, summary.test_accuracy
+    if not examples or accuracy is None:
         return None, None
     interval = binomtest(round(accuracy * examples), examples).proportion_ci(CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
 
 
-def _reconstruction(found: _Attack) -> Reconstruction:
-    low, high = found.intervals.get("mse", (None, None))
-    return Reconstruction(**found.model_dump(exclude={"intervals"}), mse_low=low, mse_high=high)
+def _reconstruction(result: AttackResult) -> Reconstruction:
+    low, high = result.intervals.get("mse", (None, None))
+    return Reconstruction(**_shared(result, Reconstruction), mse_low=low, mse_high=high)
 
 
-def _member(found: _Member) -> MembershipFigures:
-    low, high = found.intervals.get("auc", (None, None))
-    return MembershipFigures(**found.model_dump(exclude={"intervals"}), auc_low=low, auc_high=high)
+def _member(attack: MembershipAttack) -> MembershipFigures:
+    low, high = attack.intervals.get("auc", (None, None))
+    return MembershipFigures(**_shared(attack, MembershipFigures), auc_low=low, auc_high=high)
+
+
+def _shared(record: object, kind: type[BaseModel]) -> dict[str, Any]:
+    """The fields that both have."""
+    return {key: getattr(record, key) for key in kind.model_fields if hasattr(record, key)}

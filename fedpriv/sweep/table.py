@@ -69,10 +69,10 @@ def _described(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def _attacks(record: TrialRecord) -> Iterator[tuple[str, Reconstruction | MembershipFigures]]:
-    for one in record.reconstructions:
-        yield f"reconstruction.{one.attack}.{one.upload}", one
-    for other in record.memberships:
-        yield f"membership.{other.attack}", other
+    for result in record.reconstructions:
+        yield f"reconstruction.{result.attack}.{result.upload}", result
+    for attack in record.memberships:
+        yield f"membership.{attack.attack}", attack
 
 
 def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
@@ -90,12 +90,6 @@ def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
 def _column(values: list[Any]) -> pa.Array:
     """One type for the whole column: the values' own where they agree, else text."""
     kinds = {type(value) for value in values if value is not None}
-    if not kinds:
-        return pa.nulls(len(values))
-    if kinds == {bool}:
-        return pa.array(values, pa.bool_())
-    if kinds == {int}:
-        return pa.array(values, pa.int64())
-    if kinds <= {int, float}:
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    if kinds <= {int, float} or kinds == {bool}:
+        return pa.array(values)
     return pa.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values])

@@ -11,10 +11,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings
-from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.models import build_model
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 from tests.noise import stream
 
 MEAN, STD = 0.3, 0.35
@@ -22,11 +23,11 @@ NONE = {"name": "none"}
 
 
 def lenet(init: str = "uniform", seed: int = 1) -> nn.Module:
-    return build_model(ModelConfig(name="lenet", init=init), (1, 8, 8), 10, seed)
+    return build_model(LenetSettings(init=init), (1, 8, 8), 10, seed)
 
 
 def mlp(activation: str = "sigmoid", hidden: tuple[int, ...] = (64,), seed: int = 1) -> nn.Module:
-    return build_model(ModelConfig(name="mlp", hidden=hidden, activation=activation), (1, 8, 8), 10, seed)
+    return build_model(MlpSettings(hidden=hidden, activation=activation), (1, 8, 8), 10, seed)
 
 
 @lru_cache

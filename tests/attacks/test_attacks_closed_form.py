@@ -24,11 +24,12 @@ from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.config import DataConfig, ModelConfig
-from fedpriv.data import load_dataset
+from fedpriv.config import DataConfig
+from fedpriv.data.datasets import load_dataset
 from fedpriv.errors import InputError
 from fedpriv.metrics import match
-from fedpriv.models import build_model
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 
 CONFIG = ClosedFormSettings()
 
@@ -41,7 +42,7 @@ def test_a_hundred_cifar_images_are_exact(hidden: tuple[int, ...], activation: s
         dataset = load_dataset(DataConfig(name="cifar10"), 0)
     except InputError as error:
         pytest.skip(str(error))
-    config = ModelConfig(name="mlp", hidden=hidden, activation=activation)
+    config = MlpSettings(hidden=hidden, activation=activation)
     model = build_model(config, dataset.shape, dataset.classes, 0)
     images, labels = dataset.x_train[:100], dataset.y_train[:100]
     rows = example_gradients(model, dataset.normalise(images), labels)

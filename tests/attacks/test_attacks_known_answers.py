@@ -21,9 +21,10 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
 from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.config import DataConfig, ModelConfig
-from fedpriv.data import Dataset, load_dataset
-from fedpriv.models import build_model
+from fedpriv.config import DataConfig
+from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def cifar(shared_data: Path) -> Dataset:
 
 
 def network(data: Dataset, init: str) -> nn.Module:
-    return build_model(ModelConfig(name="lenet", init=init), data.shape, data.classes, seed=0)
+    return build_model(LenetSettings(init=init), data.shape, data.classes, seed=0)
 
 
 def public(data: Dataset, **changes: object) -> PublicSettings:
@@ -131,7 +132,7 @@ def test_labels_of_local_training_on_other_draws(cifar: Dataset, batch: int, rat
     A step moves the logits by more than 1, so that a label of an early step hardly shows in the sum.
     """
     for seed in range(3):
-        model = build_model(ModelConfig(name="lenet", init="default"), cifar.shape, cifar.classes, seed=seed)
+        model = build_model(LenetSettings(init="default"), cifar.shape, cifar.classes, seed=seed)
         generator = torch.Generator().manual_seed(seed)
         draws = torch.randint(len(cifar.x_test), (4, IMAGES), generator=generator).tolist()
         heard = [trained_on(model, cifar, client, rows, batch, rate)[0] for client, rows in enumerate(draws)]

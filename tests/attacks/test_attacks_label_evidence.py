@@ -24,15 +24,15 @@ from fedpriv.attacks.reconstruction.posterior.label_evidence import (
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.config import ModelConfig
-from fedpriv.models import build_model
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 
 PUBLIC = digits()[0][600:]
 CLASSES = 40  # of the network with more labels than are tried
 
 
 def many_classes() -> nn.Module:
-    return build_model(ModelConfig(name="mlp", hidden=(16,)), (1, 8, 8), CLASSES, 1)
+    return build_model(MlpSettings(hidden=(16,)), (1, 8, 8), CLASSES, 1)
 
 
 MECHANISMS: dict[str, dict[str, Any]] = {

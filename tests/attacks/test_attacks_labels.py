@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, infer_labels
 from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.config import ModelConfig
-from fedpriv.models import build_model
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.resnet import ResnetSettings
 
 SHAPE = (1, 8, 8)
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -33,8 +34,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp relu": lambda: mlp("relu", hidden=(64, 32)),
     "mlp tanh": lambda: mlp("tanh"),
     "softmax regression": lambda: mlp(hidden=()),
-    "convnet": lambda: build_model(ModelConfig(name="convnet"), SHAPE, 10, 0),
-    "resnet": lambda: build_model(ModelConfig(name="resnet"), SHAPE, 10, 0),
+    "convnet": lambda: build_model(ConvnetSettings(), SHAPE, 10, 0),
+    "resnet": lambda: build_model(ResnetSettings(), SHAPE, 10, 0),
     "own head": OwnHead,
     "own head tanh": lambda: OwnHead(activation=torch.tanh),
     "no bias relu": lambda: Biasless(torch.relu),

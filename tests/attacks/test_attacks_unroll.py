@@ -20,8 +20,9 @@ from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, un
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
-from fedpriv.server.aggregation import mean_upload
+from fedpriv.models import MODEL
 from fedpriv.server.exchange import Upload
+from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.tap import observe
 from fedpriv.world import State, World, build_world
 
@@ -44,7 +45,7 @@ def world(
     tree = {
         "seed": 4,
         "data": {"name": "digits", "train_examples": 3 * examples},
-        "model": {"name": model, "hidden": [12], "activation": "tanh"},
+        "model": MODEL.read_keys({"name": model, "hidden": [12], "activation": "tanh"}),
         "federation": {"clients": 3, "algorithm": "fedavg", "rounds": 1, "weighting": weighting},
         "training": {
             "batch_size": batch,

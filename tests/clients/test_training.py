@@ -31,7 +31,7 @@ def world(**sections: dict[str, object]) -> World:
         "engine": {"device": "cpu"},
     }
     for name, keys in sections.items():
-        tree[name] = {**tree.get(name, {}), **keys}  # type: ignore[dict-item]
+        tree[name] = keys if "name" in keys else {**tree.get(name, {}), **keys}  # type: ignore[dict-item]
     return build_world(Experiment.model_validate(tree))
 
 

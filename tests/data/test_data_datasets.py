@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from fedpriv.config import DataConfig
-from fedpriv.data import Dataset, list_datasets, load_dataset
+from fedpriv.data.datasets import Dataset, list_datasets, load_dataset
 from fedpriv.errors import InputError
 
 IDX = {
@@ -512,7 +512,7 @@ def test_a_download_is_read_from_the_root(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(name: str, tmp_path: Path) -> None:
     """torchvision itself, in a fresh process behind an address that nobody answers at."""
     program = (
-        "from fedpriv.config import DataConfig\nfrom fedpriv.data import load_dataset\n"
+        "from fedpriv.config import DataConfig\nfrom fedpriv.data.datasets import load_dataset\n"
         "from fedpriv.errors import InputError\n"
         f"try: load_dataset(DataConfig(name={name!r}, root={str(tmp_path)!r}), 0)\n"
         "except InputError as error: print('refused', 'download failed' in str(error), '\\n' in str(error))"
@@ -528,11 +528,11 @@ def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(name: st
 
 def test_the_list_of_an_empty_folder_has_digits_only(tmp_path: Path) -> None:
     statuses = list_datasets(str(tmp_path))
-    assert [s.name for s in statuses] == ["digits", *NAMES]
-    assert [s.name for s in statuses if s.available] == ["digits"]
-    assert statuses[0].where == "embedded in scikit-learn"
-    assert statuses[0].examples == len(load("digits").x_train) + len(load("digits").x_test)
-    assert all(s.examples is None and not s.where and str(tmp_path) in s.note for s in statuses[1:])
+    assert {s.name for s in statuses} == {"digits", *NAMES}
+    (digits,) = (s for s in statuses if s.available)
+    assert (digits.name, digits.where) == ("digits", "embedded in scikit-learn")
+    assert digits.examples == len(load("digits").x_train) + len(load("digits").x_test)
+    assert all(s.examples is None and not s.where and str(tmp_path) in s.note for s in statuses if s is not digits)
 
 
 def test_the_list_counts_what_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,7 +567,7 @@ def test_the_list_survives_damaged_files(tmp_path: Path) -> None:
 
 def test_importing_and_listing_are_light(tmp_path: Path) -> None:
     program = (
-        f"import sys; from fedpriv.data import list_datasets; list_datasets({str(tmp_path)!r})\n"
+        f"import sys; from fedpriv.data.datasets import list_datasets; list_datasets({str(tmp_path)!r})\n"
         "heavy = 'torchvision', 'sklearn', 'datasets', 'flwr_datasets', 'scipy'\n"
         "print([name for name in heavy if name in sys.modules])"
     )

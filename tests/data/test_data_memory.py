@@ -22,7 +22,7 @@ from fedpriv.attacks import observation
 from fedpriv.attacks.membership.signals import Signals, read_signals
 from fedpriv.config import DataConfig, Experiment
 from fedpriv.data import files as data_files
-from fedpriv.data import list_datasets, load_dataset
+from fedpriv.data.datasets import list_datasets, load_dataset
 from fedpriv.data.files import read_npz
 from fedpriv.errors import InputError
 from fedpriv.npz import HEADER_BYTES, parse_header, read_arrays, read_headers

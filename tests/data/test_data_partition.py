@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fedpriv.config import DataConfig
-from fedpriv.data import partition_indices
+from fedpriv.data.partition import partition_indices
 from fedpriv.errors import InputError
 
 KINDS = ("iid", "dirichlet", "shards")
@@ -122,7 +122,7 @@ def test_nothing_is_printed_or_cached_on_disk(tmp_path: Path) -> None:
     program = """
 import numpy as np
 from fedpriv.config import DataConfig
-from fedpriv.data import partition_indices
+from fedpriv.data.partition import partition_indices
 import sys
 assert "flwr_datasets" not in sys.modules and "datasets" not in sys.modules and "torchvision" not in sys.modules
 labels = np.repeat(np.arange(4), 500)

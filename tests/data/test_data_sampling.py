@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 
 KINDS = ("shuffled", "fixed", "poisson")
 SIZES = [(1, 1), (1, 7), (3, 7), (7, 7), (8, 64), (10, 99)]

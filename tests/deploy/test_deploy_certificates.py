@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedpriv.deploy.certificates import make_certificates, make_node_key
+from fedpriv.deploy.certificates import Authority, make_node_key
 
 
 def shake_hands(server: Path, authority: Path, host: str) -> None:
@@ -34,13 +34,13 @@ def shake_hands(server: Path, authority: Path, host: str) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "superlink"])
 def test_the_server_is_trusted_under_each_of_its_names(tmp_path: Path, host: str) -> None:
-    make_certificates(tmp_path, ("localhost", "127.0.0.1", "superlink"))
+    Authority().certify(tmp_path, ("localhost", "127.0.0.1", "superlink"))
     shake_hands(tmp_path, tmp_path / "ca.pem", host)
 
 
 @pytest.mark.parametrize("host", ["example.org", "127.0.0.2"])
 def test_no_other_name_is_trusted(tmp_path: Path, host: str) -> None:
-    make_certificates(tmp_path, ("localhost", "127.0.0.1"))
+    Authority().certify(tmp_path, ("localhost", "127.0.0.1"))
     with pytest.raises(ssl.SSLCertVerificationError, match=r"ismatch|not valid for"):
         shake_hands(tmp_path, tmp_path / "ca.pem", host)
 
@@ -48,7 +48,7 @@ def test_no_other_name_is_trusted(tmp_path: Path, host: str) -> None:
 def test_another_authority_does_not_vouch_for_it(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
-        make_certificates(tmp_path / name, ("localhost",))
+        Authority().certify(tmp_path / name, ("localhost",))
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(tmp_path / "ours", tmp_path / "theirs" / "ca.pem", "localhost")
 
@@ -56,7 +56,7 @@ def test_another_authority_does_not_vouch_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("days", [-3, 2])
 def test_outside_its_time_it_is_refused(tmp_path: Path, days: int) -> None:
     begin = datetime.now(UTC) + timedelta(days=days)
-    make_certificates(tmp_path, ("localhost",), begin, timedelta(days=1))
+    Authority(begin, timedelta(days=1)).certify(tmp_path, ("localhost",))
     with pytest.raises(ssl.SSLCertVerificationError, match=r"expired|not yet valid"):
         shake_hands(tmp_path, tmp_path / "ca.pem", "localhost")
 
@@ -64,7 +64,7 @@ def test_outside_its_time_it_is_refused(tmp_path: Path, days: int) -> None:
 def test_secrets_are_the_owners_alone_and_the_authority_leaves_no_key(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
-        make_certificates(tmp_path, ("localhost",))
+        Authority().certify(tmp_path, ("localhost",))
         make_node_key(tmp_path / "node")
     finally:
         os.umask(previous)

@@ -16,7 +16,8 @@ import pytest
 from deployments import SMALL, fedpriv, free_ports
 
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.runs import RoundRecord, RunFolder
+from fedpriv.records import RoundRecord
+from fedpriv.runs import RunFolder
 
 NODES = 3
 CHECKPOINT = Path("checkpoint") / "server.safetensors"

@@ -22,7 +22,7 @@ from deployments import SMALL, fedpriv, free_ports, one_line
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.deploy import flower, for_deployment, look
 from fedpriv.deploy.app import make_app
-from fedpriv.deploy.certificates import make_certificates
+from fedpriv.deploy.certificates import Authority
 from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import admit, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
@@ -381,7 +381,7 @@ def test_up_where_one_is_up(here: Path) -> None:
     stop([started])
     one_line(fedpriv("deploy", "up", cwd=here), 2, "has died in", "fedpriv deploy down")
     done = fedpriv("deploy", "down", cwd=here)
-    assert (done.returncode, done.stdout) == (0, "Down: no process ran any more\n")
+    assert (done.returncode, done.stdout) == (0, "Down: no process was running\n")
 
 
 def test_up_without_flower(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ def test_certificates_that_are_no_more_valid(is_contained: bool, damage: str, tm
     if damage == "damaged":
         (deployment.tls / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     if damage == "ended":
-        make_certificates(deployment.tls, ["localhost"], datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1))
+        Authority(datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1)).certify(deployment.tls, ["localhost"])
     told = "were valid until 2026-01-03" if damage == "ended" else "missing or damaged"
     anew = "docker compose down, then docker" if is_contained else "fedpriv deploy down, then fedpriv deploy up"
     one_client = Experiment.model_validate({"federation": {"clients": 1}})

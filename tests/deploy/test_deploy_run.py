@@ -12,7 +12,7 @@ import psutil
 import pytest
 from deployments import SMALL, fedpriv, free_ports
 
-from fedpriv.deploy.certificates import make_certificates, make_node_key
+from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.commands import supernode
 from fedpriv.deploy.folder import HOST, DeploymentFolder
 from fedpriv.deploy.processes import is_alive, stop
@@ -65,7 +65,7 @@ def test_the_same_bits_as_inline_and_who_has_no_right_to_take_part_is_refused(de
     assert keys is not None
     strange = here / "strange"
     strange.mkdir()
-    make_certificates(strange, ("localhost", HOST))
+    Authority().certify(strange, ("localhost", HOST))
     make_node_key(strange / "key")
     elsewhere = replace(keys, authority=strange / "ca.pem")
     port = record.port + NODES + 1

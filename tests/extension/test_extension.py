@@ -1,4 +1,4 @@
-"""A mechanism and an attack of another package, one file each: nothing in this tree names them."""
+"""One of each kind of another package, one file each: nothing in this tree names them."""
 
 import json
 import os
@@ -13,17 +13,31 @@ OUTSIDE = Path(__file__).with_name("outside")
 ENTRY_POINTS = """
 [fedpriv.mechanisms]
 rounded = outside.rounded:RoundedSettings
+doubled = outside.doubled:DoubledSettings
 
 [fedpriv.attacks]
 brightest = outside.brightest:BrightestSettings
+
+[fedpriv.datasets]
+stripes = outside.stripes:Stripes
+
+[fedpriv.models]
+narrow = outside.narrow:NarrowSettings
+
+[fedpriv.rules]
+trusted = outside.trusted:Trusted
 """
 EXPERIMENT = """
+[data]
+name = "stripes"
 [model]
-name = "mlp"
-hidden = [8]
+name = "narrow"
+units = 5
 [federation]
 clients = 2
 rounds = 2
+aggregation = "trusted"
+believed = 1
 [mechanism]
 name = "rounded"
 step = 0.02
@@ -65,8 +79,16 @@ def test_they_are_settings_like_ours(installed: Path) -> None:
     assert fedpriv(installed, "config", "check", "mine.toml").returncode == 0
     wrong = fedpriv(installed, "config", "check", "mine.toml", "--set", "mechanism.stepp=3")
     assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean step?" in wrong.stderr
+    wrong = fedpriv(installed, "config", "check", "mine.toml", "--set", "model.hidden=[3]")
+    assert wrong.returncode == 2
+    assert "unknown key model.hidden: mlp reads it, narrow reads init, units; leave it out" in wrong.stderr
     schema = json.loads(fedpriv(installed, "config", "schema").stdout)
     assert schema["$defs"]["RoundedSettings"]["properties"]["name"]["const"] == "rounded"
+    assert schema["$defs"]["NarrowSettings"]["properties"]["name"]["const"] == "narrow"
+    assert "stripes" in schema["$defs"]["DataConfig"]["properties"]["name"]["enum"]
+    federation = schema["$defs"]["FederationConfig"]["properties"]
+    assert "trusted" in federation["aggregation"]["enum"] and federation["believed"]["default"] == 0
+    assert "made by the package outside" in fedpriv(installed, "data").stdout
     listed = fedpriv(installed, "attack", "list").stdout
     assert "brightest  White images" in listed and "adversary.brightest.light = 1.0" in listed
 
@@ -80,6 +102,17 @@ def test_one_that_cannot_be_imported_is_named(installed: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_account_knows_them(installed: Path) -> None:
+    """The same noise under another name has the same figures."""
+    question = ("--scale", "20", "--participations", "10", "--json")
+    answers = [json.loads(fedpriv(installed, "account", name, *question).stdout) for name in ("doubled", "laplace")]
+    assert answers[0]["epsilon"] == answers[1]["epsilon"] > 0
+    assert "doubled" in fedpriv(installed, "account", "--help").stdout
+    done = fedpriv(installed, "account", "rounded", "--step", "2")
+    assert (done.returncode, done.stderr) == (2, "fedpriv: nothing is proven about rounded\n")
+
+
+@pytest.mark.slow
 def test_a_run_trains_and_attacks_with_them(installed: Path) -> None:
     done = fedpriv(installed, "run", "mine.toml", "--out", "run")
     assert done.returncode == 0, done.stderr
@@ -88,6 +121,9 @@ def test_a_run_trains_and_attacks_with_them(installed: Path) -> None:
     ledger = json.loads((installed / "run" / "ledger.json").read_text())
     assert (ledger["mechanism"], ledger["worst"]["epsilon"]) == ("rounded", None)
     page = (installed / "run" / "report.html").read_text()
-    assert "White images" in page and "rounding" in page
+    assert all(word in page for word in ("White images", "rounding", "stripes", "narrow"))
+    # One client is believed: the other one's uploads leave no trace in the model.
+    alone = json.loads((installed / "run" / "summary.json").read_text())
+    assert alone["model"] == {"name": "narrow", "parameters": 64 * 5 + 5 + 5 * 8 + 8, "tensors": [320, 5, 40, 8]}
     again = fedpriv(installed, "attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3")
     assert again.returncode == 0, again.stderr

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from fedpriv.config import Experiment, json_schema
-from fedpriv.registry import ATTACKS, MECHANISMS
+from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEMA = json.loads((CONFIGS / "experiment.schema.json").read_text(encoding="utf-8"))
@@ -42,9 +42,25 @@ def test_what_the_settings_refuse_it_refuses(mechanism: dict[str, object]) -> No
         jsonschema.validate({"mechanism": mechanism}, SCHEMA)
 
 
-def test_every_mechanism_and_attack_is_in_it() -> None:
+@pytest.mark.parametrize(
+    "model", [{"name": "mlp", "hidden": [0]}, {"name": "resnet", "hidden": [3]}, {"hidden": [3]}, {"name": "lenot"}]
+)
+def test_of_networks_too(model: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="model"):
+        Experiment.model_validate({"model": model})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"model": model}, SCHEMA)
+
+
+def test_everything_is_in_it() -> None:
     for name, kind in MECHANISMS.items():
         noise = {kind.parameter: 1.0} if kind.parameter else {}
         jsonschema.validate({"mechanism": {"name": name, **noise}}, SCHEMA)
     jsonschema.validate({"mechanism": {"delta": 1e-6}, "adversary": {"attacks": list(ATTACKS)}}, SCHEMA)
     assert set(ATTACKS) <= set(SCHEMA["$defs"]["AdversaryConfig"]["properties"])
+    for name in [*MODELS, "my.package:network"]:
+        jsonschema.validate({"model": {"name": name}}, SCHEMA)
+    assert SCHEMA["$defs"]["DataConfig"]["properties"]["name"]["enum"] == list(DATASETS)
+    for name, kind in RULES.items():
+        keys = {key: field.default for key, field in kind.model_fields.items()}
+        jsonschema.validate({"federation": {"aggregation": name, **keys}}, SCHEMA)

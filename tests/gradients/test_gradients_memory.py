@@ -9,10 +9,10 @@ from tensor_memory import TensorMemory
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, GradientOperator, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
-from fedpriv.models import build_model
+from fedpriv.models import model_settings
+from fedpriv.models.machinery.build import build_model
 from tests.noise import stream
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def model_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:
         model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.ConvTranspose1d(16, 40, 3), nn.Flatten(), nn.Linear(40 * 32, 10))
         return model, torch.randn(EXAMPLES, 16, 32, generator=generator), y
     hidden = {"hidden": (256, 256)} if name == "mlp" else {}
-    model = build_model(ModelConfig.model_validate({"name": name, **hidden}), (3, 32, 32), 10, 1)
+    model = build_model(model_settings({"name": name, **hidden}), (3, 32, 32), 10, 1)
     return model, torch.randn(EXAMPLES, 3, 32, 32, generator=generator), y
 
 

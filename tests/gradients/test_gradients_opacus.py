@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.config import ModelConfig
 from fedpriv.gradients import Vector, per_example_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
-from fedpriv.models import build_model
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 from fedpriv.randomness import torch_stream
 from tests.noise import stream
 
 BATCH, CLASSES = 64, 10
 MODELS = {
-    "lenet": (ModelConfig(name="lenet"), (3, 32, 32)),
-    "mlp(1024,1024)": (ModelConfig(name="mlp", hidden=(1024, 1024)), (3, 32, 32)),
-    "mlp(128)": (ModelConfig(name="mlp", hidden=(128,)), (1, 28, 28)),
-    "convnet": (ModelConfig(name="convnet"), (3, 32, 32)),
+    "lenet": (LenetSettings(), (3, 32, 32)),
+    "mlp(1024,1024)": (MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),
+    "mlp(128)": (MlpSettings(hidden=(128,)), (1, 28, 28)),
+    "convnet": (ConvnetSettings(), (3, 32, 32)),
 }
 
 

@@ -1,11 +1,13 @@
 """Small experiments that go all the way, what they leave behind, and clients that misbehave."""
 
+import copy
 import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -13,13 +15,13 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedpriv.clients.app import client_app, identify
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, override
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
 
 Misbehaviour = Callable[[Message], Message]
 
-BASE = {
+BASE: dict[str, Any] = {
     "name": "small",
     "seed": 3,
     "noise": "reproducible",
@@ -32,11 +34,9 @@ BASE = {
 
 
 def experiment(**sections: dict[str, object]) -> Experiment:
-    """The small experiment with some sections' keys replaced."""
-    tree = {**BASE}
-    for name, keys in sections.items():
-        base = tree.get(name, {})
-        tree[name] = {**(base if isinstance(base, dict) else {}), **keys}
+    """The small experiment with some sections' keys replaced, as ``--set`` does it."""
+    tree = copy.deepcopy(BASE)
+    override(tree, [((section, key), value) for section, keys in sections.items() for key, value in keys.items()], "")
     return Experiment.model_validate(tree)
 
 

@@ -48,7 +48,8 @@ def run(original: Path, tmp_path: Path) -> Path:
 def attack(
     run: Path, *names: str, chosen: tuple[str, ...] = (), overrides: tuple[str, ...] = (), out: Path | None = None
 ) -> dict[str, Any]:
-    return attack_run(run, names, chosen, overrides, out, f"fedpriv attack run {' '.join(names)}".strip(), Silent())
+    command = f"fedpriv attack run {' '.join(names)}".strip()
+    return attack_run(run, names, chosen, overrides, out, command, Silent()).to_json()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -11,8 +11,8 @@ import ray
 from fedpriv.engines.tasks import Ended, TaskResources
 from fedpriv.errors import InputError
 from fedpriv.lab import attack_on_ray, start_run
-from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
+from fedpriv.records import Summary
 from tests.integration.small import experiment
 
 ATTACKED = {"attacks": ["iga", "closed_form"], "victims": 3, "iga": {"iterations": 20, "restarts": 2}}

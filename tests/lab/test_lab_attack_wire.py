@@ -56,7 +56,7 @@ def hear(run: Path, heard: Path, *stems: str) -> None:
 
 
 def attack(run: Path, heard: Path, out: Path, *names: str) -> dict:
-    return attack_heard(run, heard, names, (), (), out, "fedpriv attack run --heard heard", Silent())
+    return attack_heard(run, heard, names, (), (), out, "fedpriv attack run --heard heard", Silent()).to_json()
 
 
 def test_only_what_was_heard_is_attacked_and_the_run_stays_as_it_is(run: Path, tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.accounting import Guarantee
 from fedpriv.attacks.membership.signals import label_logits, read_signals
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.progress import Silent
+from fedpriv.records import Guarantee
 from fedpriv.report import reported, write_report
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
@@ -34,7 +34,7 @@ def finished(folder: Path, **sections: dict[str, object]) -> RunFolder:
 def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     before = json.loads((folder.path / "summary.json").read_text())
-    found = audit_run(folder, 8, 40, Silent())
+    found = audit_run(folder, 8, 40, Silent()).model_dump(mode="json")
     after = json.loads((folder.path / "summary.json").read_text())
     assert after.pop("membership") == found == json.loads((folder.path / "membership.json").read_text())
     assert after == before
@@ -65,7 +65,7 @@ def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> Non
 
 def test_a_private_run_is_compared_with_its_ledger(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", mechanism={"name": "gaussian", "sigma": 8.0, "clip_norm": 1.0})
-    found = audit_run(folder, 8, 40, Silent())
+    found = audit_run(folder, 8, 40, Silent()).model_dump(mode="json")
     assert found["proven_epsilon"] > found["epsilon_bound"]["epsilon"]
 
 
@@ -104,10 +104,10 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_a_finished_run_keeps_what_an_audit_found(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
-    found = audit_run(folder, 6, 20, Silent())
+    found = audit_run(folder, 6, 20, Silent()).model_dump(mode="json")
     resume_run(folder.path, Silent())
     assert json.loads((folder.path / "summary.json").read_text())["membership"] == found
-    assert audit_run(folder, 6, 20, Silent()) == found
+    assert audit_run(folder, 6, 20, Silent()).model_dump(mode="json") == found
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
@@ -125,7 +125,7 @@ def test_an_unfinished_run_is_not_audited(tmp_path: Path, status: str) -> None:
     ("name", "content", "said"),
     [
         ("summary.json", b"{", "summary.json is damaged: Invalid JSON"),
-        ("summary.json", b'{"status": "completed", "ledger": 3}', "summary.json, ledger is damaged: Input should be"),
+        ("summary.json", b'{"status": "completed", "ledger": 3}', "summary.json is damaged: ledger: Input should be"),
         ("metrics.jsonl", b"{}\n", "metrics.jsonl, line 1 is damaged"),
         ("checkpoint/server.safetensors", b"x", "server.safetensors is damaged"),
     ],

@@ -9,8 +9,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedpriv.lab import attack_run, start_run
-from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
+from fedpriv.records import Summary
 from tests.integration.small import experiment
 
 

@@ -11,11 +11,9 @@ from torch import Tensor
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.lab import attack_on_ray, resume_run, start_run
-from fedpriv.lab.preflight import _powerless_rule
-from fedpriv.lab.summary import Summary
 from fedpriv.progress import Silent
+from fedpriv.records import Summary
 from fedpriv.report import write_report
-from fedpriv.server.aggregation import aggregate
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State, build_world
 from tests.integration.small import experiment
@@ -172,8 +170,8 @@ def test_the_attack_stage_can_be_done_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clients", range(1, 8))
 @pytest.mark.parametrize("rule", [("median", 0.2), *(("trimmed-mean", trim) for trim in (0.0, 0.2, 0.34, 0.49))])
 def test_a_robust_rule_that_one_upload_upsets_is_a_warning(rule: tuple[str, float], clients: int) -> None:
-    settings = experiment(federation={"clients": clients, "aggregation": rule[0], "trim": rule[1]})
+    chosen = experiment(federation={"clients": clients, "aggregation": rule[0], "trim": rule[1]}).federation.rule
     sent = [torch.tensor([0.0]) for _ in range(clients - 1)] + [torch.tensor([1000.0])]
     uploads = [Upload(client, 10, State({"w": value}, {})) for client, value in enumerate(sent)]
-    is_upset = bool(aggregate(uploads, settings.federation).parameters["w"] != 0)
-    assert bool(_powerless_rule(settings)) == is_upset
+    is_upset = bool(chosen.aggregate(uploads, "examples").parameters["w"] != 0)
+    assert bool(chosen.warnings(clients)) == is_upset

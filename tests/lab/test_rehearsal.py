@@ -69,7 +69,7 @@ def normalised(shape: Shape, classes: int) -> nn.Module:
 
 
 def own(name: str) -> dict[str, object]:
-    return {"name": f"tests.lab.test_rehearsal:{name}", "hidden": []}
+    return {"name": f"tests.lab.test_rehearsal:{name}"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_same_network_is_trained_without_such_attacks() -> None:
 
 
 def test_an_attack_that_refuses_such_a_network_is_a_warning(tmp_path: Path) -> None:
-    settings = experiment(model={"name": "lenet", "hidden": []}, adversary={"attacks": ["closed_form", "iga"]})
+    settings = experiment(model={"name": "lenet"}, adversary={"attacks": ["closed_form", "iga"]})
     (warning,) = check_experiment(settings)
     assert warning.startswith("attack closed_form refuses an upload of random images: closed_form needs a network")
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fedpriv.accounting import Release, guarantee
-from fedpriv.attacks.referee import Score
 from fedpriv.config import Experiment
 from fedpriv.lab.summary import attack_results, verdict
-from fedpriv.runs import RoundRecord
+from fedpriv.records import RoundRecord, Score
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from fedpriv.deploy.certificates import make_certificates
+from fedpriv.deploy.certificates import Authority
 from fedpriv.listener.conversation import Conversation, Kind, Spoken
 
 BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 700)
@@ -62,7 +62,7 @@ def test_refusals_are_read_as_such() -> None:
 
 
 def test_tls_is_known_by_its_first_bytes_and_nothing_of_it_is_read(tmp_path) -> None:
-    make_certificates(tmp_path, ("localhost",))
+    Authority().certify(tmp_path, ("localhost",))
     client_context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")

@@ -14,12 +14,12 @@ from sum_comparison import Floats, gradients, smallest_pvalue
 from torch.nn import functional
 from vmf_oracle import draw_sums
 
-from fedpriv.config import ModelConfig
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.mechanisms.machinery.batch_sum import _draw_parts, _grouped, _walk, group_size
 from fedpriv.mechanisms.machinery.span import Basis, spectral_basis
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.models import build_model
+from fedpriv.models import model_settings
+from fedpriv.models.machinery.build import build_model
 from tests.noise import stream
 
 ALARM = 1e-4
@@ -77,7 +77,7 @@ def test_batches_are_cut_where_pairs_are_dear() -> None:
     """LeNet's batch into small groups; an MLP's inner products are cheap."""
     sizes = {}
     for name, shape in (("lenet", (3, 32, 32)), ("mlp", (3, 32, 32))):
-        model = build_model(ModelConfig(name=name, hidden=(1024, 1024)), shape, 10, seed=0)
+        model = build_model(model_settings({"name": name}), shape, 10, seed=0)
         loss = partial(functional.cross_entropy, reduction="none")
         batch = per_example_gradients(model, loss, torch.randn(4, *shape), torch.arange(4))
         sizes[name] = group_size(batch, None)

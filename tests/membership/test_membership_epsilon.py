@@ -18,7 +18,6 @@ from scipy.stats import binom, binomtest
 
 from fedpriv.attacks.membership import epsilon as epsilon_module
 from fedpriv.attacks.membership.epsilon import (
-    EpsilonBound,
     canary_epsilon,
     canary_p_value,
     clopper_pearson,
@@ -29,6 +28,7 @@ from fedpriv.attacks.membership.epsilon import (
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.records import EpsilonBound
 from tests.noise import stream
 
 SURE = 0.999

@@ -13,11 +13,13 @@ from torch.nn import functional
 
 from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.attacks.membership.stacked import StackedNetwork, stack_models
-from fedpriv.config import Experiment, ModelConfig
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.lab import start_run
-from fedpriv.models import build_model
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 from fedpriv.plan import Plan
 from fedpriv.progress import Silent
 from fedpriv.randomness import NoiseStream, Secret, numpy_stream
@@ -112,7 +114,7 @@ def test_a_reference_on_the_targets_data_is_the_target(
 def test_models_together_are_the_models_of_a_plain_loop(name: str) -> None:
     """The oracle is a loop of nothing but PyTorch."""
     settings = experiment(
-        model={"name": name, "hidden": [16]},
+        model={"name": name, **({"hidden": [16]} if name == "mlp" else {})},
         federation={"algorithm": "fedavg", "clients": 1, "rounds": 2},
         training={"batch_size": 400, "learning_rate": 0.05, "momentum": 0.5},
     )
@@ -187,8 +189,8 @@ def hooked() -> nn.Module:
 
 # Those that are chains of Linear layers have their gradients from the layers' inputs and errors.
 CHAINS: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: build_model(ModelConfig(name="mlp", hidden=(8, 5)), (1, 4, 4), 4, 0),
-    "softmax regression": lambda: build_model(ModelConfig(name="mlp", hidden=()), (1, 4, 4), 4, 0),
+    "mlp": lambda: build_model(MlpSettings(hidden=(8, 5)), (1, 4, 4), 4, 0),
+    "softmax regression": lambda: build_model(MlpSettings(hidden=()), (1, 4, 4), 4, 0),
     "some without bias": lambda: nn.Sequential(
         nn.Tanh(), nn.Flatten(), nn.Linear(16, 8, bias=False), nn.GELU(), nn.Linear(8, 7), nn.Linear(7, 4, bias=False)
     ),
@@ -202,7 +204,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(inplace=True), nn.Linear(8, 4)),
     "rows": lambda: nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(12, 4)),
     "flat from 2": lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(16, 4)),
-    "lenet": lambda: build_model(ModelConfig(name="lenet"), (1, 4, 4), 4, 0),
+    "lenet": lambda: build_model(LenetSettings(), (1, 4, 4), 4, 0),
 }
 NETWORKS = {**CHAINS, **OTHERS}
 

@@ -96,7 +96,7 @@ def test_bootstrap_agrees_with_delong_and_repeats() -> None:
 
 def test_all_figures_come_with_intervals_around_them() -> None:
     scores, truth = sample(9, 200, 200, shift=2.0)
-    found = score_membership(scores, truth, np.random.default_rng(0), repeats=200)
+    found = score_membership("lira", scores, truth, np.random.default_rng(0), repeats=200)
     assert (found.members, found.non_members) == (200, 200)
     for name in ("auc", "tpr_at_1_percent", "tpr_at_01_percent", "advantage"):
         low, high = found.intervals[name]

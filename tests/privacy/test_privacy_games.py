@@ -12,7 +12,7 @@ make less than 6e-7 for the file. With the other two files of this folder it is 
 import numpy as np
 import pytest
 
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 from tests.privacy.bounds import ALARM
 from tests.privacy.game import Game, play_game
 from tests.privacy.worst_cases import BLANK, ONE_PIXEL, WHITE, WORST_CASES, pair

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedpriv.accounting import Ledger, LedgerEntry, Release, guarantee
+from fedpriv.accounting import Ledger, LedgerLine, Release, guarantee
 from fedpriv.config import Experiment
 from fedpriv.metrics import mse, psnr, ssim
 
@@ -163,7 +163,7 @@ def _ledger(recipe: Recipe) -> Ledger:
         for client in range(recipe.clients)
     ]
     entries = [
-        LedgerEntry(client, 140 + 5 * (client % 9), _guarantee(release)) for client, release in enumerate(releases)
+        LedgerLine.of(client, 140 + 5 * (client % 9), _guarantee(release)) for client, release in enumerate(releases)
     ]
     key = NOISE[mechanism]
     return Ledger.of("example", mechanism, {key: recipe.noise, "clip_norm": 1.0} if key else {}, entries)
@@ -273,7 +273,7 @@ def _summary(
     for score in scores:
         if score["chosen"]:
             groups.setdefault((score["attack"], score["upload"]), []).append(score)
-    worst = {key: value for key, value in ledger["worst"].items() if key not in ("client", "examples")}
+    worst = {key: value for key, value in ledger["worst"].items() if key not in ("client", "examples", "noise")}
     return {
         "name": "digits-example",
         "status": recipe.status,

@@ -10,11 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fedpriv.records import Curve, Failure, MembershipAttack, Partition, RoundRecord
 from fedpriv.report import figures
 from fedpriv.report.drawing import DARK, Theme, plot, recoloured, to_svg
 from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
-from fedpriv.report.view import Curve, MembershipAttack, Partition
-from fedpriv.runs import Failure, RoundRecord
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -117,7 +116,7 @@ def test_an_epsilon_that_says_nothing_is_not_drawn(
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (8, 10), (17, 10), (100, 100)])
 def test_the_partition_has_one_cell_a_client_and_class(clients: int, classes: int) -> None:
     counts = tuple(tuple((client * classes + label) % 7 for label in range(classes)) for client in range(clients))
-    plot = partition_plot(Partition(counts, tuple(f"class {label}" for label in range(classes))))
+    plot = partition_plot(Partition(tuple(f"class {label}" for label in range(classes)), counts))
     picture = heat_map(plot)
     assert picture.size == (clients, classes)
     darkness = [[sum(picture.convert("RGB").getpixel((x, y))) for y in range(classes)] for x in range(clients)]
@@ -129,20 +128,20 @@ def test_the_partition_has_one_cell_a_client_and_class(clients: int, classes: in
 
 
 def test_small_partitions_say_the_numbers() -> None:
-    plot = partition_plot(Partition(((1234, 0), (5, 66)), ("cat", "dog")))
+    plot = partition_plot(Partition(("cat", "dog"), ((1234, 0), (5, 66))))
     assert {"1,234", "·", "5", "66", "cat", "dog"} <= set(texts(plot.light))
     assert plot.alt == "Who holds what: 71 to 1,234 examples a client, of 1 to 2 of the 2 classes; 2 clients."
 
 
 def test_names_of_classes_are_text_and_nothing_else() -> None:
     names = ("<script>x</script>", "$\\broken{", "数字", "a & b", "a very long name of a class")
-    plot = partition_plot(Partition(((1, 2, 3, 4, 5),), names))
+    plot = partition_plot(Partition(names, ((1, 2, 3, 4, 5),)))
     shown = texts(plot.dark)
     assert {"<script>x</script>"[:15] + "…", "$\\broken{", "数字", "a & b", "a very long nam…"} <= set(shown)
 
 
 def test_drawing_repeats_to_the_byte_and_leaves_matplotlib_as_it_was() -> None:
-    partition = Partition(((1, 2), (3, 4)), ("a", "b"))
+    partition = Partition(("a", "b"), ((1, 2), (3, 4)))
     first = partition_plot(partition)
     with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "svg.fonttype": "path"}):
         before = dict(matplotlib.rcParams)
@@ -162,8 +161,8 @@ def attack(number: int) -> MembershipAttack:
 NAMED = tuple(f"class {label}" for label in range(5))
 DRAWN: dict[str, Callable[[], Plot | None]] = {
     "accuracy": lambda: accuracy_plot(course((2.3, 0.1), (1.0, 0.7), (0.9, 0.8), failed=(1,)), 10),
-    "numbers": lambda: partition_plot(Partition(((0, 1, 20, 3, 90), (35, 46, 47, 0, 6)), NAMED)),
-    "colour bar": lambda: partition_plot(Partition(tuple(tuple(range(5 * n, 5 * n + 5)) for n in range(60)), NAMED)),
+    "numbers": lambda: partition_plot(Partition(NAMED, ((0, 1, 20, 3, 90), (35, 46, 47, 0, 6)))),
+    "colour bar": lambda: partition_plot(Partition(NAMED, tuple(tuple(range(5 * n, 5 * n + 5)) for n in range(60)))),
     "membership": lambda: roc_plot([attack(number) for number in range(4)]),
 }
 

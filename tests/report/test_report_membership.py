@@ -9,9 +9,10 @@ import pytest
 from test_report_page import parse
 
 from fedpriv.errors import InputError
+from fedpriv.records import Curve, MembershipAttack
 from fedpriv.report import render_page
 from fedpriv.report.figures import roc_plot
-from fedpriv.report.view import Curve, MembershipAttack, load_view
+from fedpriv.report.view import load_view
 
 MakeRun = Callable[..., Path]
 

@@ -7,7 +7,8 @@ from scipy.stats import trim_mean
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.server.aggregation import ServerOptimizer, aggregate, mean_upload
+from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State
 
@@ -134,7 +135,7 @@ def by_hand(federation: dict[str, object], sent: list[Upload]) -> dict[str, np.n
 def test_robust_rules_are_those_of_their_papers(federation: dict[str, object], count: int) -> None:
     sent = uploads(np.random.default_rng(count), tuple(range(1, count + 1)))
     settings = setup(clients=count, **federation).federation
-    result, expected = aggregate(sent, settings), by_hand(federation, sent)
+    result, expected = settings.rule.aggregate(sent, settings.weighting), by_hand(federation, sent)
     for name, value in (result.parameters | result.buffers).items():
         assert value.dtype == torch.float32
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-5, atol=1e-6)
@@ -148,7 +149,7 @@ def test_one_wrong_upload_does_not_upset_a_robust_rule(federation: dict[str, obj
     states[3] = State({name: torch.full_like(value, 1e6) for name, value in truth.items()}, {})
     sent = [Upload(number, 10, state) for number, state in enumerate(states)]
     settings = setup(clients=7, **federation).federation
-    result, mean = aggregate(sent, settings), mean_upload(sent, "examples")
+    result, mean = settings.rule.aggregate(sent, settings.weighting), mean_upload(sent, "examples")
     for name, value in truth.items():
         assert (result.parameters[name] - value).abs().max() < 0.1
         assert (mean.parameters[name] - value).abs().max() > 1e4
@@ -156,7 +157,7 @@ def test_one_wrong_upload_does_not_upset_a_robust_rule(federation: dict[str, obj
 
 def test_the_mean_is_the_default() -> None:
     sent = uploads(np.random.default_rng(12), (1, 5, 2))
-    result, mean = aggregate(sent, setup(clients=3).federation), mean_upload(sent, "examples")
+    result, mean = setup(clients=3).federation.rule.aggregate(sent, "examples"), mean_upload(sent, "examples")
     assert all(torch.equal(value, mean.parameters[name]) for name, value in result.parameters.items())
 
 

@@ -10,13 +10,13 @@ from flwr.app import Message, MetricRecord, RecordDict
 from scipy.stats import binom, chi
 
 from fedpriv.clients.training import local_upload
-from fedpriv.data import Sampling
+from fedpriv.data.sampling import Sampling
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.clipping import normal_norm
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.runs import Failure
+from fedpriv.records import Failure
 from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, norm, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world

@@ -12,7 +12,6 @@ from PIL import Image
 import studies.leakage_cells
 from fedpriv.config import Experiment
 from fedpriv.lab import start_run
-from fedpriv.lab.attack_stage import read_scores
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
 from studies.leakage import main, read_rows
@@ -76,7 +75,7 @@ def test_the_figures_are_those_of_a_run(measured: Path, tmp_path: Path) -> None:
         }
     )
     start_run(experiment, tmp_path / "run", "", Silent())
-    scores = read_scores(RunFolder.open(tmp_path / "run"))
+    scores = RunFolder.open(tmp_path / "run").scores()
     rows = results(measured)
     for upload, mechanism in (("protected", "gaussian:0.001"), ("unprotected", "none")):
         lines = [one for one in scores if one.upload == upload]

@@ -35,7 +35,8 @@ def test_trials_are_the_product_of_seeds_lists_and_grid(tmp_path: Path) -> None:
 def test_a_trial_is_what_the_same_overrides_make_of_the_base_file(tmp_path: Path) -> None:
     """The oracle is ``--set``: one code for both, two ways in."""
     base = tmp_path / "base.toml"
-    base.write_text('[mechanism]\nname = "vmf"\nepsilon = 600\n[engine]\nname = "inline"\n', encoding="utf-8")
+    text = '[model]\nname = "mlp"\n[mechanism]\nname = "vmf"\nepsilon = 600\n[engine]\nname = "inline"\n'
+    base.write_text(text, encoding="utf-8")
     found = sweep(
         tmp_path, base="base.toml", seeds=[5], list=None, set={"federation": {"rounds": 3}},
         grid={"mechanism.kappa": [1.5, 7.0], "model": {"hidden": [[8], [8, 4]]}, "adversary.attacks": [["iga"]]},

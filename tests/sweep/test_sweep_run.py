@@ -21,9 +21,11 @@ import fedpriv.report.comparison as comparison
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
 from fedpriv.cli.sweep_display import SweepDisplay, result_table
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.lab.sweep import run_sweep
-from fedpriv.lab.trial import TrialTask, run_trial
+from fedpriv.lab import start_run
+from fedpriv.lab.sweep import TrialTask, run_sweep, run_trial
+from fedpriv.progress import Silent
 from fedpriv.report import write_sweep_report
 from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
@@ -99,8 +101,8 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.attacks.membership.epsilon import EpsilonBound
     from fedpriv.lab import audit
+    from fedpriv.records import EpsilonBound
 
     monkeypatch.setattr(audit, "canaries_in_references", lambda *_: EpsilonBound(999.0, 1e-5, 0.95, 20, "test"))
     asked = sweep(tmp_path, seeds=[1], audit={"references": 6, "pairs": 10})
@@ -389,6 +391,18 @@ def test_what_may_not_be_looked_at_is_one_line(fedpriv: Fedpriv, monkeypatch: py
 
     monkeypatch.setattr(comparison, "read_folders", denied)
     assert fedpriv("compare", "theirs") == (2, "", "fedpriv: theirs/sweep.json: permission denied\n")
+
+
+def test_single_runs_may_have_mechanisms_with_other_settings(tmp_path: Path) -> None:
+    """Each mechanism has keys of its own; a key that a run lacks is no setting of it."""
+    paths = [tmp_path / name for name in ("none", "gaussian", "vmf")]
+    for path, noise in zip(paths, NOISES, strict=True):
+        path.mkdir()
+        start_run(Experiment.model_validate({**SMALL, **noise}), path, "fedpriv run x.toml", Silent())
+    records = comparison.read_folders(paths)
+    assert [record.settings["mechanism.name"] for record in records] == ["none", "gaussian", "vmf"]
+    assert [record.settings.get("mechanism.sigma") for record in records] == [None, 2.0, None]
+    assert [record.settings.get("mechanism.kappa") for record in records] == [None, None, 5.0]
 
 
 def test_the_help_keeps_its_square_brackets(fedpriv: Fedpriv) -> None:

@@ -1,4 +1,4 @@
-"""The commands ``fedpriv account gaussian | laplace | vmf | hgm | compare``: the ledger without a run."""
+"""The commands ``fedpriv account MECHANISM`` and ``fedpriv account compare``: the ledger without a run."""
 
 from fedpriv.cli.account.commands import account_app
 

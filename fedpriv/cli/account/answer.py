@@ -1,6 +1,7 @@
 """From what was asked to a line of the ledger."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +17,48 @@ from fedpriv.accounting import (
     nominal_noise,
     release_with,
 )
-from fedpriv.cli.account.asked import Asked
 from fedpriv.errors import InputError
-from fedpriv.names import SamplingName
+from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.registry import MECHANISMS
 
-__all__ = ["Answer", "answer"]
+__all__ = ["Answer", "Asked", "answer"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options as they were given, None where they were not; nothing is checked yet.
+
+    Attributes:
+        mechanism: one with noise.
+        noise: in its own parameter.
+        epsilon: nominal.
+        target_epsilon: proven for the whole run.
+        participations: of one example or update.
+        delta: of (epsilon, delta).
+        sampling_rate: share of a client's examples in a batch.
+        sampling: how batches are drawn.
+        unit: what is protected.
+        dimension: numbers in a gradient.
+        blocks: parts with a draw of their own.
+        calibration: from a nominal epsilon to sigma.
+        adjacency: which data sets must look alike.
+        ceiling: baselines to compute ceilings for, as numbers or fractions.
+    """
+
+    mechanism: str
+    noise: float | None
+    epsilon: float | None
+    target_epsilon: float | None
+    participations: int
+    delta: float
+    sampling_rate: float | None
+    sampling: SamplingName | None
+    unit: UnitName
+    dimension: int | None = None
+    blocks: int = 1
+    calibration: CalibrationName = "analytic"
+    adjacency: AdjacencyName = "replace-one"
+    ceiling: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +88,7 @@ def answer(asked: Asked) -> Answer:
 
     Raises:
         InputError: not exactly one noise is given, a number is out of range, no amplification is proven for the
-            sampling, or no noise reaches the target.
+            sampling, no noise reaches the target, or there is no ceiling.
     """
     option, value = _given_noise(asked)
     baselines = [_baseline(text) for text in asked.ceiling or ()]
@@ -68,12 +105,26 @@ def answer(asked: Asked) -> Answer:
     if option == "--target-epsilon":
         noise = calibrate(value, asked.delta, **run)
     elif option == "--epsilon":
-        noise = _nominal_noise(asked, value)
+        noise = nominal_noise(
+            value,
+            asked.delta,
+            mechanism=asked.mechanism,
+            calibration=asked.calibration,
+            sensitivity=_sensitivity(asked),
+        )
     else:
         noise = value
     release = release_with(noise, asked.delta, **run)
     proven = _with_nominal(guarantee(release), asked)
-    return Answer(asked, release, proven, ceilings(release, baselines))
+    return Answer(asked, release, proven, _ceilings(release, baselines))
+
+
+def _ceilings(release: Release, baselines: Sequence[float]) -> tuple[Ceiling, ...]:
+    figures = ceilings(release, baselines)
+    missing = [ceiling.theorem for ceiling in figures if ceiling.gamma is None]
+    if missing:
+        raise InputError(f"--ceiling: {missing[0]}; allowed are mechanisms whose proof has a reference")
+    return figures
 
 
 def _baseline(text: str) -> float:
@@ -117,16 +168,6 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     return sampling, 1.0 if rate is None else rate
 
 
-def _nominal_noise(asked: Asked, epsilon: float) -> float:
-    return nominal_noise(
-        epsilon,
-        asked.delta,
-        mechanism=asked.mechanism,
-        calibration=asked.calibration,
-        sensitivity=_sensitivity(asked),
-    )
-
-
 def _parameter(asked: Asked) -> NoiseParameter:
     proof = MECHANISMS[asked.mechanism].proof()
     if proof.parameter is None:
@@ -140,12 +181,12 @@ def _sensitivity(asked: Asked) -> int:
     return 1 if asked.adjacency == "zero-out" else 2
 
 
-def _with_nominal(found: Guarantee, asked: Asked) -> Guarantee:
+def _with_nominal(proven: Guarantee, asked: Asked) -> Guarantee:
     """Say what --epsilon means for the mechanisms whose ledger has no nominal figure."""
-    if asked.epsilon is None or found.nominal_epsilon is not None:
-        return found
+    if asked.epsilon is None or proven.nominal_epsilon is not None:
+        return proven
     words = (
         f"nominal, as given: one release alone is (epsilon, delta)-private, by the {asked.calibration} calibration at "
         f"sensitivity {_sensitivity(asked)} clip_norm and without sampling"
     )
-    return replace(found, nominal_epsilon=asked.epsilon, theorem={**found.theorem, "nominal_epsilon": words})
+    return replace(proven, nominal_epsilon=asked.epsilon, theorem={**proven.theorem, "nominal_epsilon": words})

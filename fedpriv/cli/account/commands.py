@@ -7,8 +7,9 @@ from typing import Annotated, Any, get_args
 
 import click
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
-from fedpriv.cli.account.asked import Asked
 from fedpriv.cli.terminal import Json, err, print_json, print_line
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings
@@ -17,7 +18,31 @@ from fedpriv.registry import MECHANISMS
 
 __all__ = ["account_app"]
 
+
+class _Mechanisms(TyperGroup):
+    """With a command for each mechanism that makes noise; other packages' are imported when one is asked for."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._add_mechanisms()
+        return super().list_commands(ctx)
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        self._add_mechanisms()
+        if args[0] in MECHANISMS and args[0] not in self.commands:
+            raise InputError(f"nothing is proven about {args[0]}")
+        return super().resolve_command(ctx, args)
+
+    def _add_mechanisms(self) -> None:
+        noisy = {name: _command(kind) for name, kind in MECHANISMS.items() if issubclass(kind, NoisySettings)}
+        self.commands = {**noisy, **self.commands}
+
+
 account_app = typer.Typer(
+    cls=_Mechanisms,
     help="Say what is proven about a mechanism's noise, or how much noise a target needs, without running anything.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -78,7 +103,7 @@ Ceilings = Annotated[
 ]
 
 
-def _add(kind: type[NoisySettings]) -> None:
+def _command(kind: type[NoisySettings]) -> click.Command:
     """The command of one mechanism: an option for each number that its figures depend on."""
     fields, noise = kind.model_fields, kind.parameter
     name = fields["name"].default
@@ -104,16 +129,18 @@ def _add(kind: type[NoisySettings]) -> None:
         options["adjacency"] = (Adjacency, "replace-one")
 
     def command(as_json: Json, **given: Any) -> None:
-        _answer(Asked(mechanism=name, **given), as_json)
+        _answer(as_json, mechanism=name, **given)
 
     _sign(command, {**options, "as_json": (Json, False)})
     with_dimension = " --dimension 15826" if blocks else ""
-    account_app.command(
+    single = typer.Typer(add_completion=False)
+    single.command(
         name,
         help=kind.summary,
         epilog=f"Examples:\n\n  fedpriv account {name} --{noise} 20{with_dimension} --participations 10\n\n"
         f"  fedpriv account {name} --target-epsilon 8{with_dimension} --steps 1000 --sampling-rate 0.01",
     )(command)
+    return typer.main.get_command(single)
 
 
 _REQUIRED = inspect.Parameter.empty
@@ -131,11 +158,6 @@ def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) 
     ]
     command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-
-
-for _kind in MECHANISMS.ours():
-    if issubclass(_kind, NoisySettings):
-        _add(_kind)
 
 
 @account_app.command(
@@ -170,7 +192,7 @@ def compare(
     from fedpriv.cli.account.text import comparison_json, print_comparison
 
     with err.status("finding the noise of each mechanism for each epsilon"):
-        found = compare_mechanisms(
+        comparison = compare_mechanisms(
             sorted(set(epsilon or _EPSILONS)),
             delta,
             dimension=dimension,
@@ -182,11 +204,11 @@ def compare(
     if plot is not None:
         from fedpriv.cli.account.plot import draw_comparison
 
-        draw_comparison(found, plot)
+        draw_comparison(comparison, plot)
     if as_json:
-        print_json(comparison_json(found))
+        print_json(comparison_json(comparison))
         return
-    print_comparison(found)
+    print_comparison(comparison)
     if plot is not None:
         print_line(f"Plot: {plot}")
 
@@ -194,12 +216,12 @@ def compare(
 _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-def _answer(asked: Asked, as_json: bool) -> None:
-    from fedpriv.cli.account.answer import answer
+def _answer(as_json: bool, **given: Any) -> None:
+    from fedpriv.cli.account.answer import Asked, answer
     from fedpriv.cli.account.text import account_json, print_account
 
-    found = answer(asked)
+    result = answer(Asked(**given))
     if as_json:
-        print_json(account_json(found))
+        print_json(account_json(result))
     else:
-        print_account(found)
+        print_account(result)

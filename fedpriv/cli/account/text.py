@@ -25,38 +25,38 @@ _ASSUMPTIONS = (
 # ---- one line of the ledger -----------------------------------------------------------------------------------------
 
 
-def account_json(found: Answer) -> dict[str, Any]:
+def account_json(answer: Answer) -> dict[str, Any]:
     """Return plain values, None where no figure is proven."""
     return {
-        "mechanism": found.asked.mechanism,
-        found.parameter.name: found.release.noise,
-        "target_epsilon": found.asked.target_epsilon,
-        "unit": found.asked.unit,
-        "dimension": found.asked.dimension,
-        "blocks": found.asked.blocks,
-        **asdict(found.guarantee),
-        "ceilings": [asdict(ceiling) for ceiling in found.ceilings],
+        "mechanism": answer.asked.mechanism,
+        answer.parameter.name: answer.release.noise,
+        "target_epsilon": answer.asked.target_epsilon,
+        "unit": answer.asked.unit,
+        "dimension": answer.asked.dimension,
+        "blocks": answer.asked.blocks,
+        **asdict(answer.guarantee),
+        "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
     }
 
 
-def print_account(found: Answer) -> None:
+def print_account(answer: Answer) -> None:
     """Print the figures first, then what each rests on."""
-    asked, proven = found.asked, found.guarantee
-    means = found.parameter.meaning
+    asked, proven = answer.asked, answer.guarantee
+    means = answer.parameter.meaning
     if asked.target_epsilon is not None:
         means = f"the least noise for epsilon {_number(asked.target_epsilon)}: {means}"
     figures = _columns("left", "right", "left")
-    figures.add_row(found.parameter.name, _bold(found.release.noise), means)
+    figures.add_row(answer.parameter.name, _bold(answer.release.noise), means)
     figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
     figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
     figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
-    for ceiling in found.ceilings:
+    for ceiling in answer.ceilings:
         meaning = f"no attack succeeds more often, where a guess does with {_number(ceiling.k0)}"
         figures.add_row("ceiling", _bold(ceiling.gamma), meaning)
     out.print(figures)
     out.print()
     setting = _columns("left", "left")
-    setting.add_row("mechanism", _mechanism(found))
+    setting.add_row("mechanism", _mechanism(answer))
     setting.add_row("adjacency", proven.adjacency)
     setting.add_row("sampling", proven.sampling)
     setting.add_row("participations", f"{proven.participations:,}")
@@ -64,26 +64,26 @@ def print_account(found: Answer) -> None:
     names = ("epsilon", "pure_epsilon", "nominal_epsilon")
     theorems = [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names]
     # Ceilings of one release mostly rest on the same.
-    theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in found.ceilings)
+    theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
     _print_list("What they rest on", theorems)
     _print_list("Notes", proven.notes)
 
 
-def _mechanism(found: Answer) -> str:
-    asked = found.asked
+def _mechanism(answer: Answer) -> str:
+    asked = answer.asked
     if asked.dimension is None:
         return asked.mechanism
     on = f"{asked.mechanism} on {asked.dimension:,} numbers"
     if asked.blocks == 1:
         return on
-    sizes = " or ".join(f"{size:,}" for size in sorted(set(found.release.dimensions)))
+    sizes = " or ".join(f"{size:,}" for size in sorted(set(answer.release.dimensions)))
     return f"{on} in {asked.blocks:,} blocks of {sizes}"
 
 
 # ---- comparisons ----------------------------------------------------------------------------------------------------
 
 
-def comparison_json(found: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """Return plain values, one row a mechanism and epsilon."""
     rows = [
         {
@@ -96,53 +96,55 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
             "noise_to_signal": point.ratio,
             "refusal": point.refusal or None,
         }
-        for contender, points in found.curves
+        for contender, points in comparison.curves
         for point in points
     ]
     return {
-        "delta": found.delta,
+        "delta": comparison.delta,
         "adjacency": _ADJACENCY,
-        "sampling": _sampling(found),
-        "participations": found.participations,
-        "batch_size": found.batch_size,
-        "dimension": found.dimension,
-        "assumptions": _assumptions(found),
+        "sampling": _sampling(comparison),
+        "participations": comparison.participations,
+        "batch_size": comparison.batch_size,
+        "dimension": comparison.dimension,
+        "assumptions": _assumptions(comparison),
         "rows": rows,
     }
 
 
-def print_comparison(found: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print a table, one column a mechanism, and what it assumes."""
     out.print("Noise over signal in the mean gradient, at the same proven epsilon", style="bold")
+    sizes = f"{comparison.batch_size:,} gradients (B) of {comparison.dimension:,} numbers (K)"
     out.print(
-        f"{found.batch_size:,} gradients (B) of {found.dimension:,} numbers (K), {found.participations:,} "
-        f"participations, sampling: {_sampling(found)}, delta = {found.delta:g}, {_ADJACENCY}. Below 1 the signal is "
-        "longer than the noise."
+        f"{sizes}, {comparison.participations:,} participations, sampling: {_sampling(comparison)}, "
+        f"delta = {comparison.delta:g}, {_ADJACENCY}. Below 1 the signal is longer than the noise."
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("epsilon", justify="right")
-    for contender, _ in found.curves:
+    for contender, _ in comparison.curves:
         table.add_column(contender.label, justify="right")
-    for row in zip(*(points for _, points in found.curves), strict=True):
+    for row in zip(*(points for _, points in comparison.curves), strict=True):
         table.add_row(_number(row[0].epsilon), *(_number(point.ratio) for point in row))
     out.print()
     out.print(table)
-    refusals = [f"{each.label}: {point.refusal}" for each, points in found.curves for point in points if point.refusal]
-    _print_list("What it assumes", [*_assumptions(found), *refusals])
+    refusals = [
+        f"{each.label}: {point.refusal}" for each, points in comparison.curves for point in points if point.refusal
+    ]
+    _print_list("What it assumes", [*_assumptions(comparison), *refusals])
 
 
 def _parameter(mechanism: str) -> str:
     return str(MECHANISMS[mechanism].proof().parameter.name)
 
 
-def _assumptions(found: Comparison) -> list[str]:
-    compared = dict.fromkeys(contender.mechanism for contender, _ in found.curves)
+def _assumptions(comparison: Comparison) -> list[str]:
+    compared = dict.fromkeys(contender.mechanism for contender, _ in comparison.curves)
     ratios = "; ".join(f"{name} {MECHANISMS[name].proof().ratio}" for name in compared)
     return [*_ASSUMPTIONS, f"Noise over signal: {ratios}."]
 
 
-def _sampling(found: Comparison) -> str:
-    return "full" if found.rate is None else f"fixed, Poisson where a label says so, rate {found.rate:.6g}"
+def _sampling(comparison: Comparison) -> str:
+    return "full" if comparison.rate is None else f"fixed, Poisson where a label says so, rate {comparison.rate:.6g}"
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

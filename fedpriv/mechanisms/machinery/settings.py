@@ -1,14 +1,13 @@
 """What the settings of every mechanism have in common, and what all others ask of a mechanism through them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.errors import InputError
 from fedpriv.names import AdjacencyName, CalibrationName, UnitName
-from fedpriv.registry import MECHANISMS, suggestion
-from fedpriv.settings import Epsilon, Real, Section, enumerated
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Choice, Epsilon, Real, Section, enumerated
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 __all__ = [
+    "MECHANISM",
     "ClipNorm",
     "Contender",
     "MechanismSettings",
@@ -247,29 +247,5 @@ def noise_keys() -> tuple[str, ...]:
     return tuple(sorted({key for kind in MECHANISMS.values() for key in getattr(kind, "noise_keys", tuple)()}))
 
 
-def mechanism_settings(tree: Mapping[str, Any]) -> MechanismSettings:
-    """Return the settings of the mechanism that the key ``name`` says; none, without it.
-
-    Raises:
-        InputError: there is no such mechanism.
-        ValidationError: a key or value is not allowed.
-    """
-    name = str(tree.get("name", "none"))
-    if name not in MECHANISMS:
-        raise InputError(f"mechanism.name: {name!r} is not known{suggestion(name, tuple(MECHANISMS))}")
-    settings: MechanismSettings = MECHANISMS[name].model_validate(dict(tree))
-    return settings
-
-
-def recorded_mechanism(tree: Mapping[str, Any]) -> MechanismSettings:
-    """Read settings that this program has written, say those in an observation.
-
-    Up to version 0.2 every mechanism's keys were written, though only the named one's had an effect. The others are
-    left out.
-
-    Raises:
-        InputError, ValidationError: as :func:`mechanism_settings`.
-    """
-    kind = MECHANISMS.get(str(tree.get("name", "none")))
-    known = tree if kind is None else kind.model_fields
-    return mechanism_settings({key: value for key, value in tree.items() if key in known})
+MECHANISM = Choice[MechanismSettings]("mechanism", MECHANISMS, "none")
+mechanism_settings, recorded_mechanism = MECHANISM.settings, MECHANISM.recorded

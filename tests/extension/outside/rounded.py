@@ -1,5 +1,6 @@
 """A mechanism of somebody else: clip each gradient, round the sum. Nothing is proven about it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -43,7 +44,7 @@ class Rounded(Mechanism):
         return {name: (value / width).round() * width / batch_size for name, value in released.items()}
 
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
-        return self.clip_norm * (examples + self.step * sum(tensors) ** 0.5) / batch_size
+        return self.clip_norm * (examples + self.step * math.sqrt(sum(tensors))) / batch_size
 
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         # Rounding errors as if they were drawn: of an even distribution.

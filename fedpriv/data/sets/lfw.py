@@ -6,16 +6,18 @@ fifth of them (one in five of the whole, two or three a person) is the test set.
 """
 
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
-from PIL import Image
+from typing_extensions import override
 
-from fedpriv.data.files import Arrays
-from fedpriv.errors import InputError
-from fedpriv.npz import DAMAGE, one_line
-from fedpriv.randomness import numpy_stream
+from fedpriv.data.files import Arrays, read_labels, read_npz
+from fedpriv.data.torchvision_files import Torchvision
+from fedpriv.errors import InputError, one_line
+from fedpriv.npz import DAMAGE
+from fedpriv.registry import DATASETS
 
-__all__ = ["IMAGES_PER_PERSON", "count_in_archive", "count_in_folder", "faces_from_archive", "faces_from_folder"]
+__all__ = ["Faces"]
 
 IMAGES_PER_PERSON = 14
 PUBLIC_SEED = 0  # the choice of images is part of the data set, the same for every experiment
@@ -24,38 +26,49 @@ CROP = slice(61, 189)  # rows and columns 61 to 188: the central 128
 BLOCK = 4
 
 
-def faces_from_archive(parts: Arrays, where: str) -> Arrays:
-    """Draw the task from an archive whose own train and test parts are first put together."""
-    images = np.concatenate([parts.x_train, parts.x_test])
-    labels = np.concatenate([parts.y_train, parts.y_test]).astype(np.int64)
-    chosen, people = _choose(labels, where)
-    names = tuple(parts.class_names[person] if parts.class_names else str(person) for person in people)
-    return _split(images[chosen], np.searchsorted(people, labels[chosen]), names)
+@DATASETS.register
+class Faces(Torchvision):
+    """Deep-funneled pictures, one subfolder a person; or an archive, whose own two parts are put together."""
 
+    name = "lfw"
+    title = "Labeled Faces in the Wild"
+    folder = "lfw-py/lfw-deepfunneled"
+    fetcher = "LFWPeople"
+    options = MappingProxyType({"image_set": "deepfunneled"})
+    mean = std = (0.5, 0.5, 0.5)
 
-def faces_from_folder(folder: Path) -> Arrays:
-    """Draw the task from torchvision's folder of deep-funneled pictures, one subfolder a person.
+    @classmethod
+    @override
+    def read_archive(cls, path: Path, memory: int) -> Arrays:
+        parts = read_npz(path, memory)
+        images = np.concatenate([parts.x_train, parts.x_test])
+        labels = np.concatenate([parts.y_train, parts.y_test]).astype(np.int64)
+        chosen, people = _choose(labels, str(path))
+        names = tuple(parts.class_names[person] if parts.class_names else str(person) for person in people)
+        return _split(images[chosen], np.searchsorted(people, labels[chosen]), names)
 
-    The 250x250 pictures are cut to their central 128x128 pixels and averaged over 4x4 blocks to 32x32.
-    """
-    pictures = _pictures(folder)
-    names = sorted(pictures)
-    paths = [path for name in names for path in pictures[name]]
-    labels = np.repeat(np.arange(len(names)), [len(pictures[name]) for name in names])
-    chosen, people = _choose(labels, str(folder))
-    images = np.stack([_reduced(paths[index]) for index in chosen])
-    return _split(images, np.searchsorted(people, labels[chosen]), tuple(names[person] for person in people))
+    @classmethod
+    @override
+    def count_archive(cls, path: Path, memory: int) -> int:
+        _, counts = np.unique(read_labels(path, memory), return_counts=True)  # of labels as large as they like
+        return IMAGES_PER_PERSON * int((counts >= IMAGES_PER_PERSON).sum())
 
+    @classmethod
+    @override
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
+        """Read 250x250 pictures, cut to their central 128x128 pixels and averaged over 4x4 blocks to 32x32."""
+        pictures = _pictures(folder)
+        names = sorted(pictures)
+        paths = [path for name in names for path in pictures[name]]
+        labels = np.repeat(np.arange(len(names)), [len(pictures[name]) for name in names])
+        chosen, people = _choose(labels, str(folder))
+        images = np.stack([_reduced(paths[index]) for index in chosen])
+        return _split(images, np.searchsorted(people, labels[chosen]), tuple(names[person] for person in people))
 
-def count_in_archive(labels: np.ndarray) -> int:
-    """Return how many images the task has, given the labels of all images of an archive."""
-    _, counts = np.unique(labels, return_counts=True)  # of labels as large as they like
-    return IMAGES_PER_PERSON * int((counts >= IMAGES_PER_PERSON).sum())
-
-
-def count_in_folder(folder: Path) -> int:
-    """Return how many images the task has in torchvision's folder."""
-    return IMAGES_PER_PERSON * sum(len(paths) >= IMAGES_PER_PERSON for paths in _pictures(folder).values())
+    @classmethod
+    @override
+    def count_folder(cls, folder: Path) -> int:
+        return IMAGES_PER_PERSON * sum(len(paths) >= IMAGES_PER_PERSON for paths in _pictures(folder).values())
 
 
 def _pictures(folder: Path) -> dict[str, list[Path]]:
@@ -64,17 +77,22 @@ def _pictures(folder: Path) -> dict[str, list[Path]]:
 
 def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the chosen images, ascending, and the people they show, ascending."""
+
+    from fedpriv.randomness import numpy_stream
+
     people = np.flatnonzero(np.bincount(labels) >= IMAGES_PER_PERSON)
     if len(people) < 2:
         raise InputError(
             f"{where}: {len(people)} people have {IMAGES_PER_PERSON} images or more; at least 2 such people are wanted"
         )
-    stream = numpy_stream(PUBLIC_SEED, "lfw")
+    stream = numpy_stream(PUBLIC_SEED, Faces.name)
     drawn = [stream.choice(np.flatnonzero(labels == person), IMAGES_PER_PERSON, replace=False) for person in people]
     return np.sort(np.concatenate(drawn)), people
 
 
 def _reduced(path: Path) -> np.ndarray:
+    from PIL import Image
+
     try:
         with Image.open(path) as picture:
             width, height = picture.size

@@ -1,0 +1,32 @@
+"""Optical digits, 8x8, which come with scikit-learn."""
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.data.files import Arrays
+from fedpriv.data.source import Embedded
+from fedpriv.registry import DATASETS
+
+__all__ = ["Digits"]
+
+
+@DATASETS.register
+class Digits(Embedded):
+    """Levels 0 to 16, scaled to 0 to 255; a fixed stratified fifth of them is the test set."""
+
+    name = "digits"
+    title = "scikit-learn digits"
+    class_names = tuple("0123456789")
+    where = "embedded in scikit-learn"
+    examples = 1797
+
+    @classmethod
+    @override
+    def arrays(cls) -> Arrays:
+        from sklearn.datasets import load_digits  # a second to import, and only this data set needs it
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        train, test = train_test_split(np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0)
+        return Arrays(images[train], digits.target[train], images[test], digits.target[test], cls.class_names)

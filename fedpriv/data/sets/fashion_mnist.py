@@ -1,0 +1,31 @@
+"""Fashion-MNIST: garments, 28x28 (Xiao, Rasul and Vollgraf 2017)."""
+
+from fedpriv.data.idx import IdxFiles
+from fedpriv.registry import DATASETS
+
+__all__ = ["FashionMnist"]
+
+
+@DATASETS.register
+class FashionMnist(IdxFiles):
+    """Its mean and standard deviation are those of the complete training set."""
+
+    name = "fashion-mnist"
+    title = "Fashion-MNIST"
+    folder = "FashionMNIST/raw"
+    fetcher = "FashionMNIST"
+    mean = (0.2860,)
+    std = (0.3530,)
+    class_names = (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    )
+    classes = 10

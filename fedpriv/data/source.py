@@ -1,0 +1,126 @@
+"""Where data sets come from: what all of them say about themselves.
+
+Data sets are named whenever an experiment is read, so their files import all but numpy where they use it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from typing_extensions import override
+
+from fedpriv.data.files import Arrays, checked
+from fedpriv.errors import InputError
+
+__all__ = ["DatasetStatus", "Embedded", "Place", "Source", "home"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an experiment says that its data set lies.
+
+    Attributes:
+        path: of a file of your own.
+        root: the folder of the data sets.
+        download: whether what is not there is fetched.
+        memory: MiB that reading a file may take.
+    """
+
+    path: str
+    root: Path
+    download: bool
+    memory: int
+
+
+def home(path: str) -> Path:
+    """Return a path with ~ replaced.
+
+    Raises:
+        InputError: that person has no folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    """One line of ``fedpriv data``.
+
+    Attributes:
+        name: as in ``data.name``.
+        available: can be read without a download.
+        where: the file or folder, "embedded in scikit-learn", or empty.
+        examples: training and test images together; None when not available.
+        note: the two numbers, or why it is not available.
+    """
+
+    name: str
+    available: bool
+    where: str
+    examples: int | None
+    note: str
+
+
+class Source(ABC):
+    """A data set that experiments can name: a subclass with a name, entered in ``DATASETS``.
+
+    Attributes:
+        name: as in ``data.name``.
+        title: what it is called.
+        mean: one a channel, on the [0, 1] scale; a public constant, never computed from the examples at hand. Empty:
+            0.5 for each channel.
+        std: as mean.
+        class_names: one a class; empty: they come with the images.
+        needs_path: whether ``data.path`` has to name its file.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    mean: ClassVar[tuple[float, ...]] = ()
+    std: ClassVar[tuple[float, ...]] = ()
+    class_names: ClassVar[tuple[str, ...]] = ()
+    needs_path: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def read(cls, place: Place) -> tuple[Arrays, str]:
+        """Return the images and labels, and where they were found.
+
+        Raises:
+            InputError: they are not there, cannot be fetched, are damaged, or take more memory than is allowed.
+        """
+
+    @classmethod
+    @abstractmethod
+    def status(cls, place: Place) -> DatasetStatus | None:
+        """Return what ``fedpriv data`` says of it, without a download; ``None``: it is not listed."""
+
+
+class Embedded(Source):
+    """A data set that comes with a package.
+
+    Attributes:
+        where: in words.
+        examples: training and test images together.
+    """
+
+    where: ClassVar[str]
+    examples: ClassVar[int]
+
+    @classmethod
+    @abstractmethod
+    def arrays(cls) -> Arrays:
+        """Return the images and labels."""
+
+    @classmethod
+    @override
+    def read(cls, place: Place) -> tuple[Arrays, str]:
+        return checked(cls.arrays(), cls.where), cls.where
+
+    @classmethod
+    @override
+    def status(cls, place: Place) -> DatasetStatus:
+        return DatasetStatus(cls.name, True, cls.where, cls.examples, "needs no file")

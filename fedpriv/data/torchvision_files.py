@@ -1,0 +1,143 @@
+"""Data sets that torchvision downloads: its files, or one archive, in the folder of the data sets."""
+
+import contextlib
+import io
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.data.files import Arrays, checked, read_labels, read_npz
+from fedpriv.data.source import DatasetStatus, Place, Source
+from fedpriv.errors import InputError, one_line
+
+__all__ = ["PickledBatches", "Torchvision"]
+
+
+class Torchvision(Source):
+    """A data set in the folder of the data sets: as torchvision's files, or as NAME.npz.
+
+    Attributes:
+        folder: of torchvision's files, under the root.
+        fetcher: the class of ``torchvision.datasets`` that downloads it.
+        options: of that class.
+        classes: how many there are.
+    """
+
+    folder: ClassVar[str]
+    fetcher: ClassVar[str]
+    options: ClassVar[Mapping[str, str]] = {}
+    classes: ClassVar[int]
+
+    @classmethod
+    @abstractmethod
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
+        """Read torchvision's files."""
+
+    @classmethod
+    @abstractmethod
+    def count_folder(cls, folder: Path) -> int:
+        """Count the images in torchvision's files by reading headers or labels only."""
+
+    @classmethod
+    def is_complete(cls, folder: Path) -> bool:
+        """Whether torchvision's files are all there."""
+        return folder.is_dir()
+
+    @classmethod
+    def read_archive(cls, path: Path, memory: int) -> Arrays:
+        """Read the archive, give it the data set's class names, and refuse one that has other classes."""
+        arrays = read_npz(path, memory)
+        names = arrays.class_names or cls.class_names or tuple(str(label) for label in range(cls.classes))
+        if len(names) != cls.classes:
+            raise InputError(f"{path}: {len(names)} classes; {cls.name} has {cls.classes}")
+        return checked(replace(arrays, class_names=names), str(path))
+
+    @classmethod
+    def count_archive(cls, path: Path, memory: int) -> int:
+        """Count the images in the archive by reading its labels only."""
+        return len(read_labels(path, memory))
+
+    @classmethod
+    @override
+    def read(cls, place: Place) -> tuple[Arrays, str]:
+        present = cls._present(place.root)
+        if present is None and place.download:
+            cls._download(place.root)
+            present = cls._present(place.root)
+        if present is None:
+            raise InputError(f"{cls._absent(place.root)}{'' if place.download else ', or data.download = true'}")
+        read = cls.read_folder if present.suffix != ".npz" else cls.read_archive
+        return read(present, place.memory), str(present)
+
+    @classmethod
+    @override
+    def status(cls, place: Place) -> DatasetStatus:
+        present = cls._present(place.root)
+        if present is None:
+            return DatasetStatus(cls.name, False, "", None, f"neither {cls.folder} nor {cls.name}.npz in {place.root}")
+        is_archive = present.suffix == ".npz"
+        try:
+            count = cls.count_archive(present, place.memory) if is_archive else cls.count_folder(present)
+        except InputError as error:
+            return DatasetStatus(cls.name, False, str(present), None, str(error))
+        return DatasetStatus(
+            cls.name, True, str(present), count, "an .npz file" if is_archive else "torchvision's files"
+        )
+
+    @classmethod
+    def _present(cls, root: Path) -> Path | None:
+        """Torchvision's folder or the .npz file, whichever is there."""
+        folder, archive = root / cls.folder, root / f"{cls.name}.npz"
+        if cls.is_complete(folder):
+            return folder
+        return archive if archive.is_file() else None
+
+    @classmethod
+    def _absent(cls, root: Path) -> str:
+        return (
+            f"data.name = {cls.name!r}: neither {cls.folder} (torchvision's files) nor {cls.name}.npz lies in {root}; "
+            f"put one there, or name another folder with data.root or FEDPRIV_DATA"
+        )
+
+    @classmethod
+    def _download(cls, root: Path) -> None:
+        fetch = _torchvision_class(cls.fetcher)
+        try:
+            # torchvision prints what it tries; the outcome is all that matters here, and stdout belongs to results.
+            with contextlib.redirect_stdout(io.StringIO()):
+                fetch(root, download=True, **cls.options)
+        except (OSError, ValueError, RuntimeError, EOFError, HTTPException) as error:
+            raise InputError(f"{cls._absent(root)}; its download failed: {one_line(error)}") from None
+
+
+class PickledBatches(Torchvision):
+    """Pickled batches of 60,000 images, as the CIFARs are published."""
+
+    @classmethod
+    @override
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
+        """Read the batches by torchvision, which compares their MD5 sums before it unpickles them."""
+        read = _torchvision_class(cls.fetcher)
+        try:
+            train, test = (read(folder.parent, train=part, download=False) for part in (True, False))
+        except RuntimeError as error:
+            raise InputError(f"{folder}: {one_line(error)}; delete the folder and load again") from None
+        names = tuple(map(str, train.classes))
+        return Arrays(train.data, np.asarray(train.targets), test.data, np.asarray(test.targets), names)
+
+    @classmethod
+    @override
+    def count_folder(cls, folder: Path) -> int:
+        return 60_000  # the only size that torchvision accepts
+
+
+def _torchvision_class(name: str) -> Any:
+    from torchvision import datasets  # seconds to import, and most experiments never need it
+
+    return getattr(datasets, name)

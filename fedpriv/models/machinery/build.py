@@ -1,0 +1,106 @@
+"""From settings to a network: built, tried on blank images, its weights drawn; and the digest of one."""
+
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.errors import InputError, reason_of
+from fedpriv.models.machinery.settings import ModelSettings, Shape
+from fedpriv.randomness import seeded_generators, torch_stream
+
+__all__ = ["build_model", "model_digest"]
+
+
+def build_model(config: ModelSettings, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Build the network that the config names, on the CPU in float32, in training mode.
+
+    The weights depend on the seed alone: global generators are neither read nor changed. An own function's weights do
+    so too as long as it draws them from the global generators of torch, numpy or Python.
+
+    Args:
+        config: which network. With init = "uniform" every parameter is drawn from U(-0.5, 0.5), the initialisation of
+            Zhu et al. 2019 (Deep Leakage from Gradients).
+        shape: (C, H, W) of an image.
+        classes: number of logits.
+        seed: the experiment's seed.
+
+    Raises:
+        InputError: the image is too small, or an own function cannot be found, raises, or returns something that is
+            not a network for such images.
+    """
+    with seeded_generators(torch_stream(seed, "model").initial_seed(), torch.device("cpu")):
+        model = _construct(config, shape, classes).to(device="cpu", dtype=torch.float32)
+        _check_output(model, config, shape, classes)
+    if config.init == "uniform":
+        _draw_uniform(model, torch_stream(seed, "model"))
+    return model
+
+
+def model_digest(model: nn.Module, builder: str) -> bytes:
+    """Return SHA-256 of what a network computes with, as far as the settings do not say it.
+
+    That is its numbers, frozen ones and counts included, the kinds of its layers, and the files of your own that define
+    it and its layers. What these import from further files, or read, is not looked at.
+
+    Args:
+        model: as :func:`build_model` returns it.
+        builder: the module that builds it, :attr:`ModelSettings.module`.
+    """
+    digest = sha256()
+    for key, value in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+    for key, layer in model.named_modules():
+        digest.update(f"{key} {type(layer).__module__}.{type(layer).__qualname__}\n".encode())
+    for module in sorted({builder} | {type(layer).__module__ for layer in model.modules()}):
+        if module.partition(".")[0] not in ("fedpriv", "torch"):
+            digest.update(sha256(_code(module)).digest())
+    return digest.digest()
+
+
+def _code(module: str) -> bytes:
+    """The file of an imported module; nothing where it has none."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return Path(path).read_bytes() if path else b""
+
+
+def _construct(config: ModelSettings, shape: Shape, classes: int) -> nn.Module:
+    if not config.is_own:
+        return config.network(shape, classes)
+    builder = config.name.partition(":")[2] or config.name
+    try:
+        model: object = config.network(shape, classes)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise config.refusal(f"{builder}(shape={shape}, classes={classes}) raises {reason_of(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise config.refusal(f"{builder} returns {type(model).__name__}; a torch.nn.Module is wanted")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise config.refusal("the network has no parameters to train")
+    return model.train()
+
+
+def _check_output(model: nn.Module, config: ModelSettings, shape: Shape, classes: int) -> None:
+    """Try two blank images, in evaluation mode so that running statistics stay as they are."""
+    training = {layer: layer.training for layer in model.modules()}
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(2, *shape))
+    except (Exception, SystemExit) as error:
+        raise config.refusal(f"cannot take images of shape {(2, *shape)}: {reason_of(error)}") from error
+    finally:
+        for layer, mode in training.items():
+            layer.training = mode
+    given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if given != (2, classes):
+        raise config.refusal(f"images of shape {(2, *shape)} give {given}; logits of shape {(2, classes)} are wanted")
+
+
+def _draw_uniform(model: nn.Module, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)

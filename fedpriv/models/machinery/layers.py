@@ -1,0 +1,54 @@
+"""What networks of this project share: named layers, residual blocks, and the smallest image."""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.models.machinery.settings import ModelSettings
+
+__all__ = ["ResidualBlock", "check_side", "sequence"]
+
+SMALLEST_SIDE = 8  # of an image that is halved twice
+
+
+def sequence(**layers: nn.Module) -> nn.Sequential:
+    """Return layers one after the other, under their names."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+def check_side(config: ModelSettings, height: int, width: int) -> None:
+    """Refuse images that are too small for a network which halves them twice.
+
+    Raises:
+        InputError: a side is below 8 pixels.
+    """
+    if min(height, width) < SMALLEST_SIDE:
+        raise config.refusal(f"images are {width}x{height}; at least {SMALLEST_SIDE}x{SMALLEST_SIDE} is wanted")
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around which the input is added (He et al. 2016), with GroupNorm (Wu and He 2018)."""
+
+    # Digests of networks name it so, and noise is keyed by them.
+    __module__, __qualname__ = "fedpriv.models", "_ResidualBlock"
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(8, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(8, outputs)
+        self.shortcut = (
+            nn.Identity()
+            if inputs == outputs and stride == 1
+            else sequence(
+                conv=nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False),
+                norm=nn.GroupNorm(8, outputs),
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride), rounded up."""
+        inner = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))

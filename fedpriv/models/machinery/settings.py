@@ -1,0 +1,65 @@
+"""What the settings of every network have in common, and what all others ask of a network through them."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedpriv.errors import InputError
+from fedpriv.registry import MODELS
+from fedpriv.settings import Choice, Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["MODEL", "ModelSettings", "Shape", "model_settings", "recorded_model"]
+
+Shape = tuple[int, int, int]
+
+# Up to version 0.2 the settings of every network had these keys. Noise is keyed by a digest of the settings.
+_ONCE_OF_ALL = {"hidden": [1024, 1024], "activation": "relu"}
+
+
+class ModelSettings(Section):
+    """The section ``[model]``; a network is a subclass with a default ``name``, entered in ``MODELS``.
+
+    Attributes:
+        is_own: whether the network is not one of this project's, which are known to treat examples separately; others
+            are tried before they train.
+    """
+
+    is_own: ClassVar[bool] = True
+
+    name: str = Field(description="network, or your own as 'package.module:function'")
+    init: Literal["default", "uniform"] = Field(
+        "default", description="uniform: every weight from U(-0.5, 0.5), as in DLG"
+    )
+
+    def network(self, shape: Shape, classes: int) -> "nn.Module":
+        """Return a new network; its weights may come from the global generators of torch, numpy and Python alone.
+
+        Args:
+            shape: (C, H, W) of an image.
+            classes: number of logits.
+
+        Raises:
+            InputError: there is no such network for these images.
+        """
+        raise NotImplementedError(f"model {self.name} does not say what builds it")
+
+    @property
+    def module(self) -> str:
+        """The Python module that builds it."""
+        return type(self).__module__
+
+    def refusal(self, why: str) -> InputError:
+        """Return the error of a network that cannot be used."""
+        return InputError(f"model.name = {self.name!r}: {why}")
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the settings for digests and observations, the same ones as up to version 0.2."""
+        tree = self.model_dump(mode="json")
+        return tree | {key: value for key, value in _ONCE_OF_ALL.items() if key not in tree}
+
+
+MODEL = Choice[ModelSettings]("model", MODELS, "lenet", open_name="package.module:function")
+model_settings, recorded_model = MODEL.settings, MODEL.recorded

@@ -1,0 +1,45 @@
+"""What the files of a run say: every record, declared once, for whoever writes it and whoever reads it.
+
+:class:`fedpriv.runs.RunFolder` writes and reads the files; a sweep's own records are in :mod:`fedpriv.sweep.record`.
+"""
+
+from fedpriv.records.attacks import CONFIDENCE, AttackResult, Interval, Recovered, Score, ThreatModel, recovered
+from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop
+from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
+from fedpriv.records.reading import Model, parse_json, read_file, read_text
+from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
+from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
+
+__all__ = [
+    "COMPLETED",
+    "CONFIDENCE",
+    "Asked",
+    "AttackResult",
+    "Ceiling",
+    "Curve",
+    "DataFacts",
+    "Deployed",
+    "EpsilonBound",
+    "Failure",
+    "Guarantee",
+    "Interval",
+    "Ledger",
+    "LedgerLine",
+    "Membership",
+    "MembershipAttack",
+    "Model",
+    "ModelFacts",
+    "Origin",
+    "Partition",
+    "Recovered",
+    "Released",
+    "RoundRecord",
+    "Score",
+    "Stop",
+    "Summary",
+    "ThreatModel",
+    "parse_json",
+    "read_file",
+    "read_text",
+    "recovered",
+]

@@ -1,0 +1,182 @@
+"""The records of attacks on uploads: each reconstruction's scores, an attack's figures, and who listened."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedpriv.records.reading import Record
+
+__all__ = ["CONFIDENCE", "AttackResult", "Interval", "Recovered", "Score", "ThreatModel", "recovered"]
+
+CONFIDENCE = 0.95
+"""Nominal coverage of all intervals."""
+
+
+@dataclass(frozen=True)
+class Interval(Record):
+    """A figure and its interval.
+
+    Attributes:
+        value: the figure.
+        low: lower end; ``None`` where it is not known: of fewer than two values (or groups of values), say.
+        high: upper end; ``None`` likewise.
+        confidence: the nominal coverage.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    confidence: float = CONFIDENCE
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends, or ``None`` where one is not known."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Score(Record):
+    """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
+
+    Attributes:
+        round: the round.
+        client: the client whose image it is.
+        image: the number of the true image in its batch.
+        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
+        upload: protected or unprotected; none for a guess.
+        restart: the restart's number.
+        chosen: whether the attack, by its own loss, offers this restart.
+        loss: the attack's own objective; ``None`` where not finite, and for guesses.
+        label: the label that this restart gives; ``None`` for guesses, and where it gives none.
+        true_label: the label.
+        label_correct: whether they agree; ``None`` without a label.
+        mse: on the [0, 1] scale.
+        mse_normalised: on the scale of the network's input.
+        psnr: in dB, at most 200.
+        ssim: at most 1.
+        lpips: ``None`` where not computed; only chosen restarts and guesses have one.
+        recovered: SSIM of at least the threshold and an MSE below every guess's.
+        note: what the attack said about its result; may be empty.
+        clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
+        rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
+            against. ``None`` where there are no candidates, and in files of versions without them.
+        candidates: how many images there were to pick from, the original among them.
+    """
+
+    round: int
+    client: int
+    image: int
+    attack: str
+    upload: str
+    restart: int
+    chosen: bool
+    loss: float | None
+    label: int | None
+    true_label: int
+    label_correct: bool | None
+    mse: float
+    mse_normalised: float
+    psnr: float
+    ssim: float
+    lpips: float | None
+    recovered: bool
+    note: str
+    clients: int = 1
+    rank: int | None = None
+    candidates: int | None = None
+
+    @property
+    def victim(self) -> tuple[int, int, int]:
+        """The true image: round, client, and its number in the batch."""
+        return self.round, self.client, self.image
+
+    @property
+    def source(self) -> tuple[int, int | None]:
+        """The upload, or the sum of several, that the image came in."""
+        return self.round, self.client if self.clients == 1 else None
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """How many images some attack recovered, out of how many it was tried on."""
+
+    images: int
+    attacked: int
+
+    def __str__(self) -> str:
+        return f"{self.images} of {self.attacked}"
+
+
+def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
+    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked.
+
+    Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
+    was not recovered.
+    """
+    chosen = [score for score in scores if score.chosen and score.upload == upload]
+    sources = {score.source for score in chosen}
+    victims = {score.victim for score in scores if score.source in sources}
+    return Recovered(len({score.victim for score in chosen if score.recovered}), len(victims)) if victims else None
+
+
+@dataclass(frozen=True)
+class AttackResult(Record):
+    """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals.
+
+    Attributes:
+        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
+        upload: protected, unprotected, or none for a guess.
+        victims: images attacked.
+        recovered: how many of them count as recovered.
+        success_ssim: the threshold for that.
+        mse: and the other scores: medians over the images.
+        missing: images that others were tried on and this attack has nothing to show for; in no other figure.
+        identified: how many originals are picked out of the candidates; ``None`` where that was not tried.
+        candidates: among how many, at the least.
+        intervals: name of a figure -> low and high end: of the medians by bootstrap over uploads, of ``recovered`` and
+            ``identified``, as shares, after Wilson. A figure that has no interval (of a single upload) is left out.
+        confidence: nominal coverage of the intervals.
+        active: whether the clients had been sent parameters made for this attack: a worst case, not to be compared with
+            what a listener finds.
+    """
+
+    attack: str
+    upload: str
+    victims: int
+    recovered: int
+    success_ssim: float
+    mse: float
+    mse_normalised: float
+    psnr: float
+    ssim: float
+    lpips: float | None
+    lpips_reason: str | None
+    label_accuracy: float | None
+    missing: int = 0
+    identified: int | None = None
+    candidates: int | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+    active: bool = False
+
+
+@dataclass(frozen=True)
+class ThreatModel(Record):
+    """What one adversary has to work with.
+
+    Attributes:
+        name: who listens: the name in the experiment file.
+        listener: who they are, and where.
+        sees: what reaches them in each round.
+        knows: what else they know (Kerckhoffs: by default everything but the secrets).
+        withheld: what they never get.
+        conduct: whether they only listen or also interfere.
+        grants: what attacks may build on, by the names of :class:`fedpriv.attacks.access.Access`.
+    """
+
+    name: str
+    listener: str = ""
+    sees: tuple[str, ...] = ()
+    knows: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    conduct: str = ""
+    grants: tuple[str, ...] = ()

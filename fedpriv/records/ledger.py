@@ -1,0 +1,148 @@
+"""The ledger of a run: one line a client, and the run's figure, which is the worst client's (not a sum)."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from fedpriv.records.reading import Record
+
+__all__ = ["Ceiling", "Guarantee", "Ledger", "LedgerLine", "Stop"]
+
+
+@dataclass(frozen=True)
+class Guarantee(Record):
+    """What is proven about one client's releases.
+
+    Attributes:
+        adjacency: which two data sets must look alike, in words.
+        sampling: how a step picks its examples, with the rate where it matters.
+        participations: the most often one unit may have been used.
+        nominal_epsilon: the figure the mechanism's paper prints for one participation; no proof for the run. None where
+            there is none next to the proven one.
+        pure_epsilon: pure epsilon-DP of all releases together; None if none is finite.
+        epsilon: of (epsilon, delta)-DP of all releases together; None if nothing is proven.
+        delta: of that statement.
+        theorem: for each of the three figures (by its name) what it rests on, or why it is None.
+        notes: what a reader must know with the figures. Heuristics are labelled so.
+    """
+
+    adjacency: str
+    sampling: str
+    participations: int
+    nominal_epsilon: float | None
+    pure_epsilon: float | None
+    epsilon: float | None
+    delta: float
+    theorem: dict[str, str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ceiling(Record):
+    """What no attack whatsoever can exceed.
+
+    Attributes:
+        k0: the baseline: the best probability of success without having seen anything, in (0, 1).
+        gamma: no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
+        theorem: what that rests on, or why there is none.
+    """
+
+    k0: float
+    gamma: float | None
+    theorem: str
+
+
+@dataclass(frozen=True)
+class _Client(Record):
+    """What comes first in a line."""
+
+    client: int = field(kw_only=True)
+    examples: int | None = field(default=None, kw_only=True)
+    noise: float | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class LedgerLine(Guarantee, _Client):
+    """One client's line, what is proven included.
+
+    Attributes:
+        client: the partition's number.
+        examples: n_k, how many examples the client holds.
+        noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
+            a mechanism.
+    """
+
+    @classmethod
+    def of(cls, client: int, examples: int, guarantee: Guarantee, noise: float | None = None) -> Self:
+        """Return the line of a client with this guarantee."""
+        return cls(**vars(guarantee), client=client, examples=examples, noise=noise)
+
+    @property
+    def badness(self) -> tuple[float, float, int, int]:
+        """Sorts lines, the worst first.
+
+        Worst is: no finite epsilon, then the largest epsilon, the largest pure epsilon, the most participations, and
+        the lowest client number.
+        """
+        return -_size(self.epsilon), -_size(self.pure_epsilon), -self.participations, self.client
+
+
+@dataclass(frozen=True)
+class Ledger(Record):
+    """ledger.json: all lines of a run, worst client first; build it with :meth:`of`.
+
+    Attributes:
+        unit: what is protected: example or update.
+        mechanism: its name.
+        parameters: the mechanism's public parameters, plain values.
+        clients: at least one, worst first.
+    """
+
+    unit: str
+    mechanism: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    clients: tuple[LedgerLine, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise ValueError("a ledger needs at least one client")
+
+    @classmethod
+    def of(cls, unit: str, mechanism: str, parameters: Mapping[str, Any], lines: Iterable[LedgerLine]) -> Self:
+        """Return the ledger with its lines sorted, worst first.
+
+        Raises:
+            ValueError: no lines.
+        """
+        return cls(unit, mechanism, dict(parameters), tuple(sorted(lines, key=lambda line: line.badness)))
+
+    @property
+    def worst(self) -> LedgerLine:
+        """The line whose figures are the run's."""
+        return self.clients[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
+        return {**asdict(self), "worst": asdict(self.worst)}
+
+
+@dataclass(frozen=True)
+class Stop(Record):
+    """A client that is no longer asked, because once more would take it above federation.target_epsilon.
+
+    Attributes:
+        client: the partition's number.
+        round: the last round in which it was asked; 0 if it never was.
+        epsilon: proven for it by then.
+        next_epsilon: what would be proven for it after the round in which it was not asked; ``None``: nothing.
+    """
+
+    client: int
+    round: int
+    epsilon: float
+    next_epsilon: float | None
+
+
+def _size(figure: float | None) -> float:
+    return math.inf if figure is None else figure

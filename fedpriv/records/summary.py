@@ -1,0 +1,69 @@
+"""summary.json: the result of a run in one object."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from fedpriv.records.attacks import AttackResult, ThreatModel
+from fedpriv.records.ledger import Guarantee, Stop
+from fedpriv.records.membership import Membership
+from fedpriv.records.reading import Model
+
+__all__ = ["COMPLETED", "DataFacts", "ModelFacts", "Summary"]
+
+COMPLETED = "completed"
+"""The status of a run that came to its end; others: failed, interrupted."""
+
+
+class DataFacts(Model):
+    """The data set, where it is from, and its size."""
+
+    name: str | None = None
+    source: str | None = None
+    train_examples: int | None = None
+    test_examples: int | None = None
+
+
+class ModelFacts(Model):
+    """The network, and the numbers that are trained, in all and of each tensor."""
+
+    name: str | None = None
+    parameters: int | None = None
+    tensors: tuple[int, ...] | None = None
+
+
+class Summary(Model):
+    """summary.json.
+
+    ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each attack in it, all uploads
+    together (added up over Ray tasks). ``refusals`` are those of the warnings that say what was not attacked, and why.
+    ``membership`` is there after an audit.
+    """
+
+    name: str = ""
+    status: str
+    reason: str | None = None
+    rounds: int = 0
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    ledger: Guarantee | None = None
+    stops: tuple[Stop, ...] = ()
+    attacks: tuple[AttackResult, ...] = ()
+    seconds: float | None = None
+    attack_seconds: Mapping[str, float] = Field(default_factory=dict)
+    verdict: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    versions: Mapping[str, str] = Field(default_factory=dict)
+    data: DataFacts = DataFacts()
+    model: ModelFacts = ModelFacts()
+    threat_model: ThreatModel | None = None
+    device: str = ""
+    engine: str = ""
+    command: str = ""
+    membership: Membership | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was read or set, as JSON types."""
+        return self.model_dump(mode="json", exclude_unset=True)

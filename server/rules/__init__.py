@@ -1,0 +1,86 @@
+"""The rules of aggregation, one file each: from the uploads of a round to one.
+
+These files are read whenever an experiment is, so they import torch and Flower where they use them.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.settings import Section
+
+if TYPE_CHECKING:
+    from fedpriv.gradients import Vector
+    from fedpriv.server.uploads import Upload
+    from fedpriv.world import State
+
+__all__ = ["CoordinateRule", "Rule"]
+
+
+class Rule(Section):
+    """The keys of ``[federation]`` that one rule reads; a rule is a subclass with a name, entered in ``RULES``.
+
+    Attributes:
+        name: as in ``federation.aggregation``.
+        needs_each: whether it needs each upload; their weighted mean is enough otherwise.
+    """
+
+    name: ClassVar[str]
+    needs_each: ClassVar[bool] = True
+
+    def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
+        """Put the uploads of a round together.
+
+        Args:
+            uploads: at least :attr:`needed`; all with the same tensors.
+            weighting: ``examples`` or ``uniform``, for rules that do not count every client once.
+        """
+        raise NotImplementedError(f"aggregation {self.name} does not say how uploads are put together")
+
+    @property
+    def needed(self) -> int:
+        """Uploads without which it cannot be computed."""
+        return 1
+
+    def check(self, clients: int) -> None:
+        """Refuse rounds that are too small for it.
+
+        Args:
+            clients: of a round.
+
+        Raises:
+            ValueError: with fewer than :attr:`needed`.
+        """
+
+    def warnings(self, clients: int) -> list[str]:
+        """Say where a single wrong upload upsets it all the same, since a round has so few clients."""
+        return []
+
+
+class CoordinateRule(Rule):
+    """A rule that puts uploads together coordinate by coordinate; every client counts once."""
+
+    def combine(self, rows: np.ndarray) -> np.ndarray:
+        """Return one tensor.
+
+        Args:
+            rows: (n, *shape), that tensor of each of n uploads.
+        """
+        raise NotImplementedError(f"aggregation {self.name} does not say how numbers are put together")
+
+    @override
+    def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
+        import torch
+
+        from fedpriv.world import State
+
+        def combined(vectors: "Sequence[Vector]") -> "Vector":
+            rows = {name: np.stack([vector[name].numpy() for vector in vectors]) for name in vectors[0]}
+            return {
+                name: torch.as_tensor(self.combine(row), dtype=vectors[0][name].dtype) for name, row in rows.items()
+            }
+
+        states = [upload.state for upload in uploads]
+        return State(combined([each.parameters for each in states]), combined([each.buffers for each in states]))

@@ -1,0 +1,51 @@
+"""Each thing that can be added is one file: no other code of the project names it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES, Registry
+
+ROOT = Path(__file__).parents[2]
+# Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
+ALLOWED = {
+    "digits": {"fedpriv/config/sections.py"},
+    "lenet": {"fedpriv/models/machinery/settings.py"},
+    "package.module:function": {"fedpriv/models/machinery/settings.py"},
+    "mean": {"fedpriv/config/sections.py", "attacks/own_model.py"},
+    "dlg": {"fedpriv/config/sections.py"},
+    "iga": {"fedpriv/config/sections.py", "fedpriv/cli/attack.py", "attacks/own_model.py"},
+    "imprint": {"server/crafting.py"},
+    "gaussian": {"attacks/methods/custom.py", "attacks/reconstruction/recipes/parts.py"},
+}
+
+
+def literals() -> Iterator[tuple[str, str]]:
+    """Every text in the code, with its file."""
+    for top in ("fedpriv", "clients", "server", "attacks"):
+        for path in (ROOT / top).rglob("*.py"):
+            if path.is_relative_to(ROOT / "fedpriv") and path.resolve() != path:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value, str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("registry", [ATTACKS, DATASETS, MECHANISMS, MODELS, RULES], ids=lambda registry: registry.what)
+def test_no_other_file_names_it(registry: Registry) -> None:
+    own = {name: str(Path(sys.modules[kind.__module__].__file__ or "").resolve()) for name, kind in registry.items()}
+    named = {(text, path) for text, path in literals() if text in own and str((ROOT / path).resolve()) != own[text]}
+    # "none" says in many places that there is none of something.
+    assert {(text, path) for text, path in named if text != "none" and path not in ALLOWED.get(text, ())} == set()
+
+
+def test_each_is_in_the_package_of_its_kind() -> None:
+    for registry in (ATTACKS, DATASETS, MECHANISMS, MODELS, RULES):
+        modules = [kind.__module__ for kind in registry.values()]
+        assert len(set(modules)) == len(modules) > 3
+        assert {module.rpartition(".")[0] for module in modules} == {registry.package}
+        assert all(first < second for first, second in pairwise(registry))
