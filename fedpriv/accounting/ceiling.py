@@ -43,7 +43,7 @@ Array = NDArray[np.float64]
 Bound = tuple[Callable[[float], float], str]
 """Gamma as a function of k0, and what it rests on besides the pair."""
 
-_SHARE_OF_SPREAD = 0.01  # a grid of so many standard deviations of a loss adds 1e-5 of its variance
+_SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
 _MOST_CELLS = 10**5  # of a single loss
 _FINEST = 1e-6  # on finer grids differences of deltas drown in rounding
 _AT_ONCE = 2**20  # cells after composition by a single transform
@@ -198,7 +198,10 @@ def _success(law: LossDistribution, releases: int, k0: float) -> float:
 
 def _interval(reference: Reference) -> float:
     widest = max(min(pair.largest, _LARGEST_LOSS) - max(pair.smallest, -_LARGEST_LOSS) for pair, _ in reference.parts)
-    return max(_SHARE_OF_SPREAD * reference.spread, widest / _MOST_CELLS)
+    interval = max(_SHARE_OF_SPREAD * reference.spread, widest / _MOST_CELLS)
+    # The largest loss may have a probability of its own: it lies on the grid.
+    largest = min(max(pair.largest for pair, _ in reference.parts), _LARGEST_LOSS)
+    return largest / math.ceil(largest / interval)
 
 
 def _grid(first: int, last: int, interval: float) -> Array:

@@ -32,7 +32,7 @@ _MOST_CELLS = 2**23  # of a grid after composition: half a second, a quarter of 
 _SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3
 _LOWEST_LOSS = -60.0  # a smaller one has a probability below exp(-60)
 _NEGLIGIBLE = 1e-40  # sums of smaller probabilities overflow in scipy
-_COMPOUNDED_CELLS = 2**14
+_COMPOUNDED_CELLS = 2**15
 _ORDERS = 2.0 ** np.arange(-4, 5)
 
 
