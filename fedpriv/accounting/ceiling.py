@@ -20,7 +20,7 @@ here, and composed exactly.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...
         return tuple(Ceiling(k0, None, f"no ceiling: {proof.no_reference}") for k0 in checked)
     if release.participations == 0:
         return tuple(Ceiling(k0, k0, "no participation: nothing that depends on it was released") for k0 in checked)
-    bounds = list(_bounds(proof, reference))
+    bounds = _bounds(release)
     return tuple(_smallest(bounds, reference, k0) for k0 in checked)
 
 
@@ -95,8 +95,14 @@ def _smallest(bounds: Iterable[Bound], reference: Reference, k0: float) -> Ceili
     return Ceiling(k0, min(max(gamma, k0), 1.0), f"{how}: {reference.theorem}")
 
 
-def _bounds(proof: Proof, reference: Reference) -> Iterator[Bound]:
-    """All that is proven; at least one bound."""
+@lru_cache(maxsize=4)
+def _bounds(release: Release) -> tuple[Bound, ...]:
+    """All that is proven; kept, because most clients of a run share one release, with baselines of their own."""
+    proof = MECHANISMS[release.mechanism].proof()(release)
+    return tuple(_proven(proof, proof.reference()))
+
+
+def _proven(proof: Proof, reference: Reference) -> Iterator[Bound]:
     count, rate = int(proof.release.participations), 1.0 if reference.is_hidden else _rate(proof.release)
     tagged = _TAGGED if rate < 1 else ""
     first, number = reference.parts[0]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Self
 
 from fedpriv.records.reading import Record
@@ -71,12 +72,23 @@ class LedgerLine(Guarantee, _Client):
         examples: n_k, how many examples the client holds.
         noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
             a mechanism.
+        ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is) and
+            label (the largest share of a class among its examples); none in runs of earlier versions.
     """
 
+    ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
+
     @classmethod
-    def of(cls, client: int, examples: int, guarantee: Guarantee, noise: float | None = None) -> Self:
+    def of(
+        cls,
+        client: int,
+        examples: int,
+        guarantee: Guarantee,
+        noise: float | None = None,
+        ceilings: Mapping[str, Ceiling] = MappingProxyType({}),
+    ) -> Self:
         """Return the line of a client with this guarantee."""
-        return cls(**vars(guarantee), client=client, examples=examples, noise=noise)
+        return cls(**vars(guarantee), client=client, examples=examples, noise=noise, ceilings=dict(ceilings))
 
     @property
     def badness(self) -> tuple[float, float, int, int]:
