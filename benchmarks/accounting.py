@@ -2,7 +2,8 @@
 
 Usage: python -m benchmarks.accounting [--json FILE]
 
-line: the final ledger line (guarantee). running: the figure while a run goes on. renyi: the Renyi divergences at all
+line: the final ledger line (guarantee). running: the figure while a run goes on. ceiling: what no attack can exceed, for
+one baseline. renyi: the Renyi divergences at all
 orders and their conversion to epsilon alone. calibrate: the search for the noise of epsilon = 8. Each repeat has
 slightly other noise, so that nothing is remembered from the one before. Median, fastest and slowest of the repeats are
 reported, in milliseconds; the import of dp-accounting, once a process, is a row of its own.
@@ -21,6 +22,7 @@ from typing import Any
 from fedpriv.accounting import (
     ORDERS,
     calibrate,
+    ceilings,
     equal_blocks,
     guarantee,
     rdp_to_epsilon,
@@ -42,6 +44,7 @@ _CASES: tuple[tuple[str, float, int, int, SamplingName, float], ...] = (
     ("vmf", 1000.0, 100_000_000, 1, "full", 1.0),
     ("vmf", 0.2, 15_826, 990, "full", 1.0),
     ("vmf", 25.0, 15_826, 1, "fixed", 0.01),
+    ("vmf", 25.0, 15_826, 1, "poisson", 0.01),
     ("vmf", 0.2, 15_826, 990, "fixed", 0.01),
     ("laplace", 20.0, 15_826, 1, "full", 1.0),
     ("laplace", 20.0, 15_826, 1, "fixed", 0.01),
@@ -90,6 +93,7 @@ def _case(
     }
     measured: dict[str, tuple[Callable[[float], object], int]] = {
         "line": (lambda factor: guarantee(release_with(factor * noise, _DELTA, **run)), _REPEATS),
+        "ceiling": (lambda factor: ceilings(release_with(factor * noise, _DELTA, **run), [0.01]), _REPEATS),
         "running": (lambda factor: running_epsilon(release_with(factor * noise, _DELTA, **run)), _REPEATS),
         "calibrate": (lambda factor: calibrate(8.0 * factor, _DELTA, **run), _CALIBRATIONS),
     }

@@ -126,7 +126,7 @@ def _proven(proof: Proof, reference: Reference) -> Iterator[Bound]:
 
 def _is_certain(reference: Reference, participations: float) -> bool:
     """Whether so many participations tell so much that composition, which takes long then, gives 1 like the others."""
-    return participations > _MANY and reference.batch_spread * math.sqrt(participations) > _DEVIATIONS
+    return participations >= _MANY and reference.batch_spread * math.sqrt(participations) > _DEVIATIONS
 
 
 def _renyi(divergences: Array, k0: float) -> float:

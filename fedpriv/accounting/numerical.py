@@ -32,6 +32,7 @@ _MOST_CELLS = 2**23  # of a grid after composition: half a second, a quarter of 
 _SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3
 _LOWEST_LOSS = -60.0  # a smaller one has a probability below exp(-60)
 _NEGLIGIBLE = 1e-40  # sums of smaller probabilities overflow in scipy
+_CERTAIN = 1e-12  # the probability of a finite loss that does not matter any more
 _COMPOUNDED_CELLS = 2**15
 _ORDERS = 2.0 ** np.arange(-4, 5)
 
@@ -139,6 +140,8 @@ class LossDistribution:
         """
         power, result = self, LossDistribution(self.interval, 0, np.ones(1), 0.0)
         while count:
+            if power.infinite > 1 - _CERTAIN:
+                return replace(power, infinite=1.0)
             result = result.beside(power) if count % 2 else result
             count //= 2
             power = power.repeated(2) if count else power

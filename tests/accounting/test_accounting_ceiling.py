@@ -520,6 +520,15 @@ def test_extreme_numbers(mechanism, noise, dimensions, count, sampling):
 
 
 @pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
+@pytest.mark.parametrize("kappa", [2e-5, 2.0])
+def test_a_hundred_million_coordinates_in_small_blocks(kappa, sampling):
+    run = release("vmf", kappa, 10_000, sampling, 0.01, (64,) * 1_562_500)
+    (ceiling,) = ceilings(run, [0.01])
+    distance = kappa * math.sqrt(1_562_500 * 10_000 / 64)
+    assert 0.01 <= ceiling.gamma <= exact_normal(0.01, min(distance, 30.0)) * (1 + 2e-3)
+
+
+@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
 def test_without_participation_or_concentration_a_guess_is_all(sampling):
     assert gamma(0.3, "gaussian", 1.0, 0, sampling, 0.2) == 0.3
     assert gamma(0.3, "vmf", 0.0, 5, sampling, 0.2, (10, 20)) == 0.3
