@@ -2,11 +2,11 @@
 
 Usage: python -m benchmarks.accounting [--json FILE]
 
-line: the final ledger line (guarantee). running: the figure while a run goes on. ceiling: what no attack can exceed, for
-one baseline. renyi: the Renyi divergences at all
-orders and their conversion to epsilon alone. calibrate: the search for the noise of epsilon = 8. Each repeat has
-slightly other noise, so that nothing is remembered from the one before. Median, fastest and slowest of the repeats are
-reported, in milliseconds; the import of dp-accounting, once a process, is a row of its own.
+line: the final ledger line (guarantee). running: the figure while a run goes on. ceiling: what no attack can exceed,
+for one baseline. renyi: the Renyi divergences at all orders and their conversion to epsilon alone. calibrate: the
+search for the noise of epsilon = 8. Each repeat has slightly other noise, so that nothing is remembered from the one
+before. Median, fastest and slowest of the repeats are reported, in milliseconds; the import of dp-accounting, once a
+process, is a row of its own.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Amplification by sampling: what one step costs when the adversary does not know who took part.
 
 Fixed-size sampling (B of n examples without replacement, q = B / n): any mechanism, neighbours differ in one example
-(replace-one). Poisson sampling: the Gaussian mechanism only, here under zero-out (under replace-one see
-:mod:`fedpriv.accounting.poisson_gaussian`). Shuffled passes: nothing.
+(replace-one). Poisson sampling: the Gaussian mechanism, here under zero-out (under replace-one see
+:mod:`fedpriv.accounting.poisson_gaussian`); other mechanisms as if it were seen who took part. Shuffled passes:
+nothing.
 """
 
 from collections.abc import Callable

@@ -73,7 +73,8 @@ class LedgerLine(Guarantee, _Client):
         noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
             a mechanism.
         ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is) and
-            label (the largest share of a class among its examples); none in runs of earlier versions.
+            label (the largest share of a class among its examples). With sampled batches they are about an example that
+            is chosen without regard to who took part. None in runs of earlier versions.
     """
 
     ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
