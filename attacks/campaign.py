@@ -10,6 +10,7 @@ from torch import nn
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.errors import InputError
+from fedpriv.gradients.operator import first_line
 
 __all__ = ["Campaign", "attack_each", "fault"]
 
@@ -46,13 +47,13 @@ def attack_each(job: AttackJob) -> Campaign:
     except InputError as error:
         if len(sound) == 1:
             return Campaign({}, failures | {sound[0]: str(error)})
-    found = {}
+    reconstructions = {}
     for number in sound:
         try:
-            (found[number],) = attempt([number])
+            (reconstructions[number],) = attempt([number])
         except InputError as error:
             failures[number] = str(error)
-    return _without_nan(found, failures)
+    return _without_nan(reconstructions, failures)
 
 
 def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
@@ -64,8 +65,8 @@ def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str
 
 def _trouble(heard: Heard, model: nn.Module) -> str | None:
     """Why an upload, or one of several of the same batch, cannot be attacked."""
-    for one in heard if isinstance(heard, tuple) else (heard,):
-        reason = refusal(one.settings) or fault(one, model)
+    for upload in heard if isinstance(heard, tuple) else (heard,):
+        reason = refusal(upload.settings) or fault(upload, model)
         if reason is not None:
             return reason
     return None
@@ -101,9 +102,9 @@ def _memory_in_words() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_lack_of_memory(error):
             raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AttackRefused(
-            f"memory does not suffice ({first}); attack smaller batches, take fewer restarts, or use a device with more"
+            f"memory does not suffice ({first_line(error)}); attack smaller batches, take fewer restarts, or use a "
+            "device with more"
         ) from None
 
 

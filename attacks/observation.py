@@ -132,9 +132,9 @@ class Observation:
 
     def _check_like_parameters(self, what: str, given: Vector) -> None:
         wanted = {name: tuple(value.shape) for name, value in self.parameters.items()}
-        found = {name: tuple(value.shape) for name, value in given.items()}
-        if wanted != found:
-            wrong = sorted(set(wanted.items()) ^ set(found.items()))[0][0]
+        shapes = {name: tuple(value.shape) for name, value in given.items()}
+        if wanted != shapes:
+            wrong = sorted(set(wanted.items()) ^ set(shapes.items()))[0][0]
             raise ValueError(f"{what} and parameters differ in the name or shape of {wrong!r}")
 
     @property
@@ -195,7 +195,7 @@ def read_observation(path: Path) -> Observation:
     """Read an observation.
 
     Args:
-        path: its ``.safetensors`` file; the ``.json`` of the same name lies beside it.
+        path: its ``.safetensors`` file; the ``.json`` of the same name lies next to it.
 
     Raises:
         InputError: a file is missing, truncated or altered, or the two do not belong together.
@@ -222,13 +222,19 @@ def read_observation(path: Path) -> Observation:
         raise InputError(f"{path} is damaged: {error}") from None
 
 
-def _read_about(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    content = _content(path)
+    try:
+        about = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
     if not isinstance(about, dict) or set(about) - {"labels"} != {"round", "client", "settings"}:
@@ -264,12 +270,9 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
 
 
 def _read_tensors(path: Path) -> Vector:
+    content = _content(path)
     try:
-        tensors: Vector = load(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        tensors: Vector = load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
     for key, value in tensors.items():

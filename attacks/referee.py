@@ -6,33 +6,23 @@ Re-identification asks another question than these: does the picture, good or ba
 each of some other images of the same data set? A picture that nobody would call recovered may still tell its owner.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest, bootstrap
 from torch import Tensor
 
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.records import CONFIDENCE, Interval, Score
+from fedpriv.records import Score
 
-__all__ = [
-    "Scores",
-    "Truth",
-    "median_interval",
-    "rate_interval",
-    "score",
-    "score_guesses",
-]
+__all__ = ["Scores", "Truth", "score", "score_guesses"]
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
-RESAMPLES = 9999
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,18 +68,6 @@ class Scores:
     pictures: Mapping[int, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class _Figures:
-    """The figures of a batch of images, each (B,)."""
-
-    mse: Tensor
-    mse_normalised: Tensor
-    psnr: Tensor
-    ssim: Tensor
-    ranks: list[int | None]
-    candidates: list[int | None]
-
-
 def score(
     reconstruction: Reconstruction,
     upload: str,
@@ -119,36 +97,40 @@ def score(
         ValueError: reconstruction and truth are of different victims or shapes.
     """
     _check(reconstruction, truth)
-    bar = best_guess_mse(guesses, truth.images, truth.labels)
+    # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
+    bar = best_guess_mse(guesses, truth.images, truth.labels) * ROUNDING
     note = "; ".join(text for text in (reconstruction.note, _unpaired(reconstruction, truth)) if text)
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
-    reason = None
+    reasons: list[str | None] = []
     for restart, attempt in enumerate(reconstruction.attempts):
         chosen = restart == reconstruction.chosen
         rows, columns = _pairs(truth.images, attempt.images.clamp(0, 1))
         if len(rows) == 0:
             continue
-        originals, images, labels = truth.images[rows], attempt.images[columns].clamp(0, 1), attempt.labels[columns]
-        figures = _figures(originals, images, std, truth.others)
-        lpips, why = _lpips(originals, images) if chosen and perceptual else ([None] * len(images), None)
-        reason = why or reason
+        images = attempt.images[columns].clamp(0, 1)
+        labels = [label if label >= 0 else None for label in attempt.labels[columns].tolist()]
         if chosen:
             pictures = dict(zip(rows.tolist(), images, strict=True))
-        for k, image in enumerate(rows.tolist()):
-            label = int(labels[k]) if labels[k] >= 0 else None
-            # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
-            beaten = float(figures.mse[k]) < float(bar[image]) * ROUNDING
-            recovered = float(figures.ssim[k]) >= success_ssim and beaten
-            scores.append(
-                _scored(
-                    truth, image, figures, k, lpips[k],
-                    attack=reconstruction.attack, upload=upload, restart=restart, chosen=chosen, loss=attempt.loss,
-                    label=label, label_correct=None if label is None else label == int(truth.labels[image]),
-                    recovered=recovered, note=note,
-                )
-            )  # fmt: skip
-    return Scores(tuple(scores), reason, pictures)
+        lines, reason = _lines(
+            truth,
+            rows,
+            images,
+            std,
+            perceptual=chosen and perceptual,
+            labels=labels,
+            bar=bar,
+            success_ssim=success_ssim,
+            attack=reconstruction.attack,
+            upload=upload,
+            restart=restart,
+            chosen=chosen,
+            loss=attempt.loss,
+            note=note,
+        )
+        scores += lines
+        reasons.append(reason)
+    return Scores(tuple(scores), _last(reasons), pictures)
 
 
 def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True) -> Scores:
@@ -162,122 +144,84 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
     """
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
-    reason = None
+    reasons: list[str | None] = []
+    count = len(truth.labels)
     for guess in guesses:
         images = guess.offer(truth.labels)
-        figures = _figures(truth.images, images, std, truth.others)
-        lpips, why = _lpips(truth.images, images) if perceptual else ([None] * len(images), None)
-        reason = why or reason
-        scores += [
-            _scored(
-                truth, k, figures, k, lpips[k],
-                attack=guess.name, upload="none", restart=0, chosen=True, loss=None,
-                label=None, label_correct=None, recovered=False, note="",
-            )
-            for k in range(len(images))
-        ]  # fmt: skip
         if guess.by_class is not None:
             pictures = dict(enumerate(images))
-    return Scores(tuple(scores), reason, pictures)
+        lines, reason = _lines(
+            truth,
+            torch.arange(count),
+            images,
+            std,
+            perceptual=perceptual,
+            labels=[None] * count,
+            bar=torch.zeros(count),
+            success_ssim=0.0,
+            attack=guess.name,
+            upload="none",
+            restart=0,
+            chosen=True,
+            loss=None,
+            note="",
+        )
+        scores += lines
+        reasons.append(reason)
+    return Scores(tuple(scores), _last(reasons), pictures)
 
 
-def _scored(truth: Truth, image: int, figures: _Figures, k: int, lpips: float | None, **attempt: Any) -> Score:
-    """The line about one true image, whose figures are the k-th, and about the attempt at it."""
-    client, number = truth.place(image)
-    return Score(
-        round=truth.round,
-        client=client,
-        image=number,
-        true_label=int(truth.labels[image]),
-        mse=float(figures.mse[k]),
-        mse_normalised=float(figures.mse_normalised[k]),
-        psnr=float(figures.psnr[k]),
-        ssim=float(figures.ssim[k]),
-        lpips=lpips,
-        clients=truth.clients,
-        rank=figures.ranks[k],
-        candidates=figures.candidates[k],
-        **attempt,
-    )
+def _lines(
+    truth: Truth,
+    rows: Tensor,
+    images: Tensor,
+    std: Sequence[float],
+    *,
+    perceptual: bool,
+    labels: Sequence[int | None],
+    bar: Tensor,
+    success_ssim: float,
+    **about: Any,
+) -> tuple[list[Score], str | None]:
+    """Compare images (B, C, H, W) with the true ones of these numbers (B,); return one line each, why without LPIPS.
 
-
-def median_interval(
-    values: Sequence[float],
-    generator: np.random.Generator,
-    confidence: float = CONFIDENCE,
-    groups: Sequence[Hashable] | None = None,
-) -> Interval:
-    """Return the median and its percentile bootstrap interval (Efron 1979), 9,999 resamples.
-
-    Images that came out of one upload rise and fall together: with ``groups`` whole groups are drawn, not single
-    values (the cluster bootstrap; Davison and Hinkley 1997, section 3.8).
-
-    Args:
-        values: one an image, at least one, finite.
-        generator: source of the resamples.
-        confidence: nominal coverage, between 0 and 1.
-        groups: for each value the upload that it comes from; ``None``: each from its own.
-
-    Raises:
-        ValueError: there is no value, one is not finite, or the groups are of another number.
+    Recovered is what reaches the SSIM and has an MSE below the bar of its true image. ``about``: the fields of
+    :class:`Score` that all lines have in common.
     """
-    data = np.asarray(values, dtype=np.float64)
-    if data.size == 0 or not np.isfinite(data).all():
-        raise ValueError("a median interval needs at least one value, all of them finite")
-    if groups is not None and len(groups) != data.size:
-        raise ValueError(f"{data.size} values, but {len(groups)} groups")
-    members = _members(data, range(data.size) if groups is None else groups)
-    median = float(np.median(data))
-    if len(members) == 1:
-        return Interval(median, None, None, confidence)
-
-    middle = np.nanmedian if np.isnan(members).any() else np.median  # the plain one is many times faster
-
-    def median_of(drawn: np.ndarray, axis: int) -> np.ndarray:
-        chosen = members[drawn]
-        medians: np.ndarray = middle(chosen.reshape(*chosen.shape[:-2], -1), axis=axis, overwrite_input=True)
-        return medians
-
-    result = bootstrap(
-        (np.arange(len(members)),),
-        median_of,
-        vectorized=True,
-        batch=max(1, 2**24 // members.size),
-        confidence_level=confidence,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=generator,
-    )
-    low, high = result.confidence_interval
-    return Interval(median, float(low), float(high), confidence)
-
-
-def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return a success rate and Wilson's score interval (1927), which has a width for 0 of n and for n of n too.
-
-    Args:
-        successes: from 0 to ``trials``.
-        trials: at least 1.
-        confidence: nominal coverage, between 0 and 1.
-
-    Raises:
-        ValueError: there are no trials, or more successes than trials.
-    """
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"{successes} successes of {trials} trials")
-    ends = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return Interval(successes / trials, float(ends.low), float(ends.high), confidence)
+    originals, scale = truth.images[rows], torch.tensor(std, dtype=torch.float64)[:, None, None]
+    mse, ssim = metrics.mse(originals, images), metrics.ssim(originals, images)
+    normalised = metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale)
+    psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
+    ranks, candidates = _ranks(originals, images, truth.others)
+    lpips, reason = _lpips(originals, images) if perceptual else ([None] * len(images), None)
+    lines = []
+    for k, (image, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
+        client, number = truth.place(image)
+        true_label = int(truth.labels[image])
+        line = Score(
+            round=truth.round,
+            client=client,
+            image=number,
+            label=label,
+            true_label=true_label,
+            label_correct=None if label is None else label == true_label,
+            mse=float(mse[k]),
+            mse_normalised=float(normalised[k]),
+            psnr=float(psnr[k]),
+            ssim=float(ssim[k]),
+            lpips=lpips[k],
+            recovered=float(ssim[k]) >= success_ssim and float(mse[k]) < float(bar[image]),
+            clients=truth.clients,
+            rank=ranks[k],
+            candidates=candidates[k],
+            **about,
+        )
+        lines.append(line)
+    return lines, reason
 
 
-def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:
-    """The values of each group in a row, filled up with NaN: (groups, most values in one)."""
-    rows: dict[Hashable, list[float]] = {}
-    for value, group in zip(data.tolist(), groups, strict=True):
-        rows.setdefault(group, []).append(value)
-    members = np.full((len(rows), max(map(len, rows.values()))), np.nan)
-    for number, row in enumerate(rows.values()):
-        members[number, : len(row)] = row
-    return members
+def _last(reasons: Sequence[str | None]) -> str | None:
+    return next((reason for reason in reversed(reasons) if reason), None)
 
 
 def _check(reconstruction: Reconstruction, truth: Truth) -> None:
@@ -304,23 +248,9 @@ def _pairs(originals: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers of originals and of the images that go with them, one to one, in the order of the originals."""
     if originals.shape == images.shape:
         return torch.arange(len(originals)), metrics.match(originals, images)
-    one, other = (part.cpu().double().flatten(1) for part in (originals, images))
-    rows, columns = linear_sum_assignment(torch.cdist(one, other).square().numpy())
+    true, made = (part.cpu().double().flatten(1) for part in (originals, images))
+    rows, columns = linear_sum_assignment(torch.cdist(true, made).square().numpy())
     return torch.from_numpy(rows), torch.from_numpy(columns)
-
-
-def _figures(originals: Tensor, images: Tensor, std: Sequence[float], others: Tensor | None) -> _Figures:
-    scale = torch.tensor(std, dtype=torch.float64)[:, None, None]
-    mse = metrics.mse(originals, images)
-    ranks, candidates = _ranks(originals, images, others)
-    return _Figures(
-        mse=mse,
-        mse_normalised=metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale),
-        psnr=-10 * mse.clamp(min=SMALLEST_MSE).log10(),
-        ssim=metrics.ssim(originals, images),
-        ranks=ranks,
-        candidates=candidates,
-    )
 
 
 def _ranks(originals: Tensor, images: Tensor, others: Tensor | None) -> tuple[list[int | None], list[int | None]]:
@@ -333,7 +263,7 @@ def _ranks(originals: Tensor, images: Tensor, others: Tensor | None) -> tuple[li
     true, made, rest = (part.cpu().double().flatten(1) for part in (originals, images, others))
     own = (true - made).square().sum(dim=1)
     distances = torch.cdist(made, rest, compute_mode="donot_use_mm_for_euclid_dist").square()
-    differs = torch.stack([(rest != one).any(dim=1) for one in true])
+    differs = torch.stack([(rest != original).any(dim=1) for original in true])
     # The two distances are computed in different ways: an equal one may differ in its last digits.
     nearer = (distances <= own[:, None] * (1 + 1e-9)) & differs
     return (1 + nearer.sum(dim=1)).tolist(), (1 + differs.sum(dim=1)).tolist()

@@ -63,16 +63,16 @@ class AttackSettings(Section):
         from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
         from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
-        return tuple(partial(run_recipe, one) if isinstance(one, Recipe) else one for one in cls.methods())
+        return tuple(partial(run_recipe, method) if isinstance(method, Recipe) else method for method in cls.methods())
 
     @classmethod
     def parts(cls) -> Mapping[str, str]:
         """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
         from fedpriv.attacks.reconstruction.recipes.parts import Recipe
 
-        every = [one.parts for one in cls.methods() if isinstance(one, Recipe)]
-        kinds = every[0] if every else ()
-        return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in every)) for kind in kinds}
+        recipes = [recipe.parts for recipe in cls.methods() if isinstance(recipe, Recipe)]
+        kinds = recipes[0] if recipes else ()
+        return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in recipes)) for kind in kinds}
 
     @classmethod
     def active(cls) -> bool:

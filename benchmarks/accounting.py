@@ -9,16 +9,13 @@ before. Median, fastest and slowest of the repeats are reported, in milliseconds
 process, is a row of its own.
 """
 
-import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import options, save, seconds, show
 from fedpriv.accounting import (
     ORDERS,
     calibrate,
@@ -56,21 +53,16 @@ _CASES: tuple[tuple[str, float, int, int, SamplingName, float], ...] = (
 
 def main() -> None:
     """Measure, print a table, and write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    arguments = options(__doc__).parse_args()
+    rows = list(_measured())
     print(f"{_STEPS:,} participations, {ORDERS.size} orders, delta = {_DELTA:g}")
-    print(f"{'what':<10}{'mechanism':<10}{'K':>12}{'blocks':>8}  {'sampling':<9}{'ms':>9}{'fastest':>9}{'slowest':>9}")
-    for row in _measured():
-        rows.append(row)
-        print(
-            f"{row['what']:<10}{row['mechanism']:<10}{row['dimension']:>12,}{row['blocks']:>8,}  {row['sampling']:<9}"
-            f"{row['ms']:>9.2f}{row['fastest']:>9.2f}{row['slowest']:>9.2f}",
-            flush=True,
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"participations": _STEPS, "orders": ORDERS.size, "rows": rows}, indent=2))
+    words, counts, times = ("what", "mechanism", "sampling"), ("dimension", "blocks"), ("ms", "fastest", "slowest")
+    lines = [
+        (*(row[key] for key in words), *(f"{row[key]:,}" for key in counts), *(f"{row[key]:.2f}" for key in times))
+        for row in rows
+    ]
+    show((*words, *counts, *times), lines, words=len(words))
+    save(arguments.json, participations=_STEPS, orders=ORDERS.size, rows=rows)
 
 
 def _measured() -> Iterator[dict[str, Any]]:
@@ -95,7 +87,7 @@ def _case(
         "line": (lambda factor: guarantee(release_with(factor * noise, _DELTA, **run)), _REPEATS),
         "ceiling": (lambda factor: ceilings(release_with(factor * noise, _DELTA, **run), [0.01]), _REPEATS),
         "running": (lambda factor: running_epsilon(release_with(factor * noise, _DELTA, **run)), _REPEATS),
-        "calibrate": (lambda factor: calibrate(8.0 * factor, _DELTA, **run), _CALIBRATIONS),
+        "calibrate": (lambda factor: calibrate(8.0 * factor, release_with(noise, _DELTA, **run)), _CALIBRATIONS),
     }
     for what, (call, repeats) in measured.items():
         yield _row(what, mechanism, dimension, blocks, sampling, _times(call, repeats))
@@ -105,10 +97,7 @@ def _times(call: Callable[[float], object], repeats: int) -> list[float]:
     """Milliseconds of each repeat; what is called gets a number near 1, another each time."""
     times = []
     for _ in range(repeats):
-        factor = next(_FACTORS)
-        began = time.perf_counter()
-        call(factor)
-        times.append(1e3 * (time.perf_counter() - began))
+        times.append(1e3 * seconds(partial(call, next(_FACTORS))))
     return times
 
 

@@ -17,22 +17,17 @@ With restarts, "victim" counts each restart. The loop runs at most LOOPED victim
 Peak memory is that of a process of its own, over what it had before the first iteration.
 """
 
-import argparse
-import json
-import multiprocessing
 import os
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.measure import in_own_process, options, peak_mib, save, seconds
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching.distances import angle, total_variation
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
@@ -117,7 +112,7 @@ def _loop(model: nn.Module, uploads: list[dict[str, Tensor]], restarts: int) -> 
             adam.zero_grad()
             gradients = torch.autograd.grad(F.cross_entropy(model(leaf), label), parameters, create_graph=True)
             pairs = list(zip(gradients, heard, strict=True))
-            dot = torch.stack([(one * other).sum() for one, other in pairs]).sum()
+            dot = torch.stack([(ours * theirs).sum() for ours, theirs in pairs]).sum()
             lengths = [
                 torch.stack([value.square().sum() for value in vector]).sum().sqrt() for vector in (gradients, heard)
             ]
@@ -166,23 +161,20 @@ def _prepare(case: Case, method: str, noise: float) -> tuple[Step, int, Evaluato
 
 def _peaks(case: Case, methods: tuple[str, ...], noise: float, threads: int) -> list[float]:
     """The peak memory of a few steps, in MiB, over that of what was made before: each in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedpriv.attacks.reconstruction"])
-    with context.Pool(len(methods), maxtasksperchild=1) as pool:
-        return pool.starmap(_measure_peak, [(case, method, noise, threads) for method in methods], chunksize=1)
+    return [in_own_process(_measure_peak, case, method, noise, threads) for method in methods]
 
 
 def _measure_peak(case: Case, method: str, noise: float, threads: int) -> float:
     torch.set_num_threads(threads)
     _prepare(Case(case.model, 1, 1), METHODS[0], noise)[0]()  # libraries are loaded
     step, _, _ = _prepare(case, method, noise)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mib()
     step()
     step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (1024 if sys.platform != "darwin" else 2**20)
+    return peak_mib() - before
 
 
-def _measure(case: Case, methods: tuple[str, ...], seconds: float, noise: float, threads: int) -> list[Row]:
+def _measure(case: Case, methods: tuple[str, ...], duration: float, noise: float, threads: int) -> list[Row]:
     """Run the methods in turns for about so many seconds and return the median of each."""
     ready = {method: _prepare(case, method, noise) for method in methods}
     for method, (step, _, evaluator) in ready.items():
@@ -193,12 +185,10 @@ def _measure(case: Case, methods: tuple[str, ...], seconds: float, noise: float,
         elif evaluator is not None and evaluator.note:
             print(f"  {case.model}, {case.victims} x {case.restarts}, {method}: {evaluator.note}")
     times: dict[str, list[float]] = {method: [] for method in methods}
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + duration
     while time.perf_counter() < end or len(times[methods[0]]) < 3:
         for method, (step, count, _) in ready.items():
-            began = time.perf_counter()
-            step()
-            times[method].append(1e3 * (time.perf_counter() - began) / count)
+            times[method].append(1e3 * seconds(step) / count)
     peaks = _peaks(case, methods, noise, threads)
     return [
         Row(**asdict(case), method=method, ms_per_iteration_and_victim=statistics.median(times[method]), peak_mib=peak)
@@ -208,8 +198,7 @@ def _measure(case: Case, methods: tuple[str, ...], seconds: float, noise: float,
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser = options(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="networks, by commas")
     parser.add_argument("--victims", default="1,16,64", help="numbers of victims, by commas")
     parser.add_argument(
@@ -229,8 +218,7 @@ def main() -> None:
         for case in cases:
             rows += _measure(case, methods, 1 if arguments.quick else 4, arguments.noise, arguments.threads)
             _print(rows[-len(methods) :])
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    save(arguments.json, rows=[asdict(row) for row in rows])
 
 
 def _print(rows: list[Row]) -> None:

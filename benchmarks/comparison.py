@@ -4,14 +4,12 @@
 two networks, every trial a setting of its own, which is the most that has to be drawn and written.
 """
 
-import argparse
-import json
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure import options, save, seconds
 from fedpriv.report import write_comparison
 from fedpriv.sweep import Reconstruction, TrialRecord
 from fedpriv.sweep.record import MembershipFigures
@@ -24,20 +22,17 @@ MEMBERSHIPS = {"attack-p": 0.05, "attack-r": 0.02, "lira-online": 0.0, "lira-off
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     records = synthetic_records(asked.trials)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         write_comparison(records[:10], path, title="warm-up")
-        began = time.perf_counter()
-        write_comparison(records, path, title="benchmark")
-        found = {"trials": asked.trials, "seconds": time.perf_counter() - began, "bytes": path.stat().st_size}
-    print(f"{asked.trials} trials: {found['seconds']:.2f} s, {found['bytes'] / 1e6:.2f} MB")
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        taken = seconds(lambda: write_comparison(records, path, title="benchmark"))
+        size = path.stat().st_size
+    print(f"{asked.trials} trials: {taken:.2f} s, {size / 1e6:.2f} MB")
+    save(asked.json, trials=asked.trials, seconds=taken, bytes=size)
 
 
 def synthetic_records(count: int, seeds: int = 1) -> list[TrialRecord]:

@@ -6,14 +6,12 @@ Side by side, interleaved: the whole exchange (serialise the global state, call 
 training alone, the very same function on the same batches. The difference is the overhead of one message.
 """
 
-import argparse
-import json
 import statistics
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
 
+from benchmarks.measure import options, save, seconds, show
 from fedpriv.clients.app import client_app
 from fedpriv.clients.training import local_upload
 from fedpriv.config import DataConfig, Experiment, FederationConfig, TrainingConfig
@@ -21,8 +19,7 @@ from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.models.mlp import MlpSettings
-from fedpriv.server.exchange import ask_clients, find_clients
-from fedpriv.server.uploads import allowed_uploads
+from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
 from fedpriv.world import World, build_world
 
 _REPEATS = 60
@@ -45,16 +42,13 @@ def measure(world: World) -> dict[str, float]:
     grid = InlineGrid(client_app(world.secret), world.experiment.federation.clients)
     clients = range(world.experiment.federation.clients)
     nodes = find_clients(grid, len(clients), timeout=10)
-    text, allowed = world.experiment.model_dump_json(), allowed_uploads(world)
+    federation = Federation(grid, nodes, world, world.experiment.model_dump_json())
     whole, training = [], []
     for number in range(1, _REPEATS + _WARMUP + 1):
-        began = time.perf_counter()
-        ask_clients(grid, nodes, clients, world.initial, allowed, text, number, None)
-        middle = time.perf_counter()
-        for client in clients:
-            local_upload(world, client, world.initial, number)
-        whole.append((middle - began) / len(clients))
-        training.append((time.perf_counter() - middle) / len(clients))
+        states = dict.fromkeys(clients, world.initial)
+        whole.append(seconds(partial(ask_for_uploads, federation, number, states)) / len(clients))
+        parts = [seconds(partial(local_upload, world, client, world.initial, number)) for client in clients]
+        training.append(sum(parts) / len(clients))
     differences = [a - b for a, b in zip(whole, training, strict=True)]
     return {
         "exchange_ms": 1e3 * statistics.median(whole[_WARMUP:]),
@@ -65,9 +59,7 @@ def measure(world: World) -> dict[str, float]:
 
 def main() -> None:
     """Measure two sizes of model with and without a mechanism and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
     rows = []
     for hidden in ((256, 160), (1024, 896)):
@@ -75,14 +67,12 @@ def main() -> None:
             world = build_world(_experiment(hidden, mechanism))
             parameters = sum(value.numel() for value in world.initial.parameters.values())
             rows.append({"parameters": parameters, "mechanism": mechanism.name, **measure(world)})
-    print(f"{'parameters':>10}  {'mechanism':<9}  {'exchange':>9}  {'training':>9}  {'overhead':>9}   (median ms)")
-    for row in rows:
-        print(
-            f"{row['parameters']:>10}  {row['mechanism']:<9}  {row['exchange_ms']:>9.3f}  {row['training_ms']:>9.3f}  "
-            f"{row['overhead_ms']:>9.3f}"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    keys = ("exchange_ms", "training_ms", "overhead_ms")
+    show(
+        ("mechanism", "parameters", *keys),
+        [(row["mechanism"], row["parameters"], *(f"{row[key]:.3f}" for key in keys)) for row in rows],
+    )
+    save(arguments.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ Step = Callable[[], None]
 CLIP_NORM, SIGMA, KAPPA = 1.0, 1.0, 50.0
 LEARNING_RATE = 1e-3
 CLASSES = 10
+LOSS = partial(functional.cross_entropy, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -67,52 +69,54 @@ def _batch(setting: Setting, batch: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(CLASSES, (batch,), generator=generator)
 
 
-def _sgd(setting: Setting, batch: int) -> Step:
-    model, (x, y) = _network(setting), _batch(setting, batch)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+def _optimizer(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
+
+def _stepping(optimizer: torch.optim.Optimizer, loss: Callable[[], Any]) -> Step:
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
+        loss().backward()
         optimizer.step()
 
     return step
+
+
+def _releasing(setting: Setting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
+    """A step along what is released of the model's gradients at a batch."""
+    model, (x, y) = _network(setting), _batch(setting, batch)
+    optimizer, parameters = _optimizer(model), dict(model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for name, value in release(model, x, y).items():
+            parameters[name].grad = value
+        optimizer.step()
+
+    return step
+
+
+def _sgd(setting: Setting, batch: int) -> Step:
+    model, (x, y) = _network(setting), _batch(setting, batch)
+    return _stepping(_optimizer(model), lambda: functional.cross_entropy(model(x), y))
 
 
 def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
     """What a client of fedpriv does in a step."""
-    model, (x, y) = _network(setting), _batch(setting, batch)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     noise = Secret.of_seed(0).stream("benchmark noise")
-    parameters = dict(model.named_parameters())
-    loss = partial(functional.cross_entropy, reduction="none")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        released = mechanism.release(per_example_gradients(model, loss, x, y), batch, noise)
-        for name, value in released.items():
-            parameters[name].grad = value
-        optimizer.step()
-
-    return step
+    return _releasing(
+        setting, batch, lambda model, x, y: mechanism.release(per_example_gradients(model, LOSS, x, y), batch, noise)
+    )
 
 
 def _vmf_dense(setting: Setting, batch: int) -> Step:
     """The way of every implementation known to us: B gradients of K numbers, and a draw of K numbers for each."""
-    model, (x, y) = _network(setting), _batch(setting, batch)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    generator, rng = torch_stream(0, "benchmark noise"), numpy_stream(0, "benchmark noise")
-    parameters = dict(model.named_parameters())
-    loss = partial(functional.cross_entropy, reduction="none")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        gradients = dense_gradients(model, loss, x, y, "the benchmark's reference")
-        for name, value in _separate_draws(gradients, generator, rng).items():
-            parameters[name].grad = value
-        optimizer.step()
-
-    return step
+    draws = torch_stream(0, "benchmark noise"), numpy_stream(0, "benchmark noise")
+    return _releasing(
+        setting,
+        batch,
+        lambda model, x, y: _separate_draws(dense_gradients(model, LOSS, x, y, "the benchmark's reference"), *draws),
+    )
 
 
 def _separate_draws(gradients: GradientOperator, generator: torch.Generator, rng: np.random.Generator) -> Vector:
@@ -139,40 +143,25 @@ def _inner(left: Vector, right: Vector) -> float:
 
 def _opacus_hooks(setting: Setting, batch: int) -> Step:
     model, (x, y) = GradSampleModule(_network(setting)), _batch(setting, batch)
-    optimizer = DPOptimizer(
-        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
-        noise_multiplier=SIGMA,
-        max_grad_norm=CLIP_NORM,
-        expected_batch_size=batch,
-        generator=torch_stream(0, "benchmark noise"),
-    )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
+    optimizer = DPOptimizer(_optimizer(model), **_noise_of_opacus(batch))
+    return _stepping(optimizer, lambda: functional.cross_entropy(model(x), y))
 
 
 def _opacus_ghost(setting: Setting, batch: int) -> Step:
     x, y = _batch(setting, batch)
     model = GradSampleModuleFastGradientClipping(_network(setting), max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
-    optimizer = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
-        noise_multiplier=SIGMA,
-        max_grad_norm=CLIP_NORM,
-        expected_batch_size=batch,
-        generator=torch_stream(0, "benchmark noise"),
-    )
+    optimizer = DPOptimizerFastGradientClipping(_optimizer(model), **_noise_of_opacus(batch))
     criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
+    return _stepping(optimizer, lambda: criterion(model(x), y))
 
-    def step() -> None:
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
 
-    return step
+def _noise_of_opacus(batch: int) -> dict[str, Any]:
+    return {
+        "noise_multiplier": SIGMA,
+        "max_grad_norm": CLIP_NORM,
+        "expected_batch_size": batch,
+        "generator": torch_stream(0, "benchmark noise"),
+    }
 
 
 METHODS: dict[str, Callable[[Setting, int], Step]] = {

@@ -11,23 +11,19 @@ all threads; ``draw`` that of nothing but the noise.
 """
 
 import argparse
-import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.measure import options, save, seconds, show
 from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
@@ -50,15 +46,15 @@ def main() -> None:
     arguments = _arguments()
     rows = [_row(batch, mechanism, arguments) for mechanism in arguments.mechanisms for batch in arguments.batches]
     _show(rows, arguments.models)
-    if arguments.json:
-        about = {
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "torch": torch.__version__,
-            "cores": os.cpu_count(),
-            "models": arguments.models,
-            "threads": arguments.threads,
-        }
-        arguments.json.write_text(json.dumps({"rows": rows, **about}, indent=2) + "\n")
+    save(
+        arguments.json,
+        rows=rows,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        torch=torch.__version__,
+        cores=os.cpu_count(),
+        models=arguments.models,
+        threads=arguments.threads,
+    )
 
 
 def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,13 +65,13 @@ def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str,
         "loop": partial(_loop if mechanism == "none" else _private_loop, world, pool, references),
         "client": partial(_as_clients, world, references),
     }
-    found = {name: way() for name, way in ways.items()}
+    trained = {name: way() for name, way in ways.items()}
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(arguments.repeats):
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             for name, way in ways.items():
-                times.setdefault((name, threads), []).append(_timed(way))
+                times.setdefault((name, threads), []).append(seconds(way))
     steps = arguments.models * world.plans[0].steps_per_round
     us = {key: 1e6 * statistics.median(taken) / steps for key, taken in times.items()}
     best = {name: min(us[name, threads] for threads in arguments.threads) for name in ways}
@@ -89,7 +85,7 @@ def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str,
         "draw_us": 0.0 if mechanism == "none" else _draw_us(world),
         "ratio_to_loop": best["loop"] / best["stacked"],
         "ratio_to_client": best["client"] / best["stacked"],
-        "largest_difference": max(_difference(found["stacked"], found[name]) for name in ("loop", "client")),
+        "largest_difference": max(_difference(trained["stacked"], trained[name]) for name in ("loop", "client")),
     }
 
 
@@ -133,7 +129,7 @@ def _network(world: World) -> nn.Module:
 def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
     """One after another, nothing but what PyTorch needs."""
     plan = world.plans[0]
-    found = []
+    models = []
     for reference in references:
         model = _network(world)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -142,13 +138,13 @@ def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vec
             optimizer.zero_grad()
             functional.cross_entropy(model(pool.images[rows]), pool.labels[rows]).backward()
             optimizer.step()
-        found.append({name: value.detach() for name, value in model.named_parameters()})
-    return found
+        models.append({name: value.detach() for name, value in model.named_parameters()})
+    return models
 
 
 def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
     loss = partial(functional.cross_entropy, reduction="none")
-    found = []
+    models = []
     for reference in references:
         plan, model = replace(world.plans[0], seed=reference.seed), _network(world)
         parameters = dict(model.named_parameters())
@@ -160,68 +156,56 @@ def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> 
                     gradients, Secret.of_seed(plan.seed).stream("noise", 0, step)
                 ).items():
                     parameters[name].sub_(value, alpha=RATE)
-        found.append({name: value.detach() for name, value in parameters.items()})
-    return found
+        models.append({name: value.detach() for name, value in parameters.items()})
+    return models
 
 
 def _as_clients(world: World, references: Sequence[Reference]) -> list[Vector]:
-    found = []
+    models = []
     for reference in references:
         plans = (replace(world.plans[0], seed=reference.seed),)
         own = replace(world, partitions=reference.shares, plans=plans)
         upload: State = local_upload(own, 0, world.initial, 1)
-        found.append({name: world.initial.parameters[name] + value for name, value in upload.parameters.items()})
-    return found
+        models.append({name: world.initial.parameters[name] + value for name, value in upload.parameters.items()})
+    return models
 
 
 def _products_us(batch: int, models: int) -> float:
     x, errors = torch.randn(models, batch, 784), torch.randn(models, batch, 128)
     weights = torch.randn(models, 128, 784)
-    taken = []
-    for _ in range(30):
-        began = time.perf_counter()
+
+    def products() -> None:
         torch.bmm(x, weights.mT)
         weights.baddbmm_(errors.mT, x, alpha=-1e-9)
-        taken.append(time.perf_counter() - began)
-    return 1e6 * statistics.median(taken) / models
+
+    return 1e6 * statistics.median(seconds(products) for _ in range(30)) / models
 
 
 def _draw_us(world: World) -> float:
     numbers = sum(value.numel() for value in world.initial.parameters.values())
     stream = Secret.of_seed(0).stream("benchmark")
-    taken = [_timed(lambda: standard_normal(numbers, stream, torch.float32)) for _ in range(30)]
-    return 1e6 * statistics.median(taken)
+    draw = partial(standard_normal, numbers, stream, torch.float32)
+    return 1e6 * statistics.median(seconds(draw) for _ in range(30))
 
 
 def _difference(left: list[Vector], right: list[Vector]) -> float:
-    return max(
-        float((one[name] - other[name]).abs().max()) for one, other in zip(left, right, strict=True) for name in one
-    )
-
-
-def _timed(way: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    way()
-    return time.perf_counter() - began
+    pairs = zip(left, right, strict=True)
+    return max(float((ours[name] - theirs[name]).abs().max()) for ours, theirs in pairs for name in ours)
 
 
 def _show(rows: Sequence[dict[str, Any]], models: int) -> None:
-    console = Console()
-    console.print(f"MLP(128), {models} models, microseconds a step of one model:")
-    table = Table(box=None, pad_edge=False)
+    print(f"MLP(128), {models} models, microseconds a step of one model:")
     columns = ("loop", "client", "stacked", "floor", "draw")
-    for heading in ("mechanism", "batch", *columns, "x loop", "x client", "difference"):
-        table.add_column(heading, justify="left" if heading == "mechanism" else "right")
+    lines = []
     for row in rows:
         figures = [f"{row[f'{name}_us']:.0f}" for name in columns]
         ratios = [f"{row['ratio_to_loop']:.1f}", f"{row['ratio_to_client']:.1f}", f"{row['largest_difference']:.1g}"]
-        table.add_row(row["mechanism"], str(row["batch"]), *figures, *ratios)
-    console.print(table)
+        lines.append((row["mechanism"], row["batch"], *figures, *ratios))
+    show(("mechanism", "batch", *columns, "x loop", "x client", "difference"), lines)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser = options(__doc__)
     parser.add_argument("--models", type=int, default=32)
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 32])
     parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))

@@ -9,26 +9,20 @@ the noise adds.
 """
 
 import argparse
-import json
 import os
-import resource
 import statistics
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch.nn import functional
 
+from benchmarks.measure import in_own_process, options, peak_mib, reset_peak, save, seconds, show
 from benchmarks.methods import METHODS, MODELS, Setting
 from fedpriv.gradients import per_example_gradients
 from fedpriv.models.machinery.build import build_model
@@ -48,9 +42,6 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     # Opacus' hooks fire in another order at a first layer, whose input needs no gradient; torch says so at every call.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    if arguments.cell:
-        print(peak_mib(MODELS[arguments.models[0]], arguments.batches[0], arguments.methods[0]))
-        return
     console = Console(stderr=True)
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
@@ -78,15 +69,16 @@ def main() -> None:
                 for method, ms in times.items()
             ]
     _show(rows, floors, skipped)
-    if arguments.json:
-        about = {
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "threads": arguments.threads,
-            "torch": torch.__version__,
-            "opacus": version("opacus"),
-        }
-        result = {"rows": rows, "floors": floors, "skipped": skipped, **about}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    save(
+        arguments.json,
+        rows=rows,
+        floors=floors,
+        skipped=skipped,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        threads=arguments.threads,
+        torch=torch.__version__,
+        opacus=version("opacus"),
+    )
 
 
 def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
@@ -94,14 +86,14 @@ def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int
     steps = {method: METHODS[method](setting, batch) for method in methods}
     times: dict[str, list[float]] = {method: [] for method in methods}
     for step in steps.values():
-        if _timed(step) < SLOW_SECONDS:
+        if seconds(step) < SLOW_SECONDS:
             for _ in range(WARMUP):
                 step()
     for number in range(repeats):
         for method, step in steps.items():
             slow = number > 0 and statistics.median(times[method]) > SLOW_SECONDS
             if not slow or number < SLOW_REPEATS:
-                times[method].append(_timed(step))
+                times[method].append(seconds(step))
     return {method: 1e3 * statistics.median(taken) for method, taken in times.items()}
 
 
@@ -113,58 +105,37 @@ def floor_ms(setting: Setting, batch: int, repeats: int) -> dict[str, float]:
     labels = torch.randint(10, (batch,), generator=generator)
     loss = partial(functional.cross_entropy, reduction="none")
     stream = Secret.of_seed(0).stream("benchmark")
+    compute = partial(per_example_gradients, model, loss, images, labels)
     parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
     for _ in range(min(repeats, 20)):
-        began = time.perf_counter()
-        gradients = per_example_gradients(model, loss, images, labels)
-        parts["gradients"].append(time.perf_counter() - began)
-        began = time.perf_counter()
+        parts["gradients"].append(seconds(compute))
+        gradients = compute()
         noise = gradients.draw(stream)
-        parts["draw"].append(time.perf_counter() - began)
-        parts["gram"].append(_timed(gradients.gram))
-        parts["dot"].append(_timed(partial(gradients.dot, noise)))
-        parts["combine"].append(_timed(partial(gradients.combine, torch.ones(batch))))
+        parts["draw"].append(seconds(partial(gradients.draw, stream)))
+        parts["gram"].append(seconds(gradients.gram))
+        parts["dot"].append(seconds(partial(gradients.dot, noise)))
+        parts["combine"].append(seconds(partial(gradients.combine, torch.ones(batch))))
     return {f"{part}_ms": 1e3 * statistics.median(taken) for part, taken in parts.items()}
 
 
-def peak_mib(setting: Setting, batch: int, method: str) -> float:
+def peak_of(model: str, batch: int, method: str, threads: int) -> float:
     """MiB that a process with network, batch and three steps held at most beyond what it held before.
 
     Libraries are loaded by a step of the same kind on a tiny batch first.
     """
+    torch.set_num_threads(threads)
     METHODS[method](MODELS["mlp(128)"], 2)()
-    before = _reset_peak()
-    step = METHODS[method](setting, batch)
+    before = reset_peak()
+    step = METHODS[method](MODELS[model], batch)
     for _ in range(1 if batch >= BATCHES[-1] and method == "vmf-dense" else 3):
         step()
-    return _peak() - before
-
-
-def _reset_peak() -> float:
-    """Forget the highest resident memory so far, where the system can (Linux), and return the present one in MiB."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return _peak()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def _peak() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return peak_mib() - before
 
 
 def _peak_in_own_process(model: str, batch: int, method: str, threads: int) -> float:
-    command = [sys.executable, "-m", "benchmarks.step", "--cell", "--models", model, "--batches", str(batch)]
-    command += ["--methods", method, "--threads", str(threads)]
     # Large pieces go back to the system at once, so that what was freed is not counted.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return float(done.stdout)
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    return in_own_process(peak_of, model, batch, method, threads)
 
 
 def _fits(setting: Setting, batch: int, method: str) -> bool:
@@ -176,43 +147,27 @@ def _fits(setting: Setting, batch: int, method: str) -> bool:
     return 2 * 4 * numbers <= LARGEST_GIB * 2**30
 
 
-def _timed(step: Any) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
-
-
 def _show(rows: Sequence[dict[str, Any]], floors: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]]) -> None:
-    console = Console()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("model", "batch", "method", "ms", "x SGD", "peak MiB"):
-        table.add_column(heading, justify="left" if heading in ("model", "method") else "right")
+    lines = []
     for row in rows:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        cells = (row["model"], str(row["batch"]), row["method"], f"{row['ms']:.2f}", ratio, f"{row['peak_mib']:.0f}")
-        table.add_row(*cells)
-    console.print(table)
-    console.print("\nParts of a directional step, ms each alone:")
-    parts = Table(box=None, pad_edge=False)
-    for heading in ("model", "batch", "gradients", "gram", "draw", "dot", "combine"):
-        parts.add_column(heading, justify="left" if heading == "model" else "right")
-    for line in floors:
-        figures = (f"{line[f'{part}_ms']:.2f}" for part in ("gradients", "gram", "draw", "dot", "combine"))
-        parts.add_row(line["model"], str(line["batch"]), *figures)
-    console.print(parts)
-    for line in skipped:
-        console.print(f"left out: {line['model']}, batch {line['batch']}, {line['method']}: {line['reason']}")
+        lines.append((row["model"], row["method"], row["batch"], f"{row['ms']:.2f}", ratio, f"{row['peak_mib']:.0f}"))
+    show(("model", "method", "batch", "ms", "x SGD", "peak MiB"), lines, words=2)
+    print("\nParts of a directional step, ms each alone:")
+    parts = ("gradients", "gram", "draw", "dot", "combine")
+    figures = [(row["model"], row["batch"], *(f"{row[f'{part}_ms']:.2f}" for part in parts)) for row in floors]
+    show(("model", "batch", *parts), figures)
+    for row in skipped:
+        print(f"left out: {row['model']}, batch {row['batch']}, {row['method']}: {row['reason']}")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser = options(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--repeats", type=int, default=30, help="rounds in which every method takes a step")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; clients use engine.threads, by default 1")
-    parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

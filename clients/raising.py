@@ -115,8 +115,8 @@ def _watched_handlers() -> Iterator[list[BaseException]]:
         return handle
 
     is_main = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    present = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
+    handlers = {number: handler for number, handler in present.items() if callable(handler)}
     for number, handler in handlers.items():
         signal.signal(number, watched(handler))
     try:

@@ -30,7 +30,8 @@ from flwr.supercore.primitives.asymmetric import (
 
 from fedpriv.clients.memory import kept
 from fedpriv.errors import RefusedError
-from fedpriv.masking import Words, flat, least_survivors, mask, quantised, weights
+from fedpriv.federated import masked_weights
+from fedpriv.masking import Words, flat, least_survivors, mask, quantised
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
@@ -111,13 +112,13 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
     if len(held) < least_survivors(len(clients)):
         raise ValueError(f"shares of {len(held)} clients are too few to mask an upload towards")
     federation = world.experiment.federation
-    weight = weights([plan.sampling.examples for plan in world.plans], federation.weighting)[me]
+    weight = masked_weights([plan.sampling.examples for plan in world.plans], federation.weighting)[me]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     words = quantised(weight * values, federation.secure_limit)
     words = (
         words
         + mask(_bytes(own, "seed"), len(words))
-        + _pairwise(own, me, [one for one in held if one != me], len(words))
+        + _pairwise(own, me, [other_client for other_client in held if other_client != me], len(words))
     )
     _remember(
         context,
@@ -146,7 +147,7 @@ def give_shares(message: Message, context: Context) -> Message:
     _settle(message, context, "survivors", survivors)
     seeds = dict(zip(held, _many(own, "seed_shares"), strict=True))
     keys = dict(zip(held, _many(own, "key_shares"), strict=True))
-    return _reply(message, seeds=[seeds[one] for one in survivors], keys=[keys[one] for one in dropped])
+    return _reply(message, seeds=[seeds[client] for client in survivors], keys=[keys[client] for client in dropped])
 
 
 def _pairwise(own: ConfigRecord, me: int, others: Sequence[int], count: int) -> Words:
@@ -201,9 +202,9 @@ def _reply(message: Message, **values: object) -> Message:
 
 def _integers(record: ConfigRecord, key: str) -> list[int]:
     value = record[key]
-    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+    if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
         raise TypeError(f"{key} is {value!r}, expected whole numbers")
-    return [int(one) for one in value if isinstance(one, int)]
+    return [int(number) for number in value if isinstance(number, int)]
 
 
 def _bytes(record: ConfigRecord, key: str) -> bytes:
@@ -215,6 +216,6 @@ def _bytes(record: ConfigRecord, key: str) -> bytes:
 
 def _many(record: ConfigRecord, key: str) -> list[bytes]:
     value = record[key]
-    if not isinstance(value, list) or not all(isinstance(one, bytes) for one in value):
+    if not isinstance(value, list) or not all(isinstance(text, bytes) for text in value):
         raise TypeError(f"{key} is not a list of strings of bytes")
-    return [one for one in value if isinstance(one, bytes)]
+    return [text for text in value if isinstance(text, bytes)]

@@ -8,7 +8,7 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised, where_sound
+from fedpriv.federated import train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
-from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, seeded_generators, torch_stream
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["answer_secret", "local_upload"]
 
-_MIB = 1 << 20
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -49,10 +48,10 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if secret is None or plan.config.unit == "example":
-        upload = _trained(world, plan, before, round_number, secret)
-    else:
+    if secret is not None and plan.config.protects_updates:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
+    else:
+        upload = _trained(world, plan, before, round_number, secret)
     change = {name: value.cpu() - before.buffers[name] for name, value in tracked_buffers(model).items()}
     if plan.config.protects:
         # No mechanism covers running statistics, so none of them leaves.
@@ -74,10 +73,11 @@ def answer_secret(secret: Secret, client: int, round_number: int, received: byte
 
 def _trained(world: World, plan: Plan, before: State, round_number: int, secret: Secret | None) -> Vector:
     """The batch's gradient (FedSGD), or the change of the parameters (FedAvg)."""
-    if world.experiment.federation.algorithm == "fedsgd":
-        return _gradient(world, plan, plan.steps(round_number)[0], secret)
-    _train(world, plan, round_number, secret)
-    return {name: value - before.parameters[name] for name, value in State.of(world.model).parameters.items()}
+    parameters = trained_parameters(world.model)
+    steps = plan.steps(round_number)
+    return train_locally(
+        world.experiment, steps, before.parameters, parameters, lambda step: _gradient(world, plan, step, secret)
+    )
 
 
 def _update(world: World, plan: Plan, before: State, round_number: int) -> Vector:
@@ -87,15 +87,6 @@ def _update(world: World, plan: Plan, before: State, round_number: int) -> Vecto
         _LOG.warning("client %d: the model raises in round %d; its update counts as zero", plan.client, round_number)
         return {name: torch.zeros_like(value) for name, value in before.parameters.items()}
     return update
-
-
-def _train(world: World, plan: Plan, round_number: int, secret: Secret | None) -> None:
-    """Local epochs of privatised SGD or Adam, in place; the optimiser starts afresh each round."""
-    training = world.experiment.training
-    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
-    parameters = trained_parameters(world.model)
-    for step in plan.steps(round_number):
-        optimizer.step(parameters, _gradient(world, plan, step, secret))
 
 
 def _gradient(world: World, plan: Plan, step: int, secret: Secret | None) -> Vector:
@@ -114,13 +105,13 @@ def _gradients(world: World, plan: Plan, step: int, images: Tensor, labels: Tens
     if gradients is not None:
         return gradients
     blanked = [torch.cat([values, torch.zeros_like(values[:1])]) for values in (images, labels)]
-    found = where_sound(lambda rows: _computed(world, plan, step, *(values[rows] for values in blanked)), len(images))
-    if found is None:
+    batch = where_sound(lambda rows: _computed(world, plan, step, *(values[rows] for values in blanked)), len(images))
+    if batch is None:
         _LOG.warning("client %d: the model raises on every example of a batch; it counts as zero", plan.client)
-        return zero_gradients(world.model, len(images), _memory(world))
-    raising = int((~found.sound).sum())
+        return zero_gradients(world.model, len(images), world.experiment.engine.gradient_bytes)
+    raising = int((~batch.sound).sum())
     _LOG.warning("client %d: the model raises on %d examples of a batch; they count as zero", plan.client, raising)
-    return found.result.masked(found.sound.to(images.device))
+    return batch.result.masked(batch.sound.to(images.device))
 
 
 def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
@@ -130,20 +121,19 @@ def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
 
 
 def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
-    route = world.route(len(images))
+    route, memory = world.route(len(images)), world.experiment.engine.gradient_bytes
     with _surroundings(world, plan, step):
-        return per_example_gradients(world.model, _loss, images, labels, route=route, chunk_bytes=_memory(world))
-
-
-def _memory(world: World) -> int:
-    """What gradients may take, in bytes."""
-    return world.experiment.engine.gradient_memory * _MIB
+        return per_example_gradients(world.model, _loss, images, labels, route=route, chunk_bytes=memory)
 
 
 @contextmanager
 def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
-    """What the model is run in: randomness of its own, and the numbers that the settings ask for."""
-    with _model_randomness(plan, step, world.device), world.autocast():
+    """What the model is run in: the numbers that the settings ask for, and randomness of its own, as for dropout.
+
+    That stream starts afresh with every step: what one step draws cannot depend on the examples of an earlier one.
+    """
+    seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
+    with seeded_generators(seed, world.device), world.autocast():
         yield
 
 
@@ -159,11 +149,3 @@ def _mean_gradient(model: nn.Module, images: Tensor, labels: Tensor, batch_size:
     total = _loss(model(images), labels).sum() / batch_size
     gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
     return dict(zip(names, gradients, strict=True))
-
-
-def _model_randomness(plan: Plan, step: int, device: torch.device) -> AbstractContextManager[None]:
-    """Give what the model draws at random (dropout) a stream of its own, which starts afresh with every step.
-
-    So what one step draws cannot depend on the examples of an earlier one.
-    """
-    return seeded_generators(torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed(), device)

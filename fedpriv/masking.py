@@ -8,7 +8,7 @@ of 32 and draws from a Mersenne Twister: whoever hears a masked upload could try
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ __all__ = [
     "quantised",
     "restored",
     "split",
-    "weights",
 ]
 
 LEVELS = 1 << 22
@@ -36,12 +35,6 @@ Words = NDArray[np.uint32]
 def least_survivors(clients: int) -> int:
     """How many of ``clients`` must stay to the end: more than two thirds (Bonawitz et al. 2017, active server)."""
     return 2 * clients // 3 + 1
-
-
-def weights(examples: Sequence[int], weighting: str) -> tuple[float, ...]:
-    """By what each client multiplies its upload: its examples over the most that a client holds, or 1."""
-    most = max(examples)
-    return tuple(count / most if weighting == "examples" else 1.0 for count in examples)
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:

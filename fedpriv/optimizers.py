@@ -12,7 +12,18 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-__all__ = ["Optimizer", "make_optimizer"]
+__all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Optimizer", "make_optimizer", "momentum_weights"]
+
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+
+
+def momentum_weights(steps: int, momentum: float) -> list[float]:
+    """Return how much of each step's gradient is in the change that SGD makes, from the last step to the first."""
+    weights = [1.0]
+    for _ in range(steps - 1):
+        weights.append(momentum * weights[-1] + 1)
+    return weights
 
 
 class Optimizer(ABC):
@@ -90,10 +101,10 @@ class _Adam(Optimizer):
             [],
             self.memory["step"],
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
             lr=self._rate,
             weight_decay=0.0,
-            eps=1e-8,
+            eps=ADAM_EPSILON,
             maximize=False,
         )

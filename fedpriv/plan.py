@@ -238,17 +238,5 @@ def _calibrated(experiment: Experiment, draft: Plan, target: float) -> float:
         ) from None
 
 
-@lru_cache(maxsize=1024)
-def _least_noise(target: float, release: Release) -> float:
-    """Calibration takes up to seconds, and most clients of a run share one answer."""
-    return calibrate(
-        target,
-        release.delta,
-        mechanism=release.mechanism,
-        sampling=release.sampling,
-        rate=release.rate,
-        participations=release.participations,
-        dimensions=release.dimensions,
-        unit=release.unit,
-        adjacency=release.adjacency,
-    )
+# Calibration takes up to seconds, and most clients of a run share one answer.
+_least_noise = lru_cache(maxsize=1024)(calibrate)

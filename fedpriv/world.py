@@ -58,6 +58,11 @@ class State:
             {name: value.detach().cpu().clone() for name, value in tracked_buffers(model).items()},
         )
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all numbers, in bytes."""
+        return sum(value.nbytes for vector in (self.parameters, self.buffers) for value in vector.values())
+
     def digest(self) -> bytes:
         """Return SHA-256 of the names, types, shapes and bits of all numbers; they are on the CPU."""
         digest = sha256()
@@ -227,7 +232,7 @@ def _route(world: World, examples: int) -> Route:
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
     model.to(world.device, _precision(experiment)).train()
     world.initial.load_into(model)
-    memory = experiment.engine.gradient_memory << 20
+    memory = experiment.engine.gradient_bytes
     with seeded_generators(0, world.device), world.autocast():
         return find_route(model, _LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.federated import upload_sign
 from fedpriv.optimizers import make_optimizer
 from fedpriv.world import State
 
@@ -16,8 +17,7 @@ __all__ = ["ServerOptimizer"]
 class ServerOptimizer:
     """SGD or Adam on the global parameters, driven by the mean upload (Reddi et al. 2021, Algorithm 2).
 
-    A FedAvg upload is after minus before, so that its negative is the direction of a gradient. Plain averaging is SGD
-    with a learning rate of 1.
+    Plain averaging of FedAvg's updates is SGD with a learning rate of 1.
 
     Attributes:
         rounds: how many rounds the state has taken part in, counted from when a step begins.
@@ -27,7 +27,7 @@ class ServerOptimizer:
         self._parameters = {name: value.clone() for name, value in state.parameters.items()}
         self._buffers = {name: value.clone() for name, value in state.buffers.items()}
         self.rounds = 0
-        self._sign = 1.0 if experiment.federation.algorithm == "fedsgd" else -1.0
+        self._sign = upload_sign(experiment.federation.algorithm)
         federation = experiment.federation
         self._optimizer = make_optimizer(
             federation.server_optimizer, experiment.server_learning_rate, federation.server_momentum
@@ -54,9 +54,7 @@ class ServerOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs, as named tensors."""
-        state = self.state
-        named = {f"parameters/{name}": value for name, value in state.parameters.items()}
-        named |= {f"buffers/{name}": value for name, value in state.buffers.items()}
+        named = {name: value.clone() for name, value in self._named().items()}
         for slot, values in self._optimizer.memory.items():
             named |= {f"optimizer/{index}/{slot}": value for index, value in enumerate(values)}
         return named
@@ -70,11 +68,14 @@ class ServerOptimizer:
         self._check(tensors)
         memory = self._memory(tensors)
         self.rounds = rounds
-        for name, value in self._parameters.items():
-            value.copy_(tensors[f"parameters/{name}"])
-        for name, value in self._buffers.items():
-            value.copy_(tensors[f"buffers/{name}"])
+        for name, value in self._named().items():
+            value.copy_(tensors[name])
         self._optimizer.memory = memory
+
+    def _named(self) -> dict[str, Tensor]:
+        """The global state as a checkpoint names it; no copy."""
+        named = {f"parameters/{name}": value for name, value in self._parameters.items()}
+        return named | {f"buffers/{name}": value for name, value in self._buffers.items()}
 
     def _memory(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         """What the optimiser remembers of each parameter: of all of them or, before its first step, of none."""
@@ -91,8 +92,7 @@ class ServerOptimizer:
         return memory
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        own = {f"parameters/{name}": value for name, value in self._parameters.items()}
-        own |= {f"buffers/{name}": value for name, value in self._buffers.items()}
+        own = self._named()
         for name, value in own.items():
             _require_like(name, tensors.get(name), value)
         for name in tensors:

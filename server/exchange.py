@@ -7,17 +7,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Failure
-from fedpriv.server.uploads import Allowed, Upload, number_in, read_upload
+from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, number_in, read_upload
 from fedpriv.wire import pack
-from fedpriv.world import State
+from fedpriv.world import State, World
 
-__all__ = ["Replies", "Upload", "ask_clients", "find_clients", "question", "send_and_receive"]
+__all__ = ["Federation", "Replies", "Upload", "ask_for_uploads", "find_clients", "question", "send_and_receive"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
@@ -60,13 +61,13 @@ def find_clients(grid: Grid, count: int, timeout: float | None) -> dict[int, int
     if not nodes:
         raise RunFailedError(f"no client connected within {timeout:g} s")
     questions = [Message(RecordDict(), node, "query") for node in nodes]
-    found: dict[int, int] = {}
+    connected: dict[int, int] = {}
     for number, reply in sorted(send_and_receive(grid, questions, timeout).items()):
         partition = _partition(reply)
         if partition is not None and 0 <= partition < count:
             # A second node that says the same does not push the first one out.
-            found.setdefault(partition, nodes[number])
-    return found
+            connected.setdefault(partition, nodes[number])
+    return connected
 
 
 def _partition(reply: Message) -> int | None:
@@ -79,61 +80,72 @@ def _partition(reply: Message) -> int | None:
         return None
 
 
-def ask_clients(
-    grid: Grid,
-    nodes: Mapping[int, int],
-    clients: Sequence[int],
-    state: State,
-    allowed: Sequence[Allowed],
-    experiment: str,
-    round_number: int,
-    timeout: float | None,
-    instead: Mapping[int, State] | None = None,
-) -> Replies:
-    """Send the global state to ``clients`` and collect their uploads.
+@dataclass(frozen=True)
+class Federation:
+    """The clients of a run, as the server reaches them.
+
+    Attributes:
+        grid: Flower's way to the clients.
+        nodes: node ids by partition; clients that never connected are missing.
+        world: the experiment, built.
+        task: the experiment as JSON; clients build their world from it.
+    """
+
+    grid: Grid
+    nodes: Mapping[int, int]
+    world: World
+    task: str
+
+    @cached_property
+    def allowed(self) -> tuple[Allowed, ...]:
+        """What each client may send, by partition."""
+        return allowed_uploads(self.world)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds to wait for a round's answers; ``None``: no limit."""
+        return self.world.experiment.federation.round_timeout
+
+    def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
+        """Send clients that connected a message of a round, each its own content, and return the answers by client."""
+        clients = [client for client in contents if client in self.nodes]
+        messages = [Message(contents[client], self.nodes[client], kind, group_id=str(number)) for client in clients]
+        # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
+        received = send_and_receive(self.grid, messages, self.timeout)
+        return {client: received[number] for number, client in enumerate(clients) if number in received}
+
+    def questions(self, number: int, states: Mapping[int, State]) -> dict[int, RecordDict]:
+        """What clients are sent that are to train in a round, each from its own state; equal states are packed once."""
+        distinct = {id(state): state for state in states.values()}
+        packed = {key: question(state, self.task, number) for key, state in distinct.items()}
+        return {client: packed[id(state)] for client, state in states.items()}
+
+
+def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
+    """Have clients train and collect their uploads.
 
     Args:
-        grid: Flower's way to the clients.
-        nodes: node ids by partition.
-        clients: the partitions asked.
-        state: the global state.
-        allowed: what each client may send, by partition.
-        experiment: the experiment as JSON; clients build their world from it.
-        round_number: the round, from 1.
-        timeout: seconds to wait; ``None``: no limit.
-        instead: what some of the clients are sent in place of the global state: tensors of the same names and shapes.
+        federation: the clients.
+        number: the round, from 1.
+        states: what each client is sent that is asked, in ascending order; all of the same names and shapes.
     """
-    asked = {nodes[client]: client for client in clients if client in nodes}
-    sent = {client: (instead or {}).get(client, state) for client in asked.values()}
-    distinct = {id(each): each for each in sent.values()}
-    contents = {key: question(each, experiment, round_number) for key, each in distinct.items()}
-    messages = [
-        Message(contents[id(sent[client])], node, "train", group_id=str(round_number)) for node, client in asked.items()
-    ]
-    # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
-    received = send_and_receive(grid, messages, timeout)
-    replies = {client: received[number] for number, client in enumerate(asked.values()) if number in received}
+    timeout = federation.timeout
+    answers = federation.send("train", number, federation.questions(number, states))
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
-    outcomes = [_outcome(client, nodes, replies, state, allowed[client], silent) for client in clients]
-    uploads = tuple(outcome for outcome in outcomes if isinstance(outcome, Upload))
-    failures = tuple(outcome for outcome in outcomes if isinstance(outcome, Failure))
-    bytes_up = sum(_size(upload.state) for upload in uploads)
-    return Replies(uploads, failures, bytes_up, _size(state) * len(messages))
 
+    def outcome(client: int) -> Upload | Failure:
+        if client not in federation.nodes:
+            return Failure(client, "never connected")
+        if client not in answers:
+            return Failure(client, silent)
+        return read_upload(answers[client], client, states[client], federation.allowed[client])
 
-def _outcome(
-    client: int,
-    nodes: Mapping[int, int],
-    replies: Mapping[int, Message],
-    like: State,
-    allowed: Allowed,
-    silent: str,
-) -> Upload | Failure:
-    if client not in nodes:
-        return Failure(client, "never connected")
-    if client not in replies:
-        return Failure(client, silent)
-    return read_upload(replies[client], client, like, allowed)
+    outcomes = [outcome(client) for client in states]
+    uploads = tuple(each for each in outcomes if isinstance(each, Upload))
+    failures = tuple(each for each in outcomes if isinstance(each, Failure))
+    bytes_up = sum(upload.state.nbytes for upload in uploads)
+    bytes_down = sum(state.nbytes for client, state in states.items() if client in federation.nodes)
+    return Replies(uploads, failures, bytes_up, bytes_down)
 
 
 def question(state: State, experiment: str, round_number: int) -> RecordDict:
@@ -167,7 +179,3 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | N
         pause = _FIRST_PAUSE if fresh else min(2 * pause, _LONGEST_PAUSE)
         time.sleep(pause)
     return replies
-
-
-def _size(state: State) -> int:
-    return sum(value.nbytes for vector in (state.parameters, state.buffers) for value in vector.values())

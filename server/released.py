@@ -120,7 +120,7 @@ def _change(before: Released, now: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _origin(world: World) -> Origin:
     decisive = world.experiment.decisive()
-    # The mechanism stands beside it, in its own words.
+    # The mechanism is recorded on its own.
     del decisive["mechanism"]
     settings = sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     if not world.experiment.mechanism.protects:

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flwr.serverapp import Grid
 
@@ -18,11 +18,11 @@ from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import evaluate
-from fedpriv.server.exchange import Replies, ask_clients, find_clients
+from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
-from fedpriv.server.tap import Tap
-from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, norm
+from fedpriv.server.tap import record_heard
+from fedpriv.server.uploads import Upload, norm
 from fedpriv.world import State, World
 
 __all__ = ["run_rounds"]
@@ -37,7 +37,7 @@ def run_rounds(
     world: World,
     folder: RunFolder,
     progress: Progress,
-    told: Experiment | None = None,
+    announced: Experiment | None = None,
     patience: float | None = None,
 ) -> None:
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
@@ -49,7 +49,7 @@ def run_rounds(
         world: the experiment, built.
         folder: where metrics, observations and checkpoints go.
         progress: told about every round.
-        told: what clients are told of the experiment; all, unless given.
+        announced: what clients are told of the experiment; all, unless given.
         patience: seconds to wait for clients to connect; ``None``: until they have, as in a simulation, where nobody
             stays away and a result must not depend on how busy the machine is.
 
@@ -58,20 +58,20 @@ def run_rounds(
             attack can make parameters for.
         RunFailedError: too few usable uploads in a round, or the model diverged. What was written stays.
     """
-    federation = world.experiment.federation
+    settings = world.experiment.federation
     check_crafting(world)
-    task = (told or world.experiment).model_dump_json()
     budget = Budget(world.experiment, world.plans)
     optimizer = ServerOptimizer(world.experiment, world.initial)
     done = _take_up(optimizer, world, folder)
     earlier = folder.asked()
     replay(budget, [line for line in earlier if line.round <= done])
-    if done == federation.rounds or budget.is_used_up(done + 1):
+    if done == settings.rounds or budget.is_used_up(done + 1):
         return
-    nodes = find_clients(grid, federation.clients, patience)
-    tap, allowed = Tap(world, folder), allowed_uploads(world)
+    nodes = find_clients(grid, settings.clients, patience)
+    federation = Federation(grid, nodes, world, (announced or world.experiment).model_dump_json())
+    run = _Run(federation, optimizer, folder, earlier)
     saved = time.monotonic()
-    for number in range(done + 1, federation.rounds + 1):
+    for number in range(done + 1, settings.rounds + 1):
         _count_repeats(budget, world, [line for line in earlier if line.round == number], optimizer.state)
         _tell_stops(budget, number, progress)
         if budget.is_used_up(number):
@@ -79,20 +79,20 @@ def run_rounds(
         asked = participants(world.experiment, number, budget.left(number))
         budget.spend(number, asked)
         try:
-            record = _round(grid, nodes, allowed, world, optimizer, tap, folder, number, asked, task, earlier)
+            record = run.round(number, asked)
         except BaseException:
             # Whatever ended this round (a failure, Ctrl-C), keep the ones before it; if the step was already taken the
             # state is in between, and the checkpoint on disk stands.
             if optimizer.rounds == number - 1:
-                _save(optimizer, folder)
+                run.save()
             raise
         record = replace(record, epsilon=budget.worst_epsilon)
         folder.append_round(record)
         if time.monotonic() - saved > _CHECKPOINT_SECONDS:
-            _save(optimizer, folder)
+            run.save()
             saved = time.monotonic()
-        progress.round_finished(record, federation.rounds)
-    _save(optimizer, folder)
+        progress.round_finished(record, settings.rounds)
+    run.save()
 
 
 def _count_repeats(budget: Budget, world: World, lines: Sequence[Asked], before: State) -> None:
@@ -139,69 +139,60 @@ def _check_complete(folder: RunFolder, done: int, rounds: int) -> None:
         raise InputError(f"{folder.path} is damaged: checkpoint, metrics.jsonl and asked.jsonl name different rounds")
 
 
-def _save(optimizer: ServerOptimizer, folder: RunFolder) -> None:
-    folder.save_checkpoint(Checkpoint(optimizer.rounds, optimizer.tensors()))
+@dataclass(frozen=True)
+class _Run:
+    """A federation, the model that it trains, and where that is written down; ``earlier``: what was asked before."""
 
+    federation: Federation
+    optimizer: ServerOptimizer
+    folder: RunFolder
+    earlier: tuple[Asked, ...]
 
-def _round(
-    grid: Grid,
-    nodes: dict[int, int],
-    allowed: tuple[Allowed, ...],
-    world: World,
-    optimizer: ServerOptimizer,
-    tap: Tap,
-    folder: RunFolder,
-    number: int,
-    asked: tuple[int, ...],
-    task: str,
-    earlier: tuple[Asked, ...],
-) -> RoundRecord:
-    began = time.monotonic()
-    federation = world.experiment.federation
-    before = optimizer.state
-    deceived = crafted_clients(world.experiment, number, asked)
-    made = crafted_state(world, before) if deceived else before
-    told_truth = [client for client in asked if client not in deceived]
-    for line in questions(world, number, [(before, told_truth), (made, deceived)]):
-        # A resumed run asks again what it was killed over.
-        if line not in earlier:
-            folder.append_asked(line)
-    if federation.secure_aggregation:
-        replies = ask_for_sum(grid, nodes, asked, world, made, task, number)
-    else:
-        instead = dict.fromkeys(deceived, made)
-        replies = ask_clients(grid, nodes, asked, before, allowed, task, number, federation.round_timeout, instead)
-    _require(replies, federation, number)
-    honest = [upload for upload in replies.uploads if upload.client not in deceived]
-    stolen = [upload for upload in replies.uploads if upload.client in deceived]
-    tap.record(number, before, honest, replies.mean)
-    tap.record(number, made, stolen, replies.mean)
-    _move(optimizer, honest, federation, replies.mean)
-    loss, accuracy = evaluate(world, optimizer.state)
-    if not math.isfinite(loss):
-        raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(honest)}")
-    return RoundRecord(
-        round=number,
-        loss=loss,
-        accuracy=accuracy,
-        clients=asked,
-        used=tuple(upload.client for upload in honest),
-        failures=replies.failures,
-        seconds=time.monotonic() - began,
-        bytes_up=replies.bytes_up,
-        bytes_down=replies.bytes_down,
-        crafted=tuple(upload.client for upload in stolen),
-    )
+    def save(self) -> None:
+        self.folder.save_checkpoint(Checkpoint(self.optimizer.rounds, self.optimizer.tensors()))
 
+    def round(self, number: int, asked: tuple[int, ...]) -> RoundRecord:
+        began = time.monotonic()
+        world, before = self.federation.world, self.optimizer.state
+        deceived = crafted_clients(world.experiment, number, asked)
+        made = crafted_state(world, before) if deceived else before
+        states = {client: made if client in deceived else before for client in asked}
+        truthful = [client for client in asked if client not in deceived]
+        for line in questions(world, number, [(before, truthful), (made, deceived)]):
+            # A resumed run asks again what it was killed over.
+            if line not in self.earlier:
+                self.folder.append_asked(line)
+        ask = ask_for_sum if world.experiment.federation.secure_aggregation else ask_for_uploads
+        replies = ask(self.federation, number, states)
+        _require(replies, world.experiment.federation, number)
+        honest = [upload for upload in replies.uploads if upload.client not in deceived]
+        stolen = [upload for upload in replies.uploads if upload.client in deceived]
+        record_heard(world, self.folder, number, before, honest, replies.mean)
+        record_heard(world, self.folder, number, made, stolen, replies.mean)
+        self._move(honest, replies.mean)
+        loss, accuracy = evaluate(world, self.optimizer.state)
+        if not math.isfinite(loss):
+            raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(honest)}")
+        return RoundRecord(
+            round=number,
+            loss=loss,
+            accuracy=accuracy,
+            clients=asked,
+            used=tuple(upload.client for upload in honest),
+            failures=replies.failures,
+            seconds=time.monotonic() - began,
+            bytes_up=replies.bytes_up,
+            bytes_down=replies.bytes_down,
+            crafted=tuple(upload.client for upload in stolen),
+        )
 
-def _move(
-    optimizer: ServerOptimizer, honest: Sequence[Upload], federation: FederationConfig, mean: State | None
-) -> None:
-    """Take the server's step; gradients of parameters that the server has made are about another network."""
-    if honest:
-        optimizer.step(federation.rule.aggregate(honest, federation.weighting) if mean is None else mean)
-    else:
-        optimizer.skip()
+    def _move(self, honest: Sequence[Upload], mean: State | None) -> None:
+        """Take the server's step; gradients of parameters that the server has made are about another network."""
+        if honest:
+            settings = self.federation.world.experiment.federation
+            self.optimizer.step(settings.rule.aggregate(honest, settings.weighting) if mean is None else mean)
+        else:
+            self.optimizer.skip()
 
 
 def _largest(uploads: Sequence[Upload]) -> str:
@@ -215,12 +206,10 @@ def _largest(uploads: Sequence[Upload]) -> str:
     return f"no upload stands out (the largest norm is {largest:.2g}, of client {client}); try a smaller learning rate"
 
 
-def _require(replies: Replies, federation: FederationConfig, number: int) -> None:
-    usable, needed = len(replies.uploads), federation.needed
+def _require(replies: Replies, settings: FederationConfig, number: int) -> None:
+    usable, needed = len(replies.uploads), settings.needed
     if usable >= needed:
         return
-    key = (
-        "federation.min_clients" if needed == federation.min_clients else f"uploads that {federation.aggregation} needs"
-    )
+    key = "federation.min_clients" if needed == settings.min_clients else f"uploads that {settings.aggregation} needs"
     reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in replies.failures)
     raise RunFailedError(f"round {number}: {usable} usable uploads, {key} = {needed}: {reasons}")

@@ -14,15 +14,15 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from fedpriv.errors import RunFailedError
-from fedpriv.masking import Words, least_survivors, mask, restored, split, weights
+from fedpriv.federated import masked_weights
+from fedpriv.masking import Words, least_survivors, mask, restored, split
 from fedpriv.records import Failure
-from fedpriv.server.exchange import Replies, question, send_and_receive
+from fedpriv.server.exchange import Federation, Replies
 from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal
-from fedpriv.world import State, World
+from fedpriv.world import State
 
 __all__ = ["ask_for_sum"]
 
@@ -31,27 +31,22 @@ __all__ = ["ask_for_sum"]
 class _Round:
     """What a round has come to: who is still in it, and who was left out."""
 
-    grid: Grid
-    nodes: Mapping[int, int]
+    federation: Federation
     number: int
-    timeout: float | None
     needed: int
     failures: dict[int, Failure]
 
     def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Send each client its content; returns the answers, by client, ascending; who gives none is left out."""
-        clients = [client for client in sorted(contents) if client in self.nodes]
-        messages = [Message(contents[one], self.nodes[one], kind, group_id=str(self.number)) for one in clients]
-        received = send_and_receive(self.grid, messages, self.timeout)
-        answers = {}
-        for number, client in enumerate(clients):
-            if number not in received:
+        received = self.federation.send(kind, self.number, contents)
+        for client in contents:
+            if client not in self.federation.nodes:
+                self.leave_out(client, "never connected")
+            elif client not in received:
                 self.leave_out(client, f"did not reply to {kind} in time")
-            elif received[number].has_error():
-                self.leave_out(client, raised(received[number]))
-            else:
-                answers[client] = received[number]
-        return answers
+            elif received[client].has_error():
+                self.leave_out(client, raised(received[client]))
+        return {client: answer for client, answer in received.items() if not answer.has_error()}
 
     def leave_out(self, client: int, reason: str) -> None:
         """Note why a client takes no further part."""
@@ -60,52 +55,37 @@ class _Round:
     def require(self, there: int, what: str) -> None:
         """End the round where too few clients are left for their sum to be unmasked."""
         if there < self.needed:
-            reasons = "; ".join(f"client {one.client} {one.reason}" for one in self.failures.values())
+            reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in self.failures.values())
             raise RunFailedError(
                 f"round {self.number}: {there} {'client has' if there == 1 else 'clients have'} {what}, and secure "
                 f"aggregation needs {self.needed} of them: {reasons}"
             )
 
 
-def ask_for_sum(
-    grid: Grid,
-    nodes: Mapping[int, int],
-    clients: Sequence[int],
-    world: World,
-    state: State,
-    task: str,
-    number: int,
-) -> Replies:
-    """Have ``clients`` train and return the mean of their uploads, of which nothing else reaches the server.
+def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
+    """Have clients train and return the mean of their uploads, of which nothing else reaches the server.
 
     Args:
-        grid: Flower's way to the clients.
-        nodes: node ids by partition.
-        clients: the partitions asked.
-        world: the experiment, built.
-        state: what the clients are sent.
-        task: the experiment as JSON.
+        federation: the clients.
         number: the round, from 1.
+        states: what each client is sent that is asked, in ascending order; all of the same names and shapes.
 
     Raises:
         RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
-    federation = world.experiment.federation
-    going = _Round(grid, nodes, number, federation.round_timeout, max(2, least_survivors(len(clients))), {})
-    for client in clients:
-        if client not in nodes:
-            going.leave_out(client, "never connected")
-    keys = _public_keys(going, clients)
+    settings, plans = federation.world.experiment.federation, federation.world.plans
+    going = _Round(federation, number, max(2, least_survivors(len(states))), {})
+    keys = _public_keys(going, tuple(states))
     shares = _shares(going, keys)
-    uploads, words = _masked(going, shares, world, state, task)
+    uploads, words = _masked(going, shares, states)
     survivors = tuple(upload.client for upload in uploads)
     total = _unmasked(going, keys, survivors, tuple(client for client in shares if client not in survivors), words)
-    factors = weights([plan.sampling.examples for plan in world.plans], federation.weighting)
-    mean = restored(total, len(survivors), federation.secure_limit) / sum(factors[client] for client in survivors)
+    factors = masked_weights([plan.sampling.examples for plan in plans], settings.weighting)
+    mean = restored(total, len(survivors), settings.secure_limit) / sum(factors[client] for client in survivors)
     failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
-    size = sum(value.nbytes for vector in (state.parameters, state.buffers) for value in vector.values())
     bytes_up = sum(each.nbytes for each in words)
-    return Replies(uploads, failures, bytes_up, size * len(shares), _state(mean, state))
+    bytes_down = sum(states[client].nbytes for client in shares)
+    return Replies(uploads, failures, bytes_up, bytes_down, _state(mean, federation.world.initial))
 
 
 def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes, bytes]]:
@@ -140,17 +120,18 @@ def _shares(going: _Round, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int,
 
 
 def _masked(
-    going: _Round, shares: Mapping[int, Mapping[int, bytes]], world: World, state: State, task: str
+    going: _Round, shares: Mapping[int, Mapping[int, bytes]], states: Mapping[int, State]
 ) -> tuple[tuple[Upload, ...], list[Words]]:
     """The masked uploads, as what they look like and as they are."""
+    world = going.federation.world
     contents = {}
-    for client in shares:
+    questions = going.federation.questions(going.number, {client: states[client] for client in shares})
+    for client, content in questions.items():
         senders = [other for other in shares if other != client]
-        content = question(state, task, going.number)
-        passed_on = [shares[other][client] for other in senders]
-        content["shares"] = ConfigRecord({"from": senders, "ciphertexts": passed_on})
-        contents[client] = content
-    count = sum(value.numel() for vector in (state.parameters, state.buffers) for value in vector.values())
+        passed_on = ConfigRecord({"from": senders, "ciphertexts": [shares[other][client] for other in senders]})
+        contents[client] = RecordDict({**content, "shares": passed_on})
+    initial = world.initial
+    count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
     like = State({"masked": torch.zeros(count, dtype=torch.int32)}, {})
     uploads, words = [], []
     for client, answer in going.ask("train.masked", contents).items():
@@ -161,7 +142,7 @@ def _masked(
             going.leave_out(client, read.reason)
             continue
         masked = read.state.parameters["masked"].numpy().view(np.uint32)
-        shown = _state(restored(masked >> np.uint32(10), 1, world.experiment.federation.secure_limit), state)
+        shown = _state(restored(masked >> np.uint32(10), 1, world.experiment.federation.secure_limit), initial)
         uploads.append(replace(read, state=shown))
         words.append(masked)
     going.require(len(uploads), "sent masked uploads")
@@ -219,7 +200,7 @@ def _list_of_bytes(message: Message, key: str, count: int) -> list[bytes] | None
     value = _answer(message, key)
     if not isinstance(value, list) or len(value) != count:
         return None
-    strings = [one for one in value if isinstance(one, bytes)]
+    strings = [text for text in value if isinstance(text, bytes)]
     return strings if len(strings) == count else None
 
 

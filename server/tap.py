@@ -16,27 +16,27 @@ from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State, World
 
-__all__ = ["Tap", "observe", "public_settings"]
+__all__ = ["observe", "public_settings", "record_heard"]
 
 
 # An adversary who knows of no mechanism assumes none.
 _UNKNOWN = mechanism_settings({}).model_dump(mode="json", exclude_none=True)
 
 
-class Tap:
-    """Stores what is heard in the rounds in ``adversary.rounds``."""
-
-    def __init__(self, world: World, folder: RunFolder) -> None:
-        self._world = world
-        self._folder = folder
-
-    def record(self, round_number: int, before: State, uploads: Sequence[Upload], mean: State | None = None) -> None:
-        """Write the observations of a round that will be attacked; others are not kept."""
-        adversary = self._world.experiment.adversary
-        if not adversary.attacks or round_number not in adversary.rounds:
-            return
-        for observation in observe(self._world, round_number, before, uploads, mean):
-            write_observation(self._folder.observations, observation)
+def record_heard(
+    world: World,
+    folder: RunFolder,
+    round_number: int,
+    before: State,
+    uploads: Sequence[Upload],
+    mean: State | None = None,
+) -> None:
+    """Write the observations of a round in ``adversary.rounds``, as :func:`observe` has them; others are not kept."""
+    adversary = world.experiment.adversary
+    if not adversary.attacks or round_number not in adversary.rounds:
+        return
+    for observation in observe(world, round_number, before, uploads, mean):
+        write_observation(folder.observations, observation)
 
 
 def observe(
@@ -73,7 +73,7 @@ def _observation(
     """One upload, or the sum of several as the server averages them."""
     plans = [world.plans[upload.client] for upload in uploads]
     settings = [public_settings(world.experiment, world.dataset, plan) for plan in plans]
-    told = Access.MECHANISM in threat.grants
+    mechanism_known = Access.MECHANISM in threat.grants
     return Observation(
         round=round_number,
         client=uploads[0].client if len(uploads) == 1 else 0,
@@ -82,14 +82,12 @@ def _observation(
         settings=replace(
             settings[0],
             batch_size=settings[0].batch_size if Access.BATCH_SIZE in threat.grants else None,
-            local_steps=round(fmean(one.local_steps for one in settings)),
-            client_examples=round(fmean(one.client_examples for one in settings)),
-            mechanism=settings[0].mechanism
-            if told
-            else mechanism_settings({}).model_dump(mode="json", exclude_none=True),
+            local_steps=round(fmean(known.local_steps for known in settings)),
+            client_examples=round(fmean(known.client_examples for known in settings)),
+            mechanism=settings[0].mechanism if mechanism_known else _UNKNOWN,
             clients=len(uploads),
         ),
-        redistribution=plans[0].redistribution if told else None,
+        redistribution=plans[0].redistribution if mechanism_known else None,
         labels=_labels(world, round_number, uploads) if Access.LABELS in threat.grants else None,
     )
 

@@ -15,6 +15,7 @@ from flwr.app import Message
 from fedpriv.config import Experiment
 from fedpriv.errors import printable
 from fedpriv.gradients import Vector
+from fedpriv.optimizers import ADAM_BETAS, momentum_weights
 from fedpriv.plan import Plan
 from fedpriv.records import Failure
 from fedpriv.wire import unpack
@@ -79,21 +80,21 @@ def _honest_norm(experiment: Experiment, plan: Plan) -> float:
     training = experiment.training
     if not plan.config.protects:
         bound = math.inf
-    elif experiment.federation.algorithm == "fedsgd" or plan.config.unit == "update":
+    elif experiment.federation.algorithm == "fedsgd" or plan.config.protects_updates:
         bound = plan.norm_bound(_TAIL)
     elif training.optimizer == "sgd":
-        # With momentum m the gradient of step t of T moves the parameters by 1 + m + ... + m^(T - t) times itself.
-        steps, m = plan.steps_per_round, training.momentum
-        times = sum((1 - m ** (steps - t)) / (1 - m) for t in range(steps))
+        steps = plan.steps_per_round
+        times = sum(momentum_weights(steps, training.momentum))
         bound = training.learning_rate * times * plan.norm_bound(_TAIL / steps)
     else:
         bound = training.learning_rate * plan.steps_per_round * _ADAM_STEP * math.sqrt(sum(plan.tensors))
     return _ROUNDING * bound
 
 
-# A step of Adam (beta 0.9, 0.999) moves a coordinate by at most this times the learning rate, whatever the gradients:
-# Cauchy-Schwarz on m_t = 0.1 sum 0.9^i g_i and v_t = 0.001 sum 0.999^i g_i^2.
-_ADAM_STEP = 0.1 / math.sqrt(0.001) / math.sqrt(1 - 0.9**2 / 0.999)
+# A step of Adam (beta a, b) moves a coordinate by at most this times the learning rate, whatever the gradients:
+# Cauchy-Schwarz on m_t = (1 - a) sum a^i g_i and v_t = (1 - b) sum b^i g_i^2.
+_A, _B = ADAM_BETAS
+_ADAM_STEP = (1 - _A) / math.sqrt(1 - _B) / math.sqrt(1 - _A**2 / _B)
 
 
 def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> Upload | Failure:

@@ -39,29 +39,30 @@ def _order(setting: Setting) -> tuple[float, tuple[str, str], float]:
 
 def _row(setting: Setting, attack: str) -> str:
     first = setting.first
-    found = [one for record in setting.records for one in record.reconstruction if one.attack == attack]
+    lines = [line for record in setting.records for line in record.reconstruction if line.attack == attack]
     cells = [
         "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
         series_name(setting.series),
         "" if first.draws is None else f"{first.draws:,}",
         "" if first.noise is None else f"{first.noise:.4g}",
         f"{first.settings.get('training.learning_rate', '')}",
-        _estimate(setting.accuracy, 100, 1),
-        _estimate(setting.mse, 1, 3),
-        f"{sum(one.recovered for one in found)} of {sum(one.victims for one in found)}" if found else "",
-        _estimate(setting.auc, 1, 3),
+        with_interval(setting.accuracy, 100, 1),
+        with_interval(setting.mse, 1, 3),
+        f"{sum(line.recovered for line in lines)} of {sum(line.victims for line in lines)}" if lines else "",
+        with_interval(setting.auc, 1, 3),
         "" if setting.bound is None else f"{setting.bound:.2g}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _estimate(found: Interval | None, factor: float, places: int) -> str:
-    if found is None:
+def with_interval(estimate: Interval | None, factor: float, places: int) -> str:
+    """Return an estimate times a factor, with its interval where there is one; empty without an estimate."""
+    if estimate is None:
         return ""
-    text = f"{factor * found.value:.{places}f}"
-    if found.low is None or found.high is None:
+    text = f"{factor * estimate.value:.{places}f}"
+    if estimate.low is None or estimate.high is None:
         return text
-    return f"{text} ({factor * found.low:.{places}f} to {factor * found.high:.{places}f})"
+    return f"{text} ({factor * estimate.low:.{places}f} to {factor * estimate.high:.{places}f})"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.referee import Truth, score, score_guesses
-from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import attack_results, versions
@@ -37,11 +36,10 @@ from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
 from fedpriv.records import AttackResult, Score
 from fedpriv.server.evaluation import evaluate
-from fedpriv.server.exchange import Upload
 from fedpriv.server.rules.mean import mean_upload
-from fedpriv.server.tap import observe
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
+from studies.uploads import FIRST, heard, sent
 
 __all__ = [
     "BY_OPTIMISATION",
@@ -59,7 +57,6 @@ __all__ = [
     "mechanism_of",
 ]
 
-ROUND = 1
 GUESS = "guess-mean"
 
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "lfw")
@@ -91,39 +88,16 @@ class Scale:
     settings: Mapping[str, Any]
 
 
-MECHANISMS = (
-    "none",
-    "gaussian:0.001",
-    "gaussian:0.01",
-    "gaussian:0.1",
-    "vmf:1e6",
-    "vmf:1e5",
-    "vmf:1e4",
-    "vmf:500",
-)
+MECHANISMS = ("none", "gaussian:0.001", "gaussian:0.01", "gaussian:0.1", "vmf:1e6", "vmf:1e5", "vmf:1e4", "vmf:500")
+DEFAULTS = {kind.name: kind() for kind in (ClosedFormSettings, DlgSettings, IdlgSettings, IgaSettings, MapSettings)}
+FASTER = {
+    "dlg": DlgSettings(iterations=150, restarts=2),
+    "idlg": IdlgSettings(iterations=150, restarts=1),
+    "iga": IgaSettings(iterations=800),
+}
 SCALES = {
-    "small": Scale(
-        8,
-        MECHANISMS,
-        {
-            "closed_form": ClosedFormSettings(),
-            "dlg": DlgSettings(iterations=150, restarts=2),
-            "idlg": IdlgSettings(iterations=150, restarts=1),
-            "iga": IgaSettings(iterations=800),
-            "map": MapSettings(),
-        },
-    ),
-    "full": Scale(
-        32,
-        (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"),
-        {
-            "closed_form": ClosedFormSettings(),
-            "dlg": DlgSettings(),
-            "idlg": IdlgSettings(),
-            "iga": IgaSettings(),
-            "map": MapSettings(),
-        },
-    ),
+    "small": Scale(8, MECHANISMS, {**DEFAULTS, **FASTER}),
+    "full": Scale(32, (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"), DEFAULTS),
 }
 
 
@@ -255,27 +229,41 @@ def measure(batch: Batch, pictures: Pictures) -> list[Row]:
     """
     with cpu_threads(1):
         scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
-        heard = {name: _heard(scene, name) for name in batch.mechanisms}
+        uploads = {name: heard(_behind(scene, name), scene.state) for name in batch.mechanisms}
         began = time.perf_counter()
-        found, failures = _attacked(batch, scene, heard)
+        reconstructions, failures = _attacked(batch, scene, uploads)
         seconds = (time.perf_counter() - began) / len(batch.mechanisms)
         pictures(f"{batch.data}-original", torch.cat([known.images for known in scene.truths]))
         pictures(f"{batch.data}-{GUESS}", torch.stack([scene.public[0].image] * batch.victims))
         rows = []
         for name in batch.mechanisms:
             cell = batch.cell(name)
-            scores = _scored(scene, found[name], "unprotected" if name == "none" else "protected")
+            scores = _scored(scene, reconstructions[name], "unprotected" if name == "none" else "protected")
             nothing = torch.zeros(scene.world.dataset.shape)
-            images = [nothing if one is None else one.images[0] for one in found[name]]
+            images = [nothing if made is None else made.images[0] for made in reconstructions[name]]
             pictures(f"{cell.data}-{cell.model}-{cell.network}-{cell.attack}-{name}", torch.stack(images))
-            row = _row(cell, scene, scores, batch.attack, failures[name], seconds)
-            rows.append(_with_noise(row, scene, heard[name], name))
-    return [*rows, _row(batch.guess(), scene, [], GUESS, "", 0.0)]
+            row = _stamped(
+                cell,
+                _result(cell, scene, scores),
+                failures[name],
+                cosine=statistics.median(_cosine(*pair) for pair in zip(uploads[name], scene.bare, strict=True)),
+                epsilon=_behind(scene, name).plans[0].guarantee([FIRST]).epsilon,
+                accuracy=scene.accuracy,
+                seconds=seconds,
+            )
+            rows.append(row)
+    return [*rows, _stamped(batch.guess(), _result(batch.guess(), scene, []), "")]
 
 
 def failed(cell: Cell, failure: str) -> Row:
     """Return the row of a cell that could not be measured."""
-    return Row(cell, None, failure, None, None, None, 0.0, commit(), time.strftime("%Y-%m-%d"), versions())
+    return _stamped(cell, None, failure)
+
+
+def _stamped(cell: Cell, result: AttackResult | None, failure: str, **figures: Any) -> Row:
+    """A row that says when and with what it was measured."""
+    given = {"cosine": None, "epsilon": None, "accuracy": None, "seconds": 0.0, **figures}
+    return Row(cell, result, failure, **given, commit=commit(), date=time.strftime("%Y-%m-%d"), versions=versions())
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,11 +284,11 @@ def _scene(data: str, model: str, network: str, victims: int, seed: int, device:
     experiment = _experiment(data, model, victims, seed, device)
     world = build_world(experiment)
     state = world.initial if network == "untrained" else _one_round(experiment)
-    truths = tuple(truth(world, Target(ROUND, (client,))) for client in range(victims))
+    truths = tuple(truth(world, Target(FIRST, (client,))) for client in range(victims))
     public = guesses(world.dataset.x_test.float() / 255)
     std = world.dataset.std
     guessed = [line for known in truths for line in score_guesses(public, known, std, perceptual=False).scores]
-    return _Scene(world, state, evaluate(world, state)[1], truths, public, tuple(guessed), _observed(world, state))
+    return _Scene(world, state, evaluate(world, state)[1], truths, public, tuple(guessed), heard(world, state))
 
 
 def _experiment(data: str, model: str, victims: int, seed: int, device: str) -> Experiment:
@@ -325,93 +313,60 @@ def _one_round(experiment: Experiment) -> State:
     tree["federation"] |= {"algorithm": "fedavg"}
     tree["training"] |= {"batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
     world = build_world(Experiment.model_validate(tree))
-    uploads = [
-        Upload(client, len(rows), local_upload(world, client, world.initial, ROUND))
-        for client, rows in enumerate(world.partitions)
-    ]
-    change = mean_upload(uploads, "examples").parameters
+    change = mean_upload(sent(world), "examples").parameters
     parameters = {name: value + change[name] for name, value in world.initial.parameters.items()}
     return State(parameters, world.initial.buffers)
 
 
-def _observed(world: World, state: State) -> tuple[Observation, ...]:
-    """What the tap hears of the clients' uploads."""
-    uploads = [
-        Upload(client, len(rows), local_upload(world, client, state, ROUND))
-        for client, rows in enumerate(world.partitions)
-    ]
-    return observe(world, ROUND, state, uploads)
-
-
-def _heard(scene: _Scene, mechanism: str) -> tuple[Observation, ...]:
-    """The same images' uploads behind a mechanism."""
-    if mechanism == "none":
-        return scene.bare
+def _behind(scene: _Scene, mechanism: str) -> World:
+    """The same experiment with a mechanism."""
     tree = scene.world.experiment.model_dump() | {"mechanism": mechanism_of(mechanism)}
-    return _observed(build_world(Experiment.model_validate(tree)), scene.state)
+    return build_world(Experiment.model_validate(tree))
 
 
 def _attacked(
-    batch: Batch, scene: _Scene, heard: Mapping[str, Sequence[Observation]]
+    batch: Batch, scene: _Scene, uploads: Mapping[str, Sequence[Observation]]
 ) -> tuple[dict[str, list[Any]], dict[str, str]]:
     """Reconstructions by mechanism, ``None`` where there is none, and why there are none."""
-    every = [one for observations in heard.values() for one in observations]
+    together = [observation for observations in uploads.values() for observation in observations]
     seed = torch_stream(batch.seed, "adversary").initial_seed()
     public = scene.world.dataset.x_test.float() / 255
-    campaign = attack_each(AttackJob(batch.attack, every, scene.world.model, batch.config, seed, public_images=public))
-    found: dict[str, list[Any]] = {}
+    job = AttackJob(batch.attack, together, scene.world.model, batch.config, seed, public_images=public)
+    campaign = attack_each(job)
+    reconstructions: dict[str, list[Any]] = {}
     failures: dict[str, str] = {}
     first = 0
-    for name, observations in heard.items():
+    for name, observations in uploads.items():
         numbers = range(first, first + len(observations))
         first = numbers.stop
-        found[name] = [campaign.found.get(number) for number in numbers]
+        reconstructions[name] = [campaign.found.get(number) for number in numbers]
         reasons = [campaign.failures[number] for number in numbers if number in campaign.failures]
         failures[name] = "; ".join(dict.fromkeys(reasons))
-    return found, failures
+    return reconstructions, failures
 
 
-def _scored(scene: _Scene, found: Sequence[Any], kind: str) -> list[Score]:
+def _scored(scene: _Scene, made: Sequence[Any], kind: str) -> list[Score]:
     std, threshold = scene.world.dataset.std, scene.world.experiment.adversary.success_ssim
     scores: list[Score] = []
-    for reconstruction, known in zip(found, scene.truths, strict=True):
+    for reconstruction, known in zip(made, scene.truths, strict=True):
         if reconstruction is not None:
             scored = score(reconstruction, kind, known, scene.public, std, threshold, perceptual=False)
             scores += scored.scores
     return scores
 
 
-def _row(cell: Cell, scene: _Scene, scores: Sequence[Score], attack: str, failure: str, seconds: float) -> Row:
-    """Condense the scores, beside those of the guesses, as a run's summary does."""
+def _result(cell: Cell, scene: _Scene, scores: Sequence[Score]) -> AttackResult | None:
+    """Condense the scores, with those of the guesses, as a run's summary does."""
     threshold = scene.world.experiment.adversary.success_ssim
     results = attack_results((*scores, *scene.guessed), threshold, None, cell.seed)
-    return Row(
-        cell=cell,
-        result=next((one for one in results if one.attack == attack), None),
-        failure=failure,
-        cosine=None,
-        epsilon=None,
-        accuracy=scene.accuracy if cell.model else None,
-        seconds=seconds,
-        commit=commit(),
-        date=time.strftime("%Y-%m-%d"),
-        versions=versions(),
+    return next((result for result in results if result.attack == cell.attack), None)
+
+
+def _cosine(noisy: Observation, bare: Observation) -> float:
+    upload, gradient = (
+        torch.cat([part.upload[name].flatten().double() for name in bare.upload]) for part in (noisy, bare)
     )
-
-
-def _with_noise(row: Row, scene: _Scene, heard: Sequence[Observation], mechanism: str) -> Row:
-    """Add how much of the uploads is the gradient, and what the mechanism proves."""
-    tree = scene.world.experiment.model_dump() | {"mechanism": mechanism_of(mechanism)}
-    plan = build_world(Experiment.model_validate(tree)).plans[0]
-    cosines = [_cosine(one, other) for one, other in zip(heard, scene.bare, strict=True)]
-    return replace(row, cosine=statistics.median(cosines), epsilon=plan.guarantee([ROUND]).epsilon)
-
-
-def _cosine(one: Observation, other: Observation) -> float:
-    sent, gradient = (
-        torch.cat([part.upload[name].flatten().double() for name in other.upload]) for part in (one, other)
-    )
-    return float(F.cosine_similarity(sent, gradient, dim=0))
+    return float(F.cosine_similarity(upload, gradient, dim=0))
 
 
 @lru_cache(maxsize=1)
@@ -419,7 +374,7 @@ def commit() -> str:
     """The commit of the code, with -dirty where files differ from it; ``unknown`` outside a clone."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=9"]
     try:
-        told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return told.stdout.strip()
+    return described.stdout.strip()

@@ -33,11 +33,11 @@ def line(row: Row) -> str:
 
 def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
     """The rows of each data set, model and network, without the guesses."""
-    found: dict[Group, list[Row]] = {}
+    members: dict[Group, list[Row]] = {}
     for row in sorted(rows, key=lambda row: _order(row.cell.mechanism)):
         if row.cell.model:
-            found.setdefault((row.cell.data, row.cell.model, row.cell.network), []).append(row)
-    return dict(sorted(found.items()))
+            members.setdefault((row.cell.data, row.cell.model, row.cell.network), []).append(row)
+    return dict(sorted(members.items()))
 
 
 def _order(mechanism: str) -> tuple[bool, str, float]:
@@ -149,18 +149,16 @@ def _summary(
 
 def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int, int], AttackResult | None]) -> str:
     lines = _head("mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM", *_COUNTS, "seconds")
-    offers = {(row.cell.data, row.cell.victims, row.cell.seed): None for row in cells}
-    for key in offers:
-        guess = guessed.get(key)
-        if guess is not None:
+    for key in dict.fromkeys((row.cell.data, row.cell.victims, row.cell.seed) for row in cells):
+        if (guess := guessed.get(key)) is not None:
             lines.append(_line("", "public mean", "", *_figures(guess), *_counts(guess), ""))
-    for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
-        for row in (row for row in cells if row.cell.mechanism == mechanism):
-            named = (mechanism, row.cell.attack, _steps(row))
-            if row.result is None:
-                lines.append(_line(*named, f"failed: {row.failure}", *[""] * 6))
-            else:
-                lines.append(_line(*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}"))
+    order = list(dict.fromkeys(row.cell.mechanism for row in cells))
+    for row in sorted(cells, key=lambda row: order.index(row.cell.mechanism)):
+        named = (row.cell.mechanism, row.cell.attack, _steps(row))
+        if row.result is None:
+            lines.append(_line(*named, f"failed: {row.failure}", *[""] * 6))
+        else:
+            lines.append(_line(*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}"))
     accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
     title = f"{group[0]}, {_network(group)}" + ("" if accuracy is None else f", test accuracy {percent(accuracy)}")
     return f"### {title}\n\n" + "\n".join(lines)
@@ -181,26 +179,17 @@ def _outcomes(by_group: Mapping[Group, Sequence[Row]]) -> str:
 
 def _outcome(group: Group, cells: Sequence[Row]) -> str:
     """One line a network: behind which mechanisms any of the attacks recovers or identifies images."""
-    attacks = list(dict.fromkeys(row.cell.attack for row in cells))
-    recovered: list[str] = []
-    identified: list[str] = []
-    alike: list[str] = []
-    neither: list[str] = []
-    labels: list[str] = []
+    attacks = len({row.cell.attack for row in cells})
+    columns: list[list[str]] = [[], [], [], [], []]
     for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
         results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
-        known = [result for result in results if _is_identified(result, len(attacks))]
-        if any(result.recovered for result in known):
-            recovered.append(mechanism)
-        elif known:
-            identified.append(mechanism)
-        elif any(result.recovered for result in results):
-            alike.append(mechanism)
-        elif results:
-            neither.append(mechanism)
+        known = [result for result in results if _is_identified(result, attacks)]
+        recovers, recovers_known = (any(result.recovered for result in some) for some in (results, known))
+        if results:
+            columns[(recovers_known, bool(known), recovers, True).index(True)].append(mechanism)
         if any(result.label_accuracy == 1 for result in results):
-            labels.append(mechanism)
-    return _line(group[0], _network(group), *map(_names, (recovered, identified, alike, neither, labels)))
+            columns[4].append(mechanism)
+    return _line(group[0], _network(group), *map(_names, columns))
 
 
 def _is_identified(result: AttackResult, attacks: int) -> bool:

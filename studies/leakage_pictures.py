@@ -1,4 +1,4 @@
-"""The pictures beside the leakage table: originals, the guess, and the best reconstructions behind each mechanism."""
+"""The pictures of the leakage table: originals, the guess, and the best reconstructions behind each mechanism."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +32,8 @@ def compose(folder: Path, rows: Sequence[Row]) -> None:
         lines = [("original", f"{data}-original"), ("guess: the public mean", f"{data}-{GUESS}")]
         for mechanism, row in strongest(cells).items():
             if row is not None and row.result is not None:
-                told = f"{row.cell.attack}, {decimal(row.result.psnr, 1)} dB"
-                lines.append((f"{mechanism}\n{told}", f"{data}-{model}-{network}-{row.cell.attack}-{mechanism}"))
+                label = f"{row.cell.attack}, {decimal(row.result.psnr, 1)} dB"
+                lines.append((f"{mechanism}\n{label}", f"{data}-{model}-{network}-{row.cell.attack}-{mechanism}"))
         there = [(label, _strip(folder, name)) for label, name in lines if _strip(folder, name).is_file()]
         if len(there) > 2:
             _stack(there).save(folder / f"leakage-{data}-{model}-{network}.png", optimize=True)

@@ -1,4 +1,4 @@
-"""Attacks on single images behind Gaussian noise, beside the guess that needs no upload.
+"""Attacks on single images behind Gaussian noise, and the guess that needs no upload.
 
 Usage: python -m studies.noise [--json FILE] [--models mlp lenet convnet] [--hidden 1024 1024]
            [--data fashion-mnist cifar10] [--sigmas 1e-3 1e-2] [--attacks closed_form iga map] [--victims 16]
@@ -12,25 +12,24 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.measure import options as benchmark_options
+from benchmarks.measure import save
+from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
-from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.attacks.referee import median_interval
-from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.models import MODEL
 from fedpriv.randomness import numpy_stream
-from fedpriv.server.exchange import Upload
-from fedpriv.server.tap import observe
 from fedpriv.world import World, build_world
+from studies.uploads import heard
 
 ATTACKS = ("closed_form", "iga", "map")
 PUBLIC = 2000  # test images that the adversary has
@@ -40,12 +39,6 @@ def measure(options: argparse.Namespace, model: str, data: str, sigma: float) ->
     """Yield one row for the guess and one for each attack that can be used."""
     world = build_world(_experiment(options, model, data, sigma))
     clients = range(options.victims)
-    heard = observe(
-        world,
-        1,
-        world.initial,
-        [Upload(client, 1, local_upload(world, client, world.initial, 1)) for client in clients],
-    )
     originals = torch.cat([world.dataset.x_train[world.uploaded_rows(client, 1)] for client in clients]).float() / 255
     labels = torch.cat([world.dataset.y_train[world.uploaded_rows(client, 1)] for client in clients])
     public = world.dataset.x_test[:PUBLIC].float() / 255
@@ -54,7 +47,7 @@ def measure(options: argparse.Namespace, model: str, data: str, sigma: float) ->
     yield {**case, "method": "guess", **_figures(options.seed, guess, originals)}
     for name in options.attacks:
         try:
-            yield {**case, **_attack(options, name, world, heard, public, originals, labels)}
+            yield {**case, **_attack(options, name, world, public, originals, labels)}
         except AttackRefused as error:
             print(f"{model}: {error}", flush=True)
 
@@ -63,7 +56,6 @@ def _attack(
     options: argparse.Namespace,
     name: str,
     world: World,
-    heard: Sequence[Observation],
     public: Tensor,
     originals: Tensor,
     labels: Tensor,
@@ -73,12 +65,12 @@ def _attack(
         "iga": IgaSettings(iterations=options.iga_steps),
         "map": MapSettings(iterations=options.map_steps),
     }
-    settings = kinds[name]
+    settings, uploads = kinds[name], heard(world)
     began = time.perf_counter()
-    found = run_attack(AttackJob(name, heard, world.model, settings, options.seed, public_images=public))
+    made = run_attack(AttackJob(name, uploads, world.model, settings, options.seed, public_images=public))
     seconds = time.perf_counter() - began
-    right = torch.cat([one.labels for one in found]) == labels
-    images = torch.cat([one.images for one in found])
+    right = torch.cat([each.labels for each in made]) == labels
+    images = torch.cat([each.images for each in made])
     figures = _figures(options.seed, images, originals)
     steps = {"iterations": getattr(settings, "iterations", 1)}
     return {"method": name, **figures, **steps, "labels": float(right.float().mean()), "seconds": seconds}
@@ -108,8 +100,7 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each method and case."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
+    parser = benchmark_options(__doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "convnet"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024])
     parser.add_argument("--data", nargs="+", default=["fashion-mnist", "cifar10"])
@@ -120,15 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--map-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=11)
     options = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        for data in options.data:
-            for sigma in options.sigmas:
-                for row in measure(options, model, data, sigma):
-                    rows.append(row)
-                    print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+    rows = []
+    for case in product(options.models, options.data, options.sigmas):
+        for row in measure(options, *case):
+            rows.append(row)
+            print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
+    save(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The paper's tables beside ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one in Markdown.
+"""The paper's tables with ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one in Markdown.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
 Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``. Table 5,
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpriv.records import Interval
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep import SweepFolder, TrialRecord
+from studies.equal_privacy import with_interval
 from studies.top_10 import with_top_10
 
 # Levels of noise, in the order of the paper's rows.
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="+")
     parser.add_argument("--brief", action="store_true", help="in the shape of the paper: levels by networks")
     asked = parser.parse_args()
-    records = [_as_printed(asked.table, folder, one) for folder in asked.folder for one in _records(folder)]
+    records = [_as_printed(asked.table, folder, record) for folder in asked.folder for record in _records(folder)]
     settings = settings_of(records, Chosen("iga", "attack-r"))
     if asked.table == "table5":
         lines = differences(settings)
@@ -130,11 +130,13 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
         f"| --- |{' --- |' * len(facets)}",
     ]
     if name == "table4":
-        guesses = [_normalised([one for one in settings if one.facet == facet], "guess-mean") for facet in facets]
+        guesses = [
+            _normalised([setting for setting in settings if setting.facet == facet], "guess-mean") for facet in facets
+        ]
         rows.append(f"| guess: the mean public image | {' | '.join(f'{guess:.2f}' for guess in guesses)} |")
-    found = {(one.facet, _name(one)): one for one in settings}
+    by_place = {(setting.facet, _name(setting)): setting for setting in settings}
     for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
-        cells = [_beside(name, found.get((facet, label))) for facet in facets]
+        cells = [_beside(name, by_place.get((facet, label))) for facet in facets]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     return rows
 
@@ -158,8 +160,8 @@ def _beside(name: str, setting: Setting | None) -> str:
 def _plain(name: str, setting: Setting) -> str:
     if name == "table4":
         return f"{_normalised([setting]):.2f}"
-    found = setting.accuracy if name == "table2" else setting.auc
-    return "" if found is None else f"{100 * found.value:.1f}"
+    estimate = setting.accuracy if name == "table2" else setting.auc
+    return "" if estimate is None else f"{100 * estimate.value:.1f}"
 
 
 def differences(settings: Sequence[Setting]) -> list[str]:
@@ -169,14 +171,14 @@ def differences(settings: Sequence[Setting]) -> list[str]:
         "| --- | --: | --- | --: | --: | --: | --: |",
     ]
     alike: dict[tuple[Any, ...], list[Setting]] = {}
-    for one in settings:
-        alike.setdefault((one.facet, _level(one), one.series), []).append(one)
-    for (facet, level, series), found in alike.items():
+    for setting in settings:
+        alike.setdefault((setting.facet, _level(setting), setting.series), []).append(setting)
+    for (facet, level, series), settings_here in alike.items():
         printed = DIFFERENCES.get((*facet, level or 0.0))
         others = alike.get((facet, level, ("gaussian", "")))
         if series[0] != "vmf" or printed is None or others is None:
             continue
-        auc, mse = _auc(found) - _auc(others), _normalised(found) - _normalised(others)
+        auc, mse = _auc(settings_here) - _auc(others), _normalised(settings_here) - _normalised(others)
         cells = (
             facet[1] + ", " + facet[0],
             f"{level:g}",
@@ -194,7 +196,7 @@ def _pair(paper: float, here: float, places: int) -> tuple[str, ...]:
 
 def _auc(settings: Sequence[Setting]) -> float:
     """MIA-R's area in percent; NaN where no trial was audited."""
-    values = [100 * one.auc.value for one in settings if one.auc]
+    values = [100 * setting.auc.value for setting in settings if setting.auc]
     return sum(values) / len(values) if values else math.nan
 
 
@@ -237,32 +239,24 @@ def _head(setting: Setting) -> str:
 
 def _figure(name: str, setting: Setting) -> str:
     if name == "table2":
-        return _percent(setting.accuracy)
+        return with_interval(setting.accuracy, 100, 1)
     if name == "table3":
-        return _percent(setting.auc)
-    found = setting.mse
-    clamped = "" if found is None else f" ({found.value:.3f} on [0, 1])"
+        return with_interval(setting.auc, 100, 1)
+    estimate = setting.mse
+    clamped = "" if estimate is None else f" ({estimate.value:.3f} on [0, 1])"
     return f"{_normalised([setting]):.2f}{clamped}"
 
 
 def _normalised(settings: Sequence[Setting], attack: str = "iga") -> float:
     """The MSE of an attack or a guess on the scale of the network's input; NaN where it did not run."""
     values = [
-        one.mse_normalised
+        figures.mse_normalised
         for setting in settings
         for record in setting.records
-        for one in (*record.reconstruction, *record.guesses)
-        if one.attack == attack and one.mse_normalised is not None
+        for figures in (*record.reconstruction, *record.guesses)
+        if figures.attack == attack and figures.mse_normalised is not None
     ]
     return sum(values) / len(values) if values else math.nan
-
-
-def _percent(found: Interval | None) -> str:
-    if found is None:
-        return ""
-    if found.low is None or found.high is None:
-        return f"{100 * found.value:.1f}"
-    return f"{100 * found.value:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--membership", default="", help="membership attack; default: the strongest")
     parser.add_argument("--model", default="", help="network; default: all trials are of one")
     asked = parser.parse_args()
-    every = SweepFolder.open(asked.folder).records()
-    records = [one for one in every if asked.model in ("", one.model)]
+    trials = SweepFolder.open(asked.folder).records()
+    records = [trial for trial in trials if asked.model in ("", trial.model)]
     if not records:
-        names = ", ".join(sorted({one.model for one in every}))
+        names = ", ".join(sorted({trial.model for trial in trials}))
         parser.error(f"--model {asked.model}: the sweep's networks are {names}")
     settings = settings_of(records, choose_attacks(records, asked.attack, asked.membership))
     asked.out.write_bytes(to_svg(lambda _: _drawn(settings), LIGHT, transparent=False)[0])

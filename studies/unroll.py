@@ -12,22 +12,22 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import options as benchmark_options
+from benchmarks.measure import save
 from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.referee import Truth, median_interval, score
+from fedpriv.attacks.referee import Truth, score
 from fedpriv.attacks.settings import MatchingSettings
-from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
-from fedpriv.server.exchange import Upload
-from fedpriv.server.tap import observe
 from fedpriv.world import build_world
+from studies.uploads import heard
 
 SUCCESS = 0.6  # SSIM from which an image counts as recovered; no figure here depends on it
 
@@ -35,44 +35,31 @@ SUCCESS = 0.6  # SSIM from which an image counts as recovered; no figure here de
 def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     """Return one row: the figures of all victims with one weight of the total variation."""
     world = build_world(_experiment(options))
-    uploads = [
-        Upload(client, options.examples, local_upload(world, client, world.initial, 1))
-        for client in range(options.victims)
-    ]
-    heard = observe(world, 1, world.initial, uploads)
-    config = _settings(options, tv)
+    uploads, config = heard(world), _settings(options, tv)
     began = time.perf_counter()
-    found = run_attack(AttackJob(options.attack, heard, world.model, config, options.seed))
+    made = run_attack(AttackJob(options.attack, uploads, world.model, config, options.seed))
     seconds = time.perf_counter() - began
     guess = guesses(world.dataset.x_test[:1000].float() / 255)
     scores = []
-    for client, reconstruction in enumerate(found):
+    for client, reconstruction in enumerate(made):
         rows = world.uploaded_rows(client, 1)
         truth = Truth(1, client, world.dataset.x_train[rows].float() / 255, world.dataset.y_train[rows])
-        found_here = score(reconstruction, "unprotected", truth, guess, world.dataset.std, SUCCESS, perceptual=False)
-        scores += [one for one in found_here.scores if one.chosen]
+        scored = score(reconstruction, "unprotected", truth, guess, world.dataset.std, SUCCESS, perceptual=False)
+        scores += [line for line in scored.scores if line.chosen]
     generator = numpy_stream(options.seed, "benchmark interval")
-    psnr = median_interval([one.psnr for one in scores], generator, groups=[one.client for one in scores])
+    psnr = median_interval([line.psnr for line in scores], generator, groups=[line.client for line in scores])
+    asked = {key: value for key, value in vars(options).items() if key not in ("json", "device", "tv", "rate", "steps")}
     return {
-        "attack": options.attack,
-        "model": options.model,
-        "optimizer": options.optimizer,
-        "momentum": options.momentum,
+        **asked,
         "learning_rate": options.rate,
-        "batch": options.batch,
-        "epochs": options.epochs,
-        "local_steps": heard[0].settings.local_steps,
-        "victims": options.victims,
-        "examples": options.examples,
-        "tv": tv if options.attack == "iga" else None,
         "iterations": options.steps,
-        "restarts": options.restarts,
-        "seed": options.seed,
+        "local_steps": uploads[0].settings.local_steps,
+        "tv": tv if options.attack == "iga" else None,
         "psnr": psnr.value,
         "psnr_low": psnr.low,
         "psnr_high": psnr.high,
-        "labels": sum(bool(one.label_correct) for one in scores) / len(scores),
-        "loss": sum(one.loss or 0.0 for one in found) / len(found),
+        "labels": sum(bool(line.label_correct) for line in scores) / len(scores),
+        "loss": sum(each.loss or 0.0 for each in made) / len(made),
         "seconds": seconds,
     }
 
@@ -106,8 +93,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each weight."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
+    parser = benchmark_options(__doc__)
     parser.add_argument("--attack", default="idlg", choices=["dlg", "idlg", "iga"])
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--victims", type=int, default=8)
@@ -127,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for tv in options.tv:
         rows.append(measure(options, tv))
         print(json.dumps(rows[-1]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+    save(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -380,7 +380,7 @@ def test_the_comparison_calibrates_to_the_same_epsilon(account: Call) -> None:
         mechanism, dimensions = row["mechanism"], blocks.get(row["label"], (500,))
         run = {"sampling": "full", "rate": 1.0, "participations": 4, "dimensions": dimensions}
         noise = row[PARAMETER[mechanism]]
-        assert noise == calibrate(row["epsilon"], 1e-5, mechanism=mechanism, **run)
+        assert noise == calibrate(row["epsilon"], release_with(1.0, 1e-5, mechanism=mechanism, **run))
         assert row["noise_to_signal"] == noise_to_signal(Contender("", mechanism, dimensions), noise, 20)
     ratios = np.reshape([row["noise_to_signal"] for row in found["rows"]], (4, 2))
     assert np.all(ratios[:, 0] > ratios[:, 1])
@@ -394,7 +394,8 @@ def test_sampled_comparisons_are_on_one_scale(account: Call) -> None:
     for row in found["rows"]:
         dimensions = (500,) if row["blocks"] == 1 else equal_blocks(500, row["blocks"])
         run = {"sampling": row["sampling"], "rate": 0.05, "participations": 10, "dimensions": dimensions}
-        assert row[PARAMETER[row["mechanism"]]] == calibrate(3.0, 1e-5, mechanism=row["mechanism"], **run)
+        release = release_with(1.0, 1e-5, mechanism=row["mechanism"], **run)
+        assert row[PARAMETER[row["mechanism"]]] == calibrate(3.0, release)
     assert found["rows"][-1]["label"] == "gaussian, Poisson"
     assert found["rows"][-1]["noise_to_signal"] < found["rows"][0]["noise_to_signal"]
 

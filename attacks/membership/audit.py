@@ -36,8 +36,6 @@ __all__ = [
     "membership_signals",
 ]
 
-_MIB = 1 << 20
-
 # Enough for RMIA's shares of the population to be told apart to a thousandth.
 MOST_POPULATION = 2000
 
@@ -132,7 +130,8 @@ def draw_references(
     coins = rng.random((count // 2, len(candidates.members))) < 0.5
     both = np.stack([coins, ~coins], axis=1).reshape(count, -1)
     seeds = rng.integers(2**31, size=count).tolist()
-    references = [Reference(one, _shares(world, candidates, coin)) for one, coin in zip(seeds, both, strict=True)]
+    shares = [_shares(world, candidates, coin) for coin in both]
+    references = [Reference(*drawn) for drawn in zip(seeds, shares, strict=True)]
     return references, np.concatenate([both, ~both], axis=1)
 
 
@@ -162,7 +161,7 @@ def membership_signals(
     """
     rounds = sorted(target)
     trained = train_references(world, pool, references, schedule, rounds)
-    network = StackedNetwork(world.model, world.experiment.engine.gradient_memory * _MIB)
+    network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
     own = {
         number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}
         for number in rounds
@@ -175,8 +174,8 @@ def membership_signals(
     def logits(stacks: Mapping[int, Vector], rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """(models, T, len(rows))."""
         x, y = examples(rows)
-        found = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
-        return np.stack(found, axis=1)
+        rounds_logits = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
+        return np.stack(rounds_logits, axis=1)
 
     def others(stacks: Mapping[int, Vector]) -> NDArray[np.float64]:
         """(models, 2 C, K), of the final models."""

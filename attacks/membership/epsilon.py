@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
+from fedpriv import accounting
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.records import EpsilonBound
 
@@ -96,10 +96,10 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
         hit, false_hit = _limits(threshold, 1, with_it, without, confidence)
         return float(norm.ppf(hit) - norm.ppf(false_hit)) if hit > 0 and false_hit < 1 else 0.0
 
-    threshold = max(_thresholds(*chosen), key=lambda one: separation(one, *chosen))
+    threshold = max(_thresholds(*chosen), key=lambda threshold: separation(threshold, *chosen))
     mu = max(0.0, separation(threshold, *counted))
     method = "Clopper-Pearson limits of a hypothesis test, Gaussian trade-off assumed"
-    return EpsilonBound(_gaussian_epsilon(mu, delta), delta, confidence, len(scores), method)
+    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, len(scores), method)
 
 
 def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -205,8 +205,8 @@ def _halves(scores: Floats, inside: Bools, delta: float, confidence: float) -> t
 def _thresholds(with_it: Floats, without: Floats) -> Floats:
     """Every distinct score would do; a few hundred quantiles lose next to nothing."""
     shares = np.linspace(0, 1, 401)
-    found: Floats = np.unique(np.quantile(np.concatenate([with_it, without]), shares, method="nearest"))
-    return found
+    thresholds: Floats = np.unique(np.quantile(np.concatenate([with_it, without]), shares, method="nearest"))
+    return thresholds
 
 
 def _limits(threshold: float, sign: int, with_it: Floats, without: Floats, confidence: float) -> tuple[float, float]:
@@ -230,26 +230,11 @@ def _at(threshold: float, sign: int, with_it: Floats, without: Floats, delta: fl
 
 def _surest(with_it: Floats, without: Floats, delta: float, confidence: float) -> tuple[float, int]:
     tests = [(float(threshold), sign) for threshold in _thresholds(with_it, without) for sign in (1, -1)]
-    return max(tests, key=lambda one: _at(one[0], one[1], with_it, without, delta, confidence))
-
-
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at which a mu-GDP mechanism has this delta; 0 where it has less at epsilon 0."""
-
-    def excess(epsilon: float) -> float:
-        second = norm.logcdf(-epsilon / mu - mu / 2) + epsilon
-        return float(norm.cdf(-epsilon / mu + mu / 2) - math.exp(second)) - delta
-
-    if mu <= 0 or excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return float(brentq(excess, 0.0, high, xtol=1e-9))
+    return max(tests, key=lambda test: _at(test[0], test[1], with_it, without, delta, confidence))
 
 
 def _last_refuted(excess: Callable[[float], float]) -> float:
-    """The largest epsilon that is refuted, to 1e-6, from below; the bound is monotone up to there."""
+    """The largest epsilon that is refuted, rounded down by 1e-6 at most; the bound is monotone up to there."""
     low, high = 0.0, MOST_EPSILON
     while high - low > 1e-6:
         middle = (low + high) / 2

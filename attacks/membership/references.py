@@ -15,6 +15,7 @@ from torch import Tensor
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.federated import client_weights, train_locally, upload_sign, weighted_sum
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
 from fedpriv.plan import Plan, participants
@@ -22,8 +23,6 @@ from fedpriv.randomness import NoiseStream, Secret
 from fedpriv.world import World
 
 __all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
-
-_MIB = 1 << 20
 
 # Parameters, gradients, a client's copy and the optimiser's state: what a model takes while it is trained, in copies.
 COPIES = 6
@@ -88,7 +87,7 @@ def train_references(
         RunFailedError: a model diverged.
     """
     _check(world, references, schedule, keep)
-    memory = world.experiment.engine.gradient_memory * _MIB
+    memory = world.experiment.engine.gradient_bytes
     network = StackedNetwork(world.model, memory)
     together = at_once or _fitting(world, memory)
     parts = [
@@ -109,7 +108,7 @@ class _Federation:
         self._pool = pool
         self._references = references
         self._network = network
-        self._plans = [[replace(plan, seed=one.seed) for one in references] for plan in world.plans]
+        self._plans = [[replace(plan, seed=reference.seed) for reference in references] for plan in world.plans]
         count, like = len(references), pool.images
         self._globals = {
             name: value.to(like.device).expand(count, *value.shape).clone()
@@ -130,14 +129,12 @@ class _Federation:
         return kept
 
     def _round(self, number: int, clients: Sequence[int]) -> None:
-        examples = [float(self._plans[client][0].sampling.examples) for client in clients]
-        raw = examples if self._experiment.federation.weighting == "examples" else [1.0] * len(clients)
-        sign = 1.0 if self._experiment.federation.algorithm == "fedsgd" else -1.0
-        mean = {name: torch.zeros_like(value) for name, value in self._globals.items()}
-        for client, weight in zip(clients, raw, strict=True):
-            for name, value in self._upload(client, number).items():
-                mean[name].add_(value, alpha=sign * weight / sum(raw))
-        self._server.step(self._globals, mean)
+        federation = self._experiment.federation
+        examples = [self._plans[client][0].sampling.examples for client in clients]
+        uploads = (self._upload(client, number) for client in clients)
+        mean = weighted_sum(uploads, client_weights(examples, federation.weighting))
+        sign = upload_sign(federation.algorithm)
+        self._server.step(self._globals, {name: sign * value for name, value in mean.items()})
         for value in self._globals.values():
             if not torch.isfinite(value).all():
                 raise RunFailedError(f"reference models: one diverged in round {number}")
@@ -145,37 +142,31 @@ class _Federation:
     def _upload(self, client: int, number: int) -> Vector:
         """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""
         plans = self._plans[client]
-        if self._experiment.federation.algorithm == "fedsgd":
-            upload = self._gradient(client, plans[0].steps(number)[0], self._globals)
-        else:
-            local = {name: value.clone() for name, value in self._globals.items()}
-            self._train(client, plans[0].steps(number), local)
-            upload = {name: value.sub_(self._globals[name]) for name, value in local.items()}
-        if plans[0].config.unit == "example" or not plans[0].config.protects:
+        local = {name: value.clone() for name, value in self._globals.items()}
+        training = self._experiment.training
+
+        def gradient(step: int) -> Vector:
+            return self._gradient(client, step, local)
+
+        def descend(step: int) -> None:
+            self._network.descend(local, *self._batches(client, step)[:3], training.learning_rate)
+
+        plain = training.optimizer == "sgd" and not training.momentum and not plans[0].config.protects_examples
+        steps = plans[0].steps(number)
+        upload = train_locally(self._experiment, steps, self._globals, local, gradient, descend if plain else None)
+        if not plans[0].config.protects_updates:
             return upload
         released = [
             plan.release_update({name: value[index] for name, value in upload.items()}, _noise(plan, number))
             for index, plan in enumerate(plans)
         ]
-        return {name: torch.stack([one[name] for one in released]) for name in upload}
-
-    def _train(self, client: int, steps: range, local: Vector) -> None:
-        """Local training in place."""
-        training = self._experiment.training
-        if training.optimizer == "sgd" and not training.momentum and not _noisy(self._plans[client][0]):
-            for step in steps:
-                x, y, weights, _ = self._batches(client, step)
-                self._network.descend(local, x, y, weights, training.learning_rate)
-            return
-        optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
-        for step in steps:
-            optimizer.step(local, self._gradient(client, step, local))
+        return {name: torch.stack([update[name] for update in released]) for name in upload}
 
     def _gradient(self, client: int, step: int, parameters: Vector) -> Vector:
         """Each model's mean gradient of its own batch, after the mechanism where its unit is the example."""
         x, y, weights, sizes = self._batches(client, step)
         plans = self._plans[client]
-        if not _noisy(plans[0]):
+        if not plans[0].config.protects_examples:
             return self._network.gradients(parameters, x, y, weights)
         released: Vector = {name: torch.empty_like(value) for name, value in parameters.items()}
         operators = self._network.operators(parameters, x, y, sizes)
@@ -205,16 +196,11 @@ def _noise(plan: Plan, index: int) -> NoiseStream:
     return Secret.of_seed(plan.seed).stream("noise", plan.client, index)
 
 
-def _noisy(plan: Plan) -> bool:
-    """Whether each step's gradient goes through the mechanism."""
-    return plan.config.protects and plan.config.unit == "example"
-
-
 def _fitting(world: World, memory: int) -> int:
     """How many models fit, at least one; networks with other layers than Linear write out per-example gradients."""
     numbers = sum(value.numel() for value in world.initial.parameters.values())
     size = next(iter(world.initial.parameters.values())).element_size()
-    rows = world.experiment.training.batch_size if _noisy(world.plans[0]) else 0
+    rows = world.experiment.training.batch_size if world.plans[0].config.protects_examples else 0
     return max(1, memory // ((COPIES + rows) * numbers * size))
 
 
@@ -230,8 +216,8 @@ def _check(
         raise InputError("at least one reference model is wanted")
     sizes = tuple(len(rows) for rows in world.partitions)
     for number, reference in enumerate(references):
-        found = tuple(len(rows) for rows in reference.shares)
-        if found != sizes:
-            raise InputError(f"reference {number}: clients hold {found} examples; the target's hold {sizes}")
+        held = tuple(len(rows) for rows in reference.shares)
+        if held != sizes:
+            raise InputError(f"reference {number}: clients hold {held} examples; the target's hold {sizes}")
     if missing := sorted(set(keep) - set(schedule)):
         raise InputError(f"models after round {missing[0]} are wanted, and nobody took part in it")

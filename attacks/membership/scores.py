@@ -148,24 +148,24 @@ def score_membership(
         confidence: nominal coverage, between 0 and 1.
         repeats: resamples.
     """
-    found = curve(scores, members)
+    whole = curve(scores, members)
     figures: dict[str, Callable[[Curve], float]] = {
-        "tpr_at_1_percent": lambda one: one.tpr_at(RATES[0]),
-        "tpr_at_01_percent": lambda one: one.tpr_at(RATES[1]),
-        "advantage": lambda one: one.advantage,
+        "tpr_at_1_percent": lambda points: points.tpr_at(RATES[0]),
+        "tpr_at_01_percent": lambda points: points.tpr_at(RATES[1]),
+        "advantage": lambda points: points.advantage,
     }
     intervals = bootstrap_intervals(scores, members, figures, rng, confidence, repeats)
     return MembershipAttack(
         attack=attack,
         members=int(members.sum()),
         non_members=int((~members).sum()),
-        auc=found.auc,
-        tpr_at_1_percent=found.tpr_at(RATES[0]),
-        tpr_at_01_percent=found.tpr_at(RATES[1]),
-        advantage=found.advantage,
+        auc=whole.auc,
+        tpr_at_1_percent=whole.tpr_at(RATES[0]),
+        tpr_at_01_percent=whole.tpr_at(RATES[1]),
+        advantage=whole.advantage,
         intervals={"auc": auc_interval(scores, members, confidence), **intervals},
         confidence=confidence,
-        curve=records.Curve(*(tuple(rates.tolist()) for rates in found.log_points())),
+        curve=records.Curve(*(tuple(rates.tolist()) for rates in whole.log_points())),
     )
 
 

@@ -77,9 +77,9 @@ class Signals:
             "reference_others": (models, candidates, others),
         }
         for name, shape in wanted.items():
-            found = getattr(self, name).shape
-            if found != shape:
-                raise ValueError(f"{name} has the shape {found}; {shape} fits the rest")
+            given = getattr(self, name).shape
+            if given != shape:
+                raise ValueError(f"{name} has the shape {given}; {shape} fits the rest")
         for name in ("target", "references", "population", "reference_population", "others", "reference_others"):
             if np.isnan(getattr(self, name)).any():
                 raise ValueError(f"{name} holds NaN")
@@ -138,8 +138,8 @@ def need_references(wanted: NDArray[np.bool_], least: int, kind: str) -> None:
 
 def losses(logits: Floats) -> Floats:
     """Return the cross entropies that belong to :func:`label_logits`."""
-    found: Floats = -log_expit(logits)
-    return found
+    entropies: Floats = -log_expit(logits)
+    return entropies
 
 
 def write_signals(path: Path, signals: Signals) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fedpriv.errors import InputError
@@ -22,7 +22,7 @@ from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Dyads, Factor, Memory, Rows
 from fedpriv.world import tracked_buffers, trained_parameters
 
-__all__ = ["StackedNetwork", "stack_models"]
+__all__ = ["StackedNetwork"]
 
 # What acts on each number alone does so on a stack, too.
 _ELEMENTWISE = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh)
@@ -33,12 +33,6 @@ class Pair(NamedTuple):
 
     inputs: Tensor
     errors: Tensor
-
-
-def stack_models(models: Sequence[nn.Module]) -> Vector:
-    """Return the trained parameters of models of one kind as a stack: name -> (M, *shape), copies."""
-    parameters, _ = stack_module_state(list(models))
-    return {name: parameters[name].detach().clone() for name in trained_parameters(models[0])}
 
 
 class StackedNetwork:
@@ -63,8 +57,8 @@ class StackedNetwork:
         """Return every model's outputs (M, B, classes) for the same inputs (B, ...)."""
         with torch.no_grad():
             run = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)), in_dims=(0, None))
-            found: Tensor = run(parameters, x)
-        return found
+            logits: Tensor = run(parameters, x)
+        return logits
 
     def gradients(self, parameters: Vector, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
         """Return each model's gradient of the weighted sum of its cross entropies, name -> (M, *shape).
@@ -76,11 +70,11 @@ class StackedNetwork:
             weights: (M, B).
         """
         if self._chain:
-            found: Vector = {}
+            gradients_of: Vector = {}
             for name, pair in self._pairs(parameters, x, y, weights).items():
-                found[f"{name}.weight"] = torch.bmm(pair.errors.mT, pair.inputs)
-                found[f"{name}.bias"] = pair.errors.sum(dim=1)
-            return {name: found[name] for name in self._shapes}
+                gradients_of[f"{name}.weight"] = torch.bmm(pair.errors.mT, pair.inputs)
+                gradients_of[f"{name}.bias"] = pair.errors.sum(dim=1)
+            return {name: gradients_of[name] for name in self._shapes}
         tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         outputs = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)))(tracked, x)
         total = _weighted_loss(outputs, y, weights)
@@ -115,8 +109,8 @@ class StackedNetwork:
         if self._chain:
             pairs = self._pairs(parameters, x, y, ones)
             for number, size in enumerate(sizes):
-                one = {name: Pair(pair.inputs[number], pair.errors[number]) for name, pair in pairs.items()}
-                yield self._factored(one, size) if size else self._none(x)
+                own = {name: Pair(pair.inputs[number], pair.errors[number]) for name, pair in pairs.items()}
+                yield self._factored(own, size) if size else self._none(x)
             return
         one_gradient = grad(self._one_loss)
         of_batch = vmap(vmap(one_gradient, in_dims=(None, 0, 0)))

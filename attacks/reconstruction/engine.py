@@ -81,19 +81,19 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
         return []
     network = Network(job.model, job.loss)
     groups = [heard if isinstance(heard, tuple) else (heard,) for heard in job.observations]
-    every = [observation for group in groups for observation in group]
-    prepared = iter(prepare_victims(every, network.names, network.device))
+    observations = [observation for group in groups for observation in group]
+    prepared = iter(prepare_victims(observations, network.names, network.device))
     victims = [join([next(prepared) for _ in group]) for group in groups]
-    _same_scene([observation.settings for observation in every])
+    _same_scene([observation.settings for observation in observations])
     dtype = next(iter(victims[0].parameters.values())).dtype
-    scene = Scene.of(network, every[0].settings, dtype, job.public_images)
+    scene = Scene.of(network, observations[0].settings, dtype, job.public_images)
     results: dict[int, Reconstruction] = {}
     for size in sorted({victim.model.examples for victim in victims}):
         members = [number for number, victim in enumerate(victims) if victim.model.examples == size]
         began = time.perf_counter()
-        found = _run(attack, scene, [victims[number] for number in members], job)
+        outcomes = _run(attack, scene, [victims[number] for number in members], job)
         seconds = (time.perf_counter() - began) / len(members)
-        for number, (attempts, note) in zip(members, found, strict=True):
+        for number, (attempts, note) in zip(members, outcomes, strict=True):
             results[number] = _result(job.name, victims[number], attempts, note, seconds)
     return [results[number] for number in range(len(victims))]
 
@@ -108,7 +108,7 @@ def _attack(job: AttackJob) -> type[AttackSettings]:
 
 
 def _same_scene(settings: Sequence[PublicSettings]) -> None:
-    if len({(one.shape, one.classes, one.mean, one.std) for one in settings}) > 1:
+    if len({(public.shape, public.classes, public.mean, public.std) for public in settings}) > 1:
         raise AttackRefused("the observations are of different data sets; attack each data set's by themselves")
 
 

@@ -186,7 +186,7 @@ def _log_integral(base: Callable[[Array], Array]) -> float:
     log_s2, log_s35 = log_moments - np.log([2.0, 8.75])
     if log_s2 == -np.inf:
         return -np.inf
-    # For a small divergence their difference is small beside them: it is rounded up by more than base is off.
+    # For a small divergence their difference is small compared with them: it is rounded up by more than base is off.
     excess = np.exp(min(log_s2 - log_s35, 0.0))
     log_difference = log_s35 + np.log(1 - excess + _BASE_ROUNDING)
     return float(min(log_s2, np.logaddexp(log_s2 - np.log(2), (log_s2 + log_difference - np.log(6)) / 2)))

@@ -6,12 +6,13 @@ what will be reported, whatever theorem gives it.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.proofs import Proof
-from fedpriv.accounting.release import NoiseParameter, Release, release_with
+from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.names import CalibrationName
 from fedpriv.registry import MECHANISMS
 
 __all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
@@ -40,30 +41,12 @@ def nominal_noise(
     return kind.nominal_noise(epsilon, delta, calibration, sensitivity)
 
 
-def calibrate(
-    target_epsilon: float,
-    delta: float,
-    *,
-    mechanism: str,
-    sampling: SamplingName,
-    rate: float,
-    participations: int,
-    dimensions: tuple[int, ...] = (1,),
-    unit: UnitName = "example",
-    adjacency: AdjacencyName = "replace-one",
-) -> float:
-    """Return the least noise whose run is (target_epsilon, delta)-private.
+def calibrate(target_epsilon: float, release: Release) -> float:
+    """Return the least noise with which such releases are (target_epsilon, delta)-private.
 
     Args:
-        target_epsilon: of the whole run, above 0, under this adjacency.
-        delta: in (0, 1).
-        mechanism: one with noise.
-        sampling: shuffled, fixed, poisson or full.
-        rate: q = B / n in (0, 1].
-        participations: as in :class:`Release`, at least 1.
-        dimensions: K of each block; read where each block has a draw of its own.
-        unit: example, or update (with sampling = full).
-        adjacency: replace-one, or zero-out (with sampling = poisson, where it is proven).
+        target_epsilon: of the whole run, above 0, under the release's adjacency.
+        release: of a mechanism with noise, at least one participation; its own amount of noise has no effect.
 
     Returns:
         The mechanism's noise parameter: the smallest sigma or scale, the largest kappa. The ledger's epsilon for it is
@@ -72,52 +55,42 @@ def calibrate(
 
     Raises:
         OutOfReachError: no noise parameter in range fits.
-        InputError: an argument out of range, or nothing to calibrate.
+        InputError: the target is out of range, or there is nothing to calibrate.
     """
-    noise = _parameter(_proof(mechanism))
+    noise = _parameter(_proof(release.mechanism))
     _check_epsilon(target_epsilon)
-    if participations == 0:
+    if release.participations == 0:
         raise InputError("participations = 0: without a participation there is nothing to calibrate")
 
     def value(log_noise: float) -> float:
         # exp(log(x)) may lie a rounding beyond x.
         return min(max(math.exp(log_noise), min(noise.least, noise.most)), noise.ceiling)
 
-    def release(log_noise: float) -> Release:
-        return release_with(
-            value(log_noise),
-            delta,
-            mechanism=mechanism,
-            sampling=sampling,
-            rate=rate,
-            participations=participations,
-            dimensions=dimensions,
-            unit=unit,
-            adjacency=adjacency,
-        )
+    def running(log_noise: float) -> float:
+        return running_epsilon(replace(release, noise=value(log_noise)))
 
-    def final_epsilon(log_noise: float) -> float:
-        return proven_epsilon(release(log_noise))
+    def final(log_noise: float) -> float:
+        return proven_epsilon(replace(release, noise=value(log_noise)))
 
     exposed, private = math.log(noise.least), math.log(noise.most)
-    if final_epsilon(exposed) <= target_epsilon:
+    if final(exposed) <= target_epsilon:
         raise OutOfReachError(
             f"epsilon = {target_epsilon:g}: so large that it needs less noise than the least allowed "
             f"({noise.name} = {noise.least:g})"
         )
-    if final_epsilon(private) > target_epsilon:
+    if final(private) > target_epsilon:
         raise OutOfReachError(
-            f"epsilon = {target_epsilon:g} at delta = {delta:g}: no {noise.name} from {min(noise.least, noise.most):g} "
-            f"to {noise.ceiling:g} reaches it"
+            f"epsilon = {target_epsilon:g} at delta = {release.delta:g}: no {noise.name} from "
+            f"{min(noise.least, noise.most):g} to {noise.ceiling:g} reaches it"
         )
     # First with the cheap figure, which is never below the final one, then with that from there on.
-    if running_epsilon(release(private)) <= target_epsilon:
-        private = _search(lambda point: running_epsilon(release(point)), target_epsilon, private, exposed)
-    return value(_search(final_epsilon, target_epsilon, private, exposed))
+    if running(private) <= target_epsilon:
+        private = _search(running, target_epsilon, private, exposed)
+    return value(_search(final, target_epsilon, private, exposed))
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:
-    """Return a point whose epsilon is at most the target and within the tolerance of it, or beside a jump across it.
+    """Return a point whose epsilon is at most the target and within the tolerance of it, or next to a jump across it.
 
     Args:
         epsilon: of the logarithm of the noise parameter.
@@ -130,11 +103,11 @@ def _search(epsilon: Callable[[float], float], target: float, private: float, ex
     while True:
         step = max(_FIRST_STEP, math.log(target / reached)) if reached > 0 else 2 * step
         point = private + math.copysign(min(step, abs(limit - private)), limit - private)
-        found = epsilon(point)
-        if point == limit or found > target:
-            exposed, refused = point, found
+        figure = epsilon(point)
+        if point == limit or figure > target:
+            exposed, refused = point, figure
             break
-        private, reached = point, found
+        private, reached = point, figure
     for attempt in range(_HALVINGS):
         middle = (private + exposed) / 2
         if reached >= target * (1 - _TOLERANCE) or middle in (private, exposed):
@@ -143,11 +116,11 @@ def _search(epsilon: Callable[[float], float], target: float, private: float, ex
             # log epsilon against log noise is nearly straight: aim a little below the target
             share = math.log(target * (1 - _TOLERANCE / 2) / reached) / math.log(refused / reached)
             middle = private + share * (exposed - private)
-        found = epsilon(middle)
-        if found <= target:
-            private, reached = middle, found
+        figure = epsilon(middle)
+        if figure <= target:
+            private, reached = middle, figure
         else:
-            exposed, refused = middle, found
+            exposed, refused = middle, figure
     return private
 
 

@@ -160,7 +160,7 @@ def _composed(reference: Reference, count: int, rate: float) -> Callable[[float]
     interval = _interval(reference)
     parts = [(_rounded(pair, interval), number) for pair, number in reference.parts]
     if rate == 1:
-        whole = reduce(_beside, [_repeated(law, number * count) for law, number in parts])
+        whole = reduce(_joined, [_repeated(law, number * count) for law, number in parts])
     else:
         whole = _repeated(_batch(reference, interval).tagged(rate), count)
     return partial(_success, whole, count * reference.pieces)
@@ -226,7 +226,7 @@ def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
 
 def _batch(reference: Reference, interval: float) -> LossDistribution:
     """The loss of one participation."""
-    return reduce(_beside, [_repeated(_rounded(pair, interval), number) for pair, number in reference.parts])
+    return reduce(_joined, [_repeated(_rounded(pair, interval), number) for pair, number in reference.parts])
 
 
 def _repeated(law: LossDistribution, count: int) -> LossDistribution:
@@ -238,12 +238,12 @@ def _repeated(law: LossDistribution, count: int) -> LossDistribution:
         return law.compounded(count)
 
 
-def _beside(first: LossDistribution, second: LossDistribution) -> LossDistribution:
+def _joined(first: LossDistribution, second: LossDistribution) -> LossDistribution:
     """Both losses; grids that were made coarser differ by powers of two."""
     fine, coarse = sorted((first, second), key=lambda law: law.interval)
     while fine.interval < 0.99 * coarse.interval:
         fine = fine.coarser()
-    return fine.beside(coarse)
+    return fine.composed_with(coarse)
 
 
 def _deltas(law: LossDistribution, epsilons: Array) -> Array:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedpriv.accounting.calibration import OutOfReachError, calibrate
-from fedpriv.accounting.release import LARGEST_DIMENSION
+from fedpriv.accounting.release import LARGEST_DIMENSION, release_with
 from fedpriv.errors import InputError
 from fedpriv.names import SamplingName
 from fedpriv.registry import MECHANISMS
@@ -130,7 +130,7 @@ def compare_mechanisms(
         dimension: K, at least 1.
         batch_size: B, from 1 to 1e12.
         participations: how often an example is used, at least 1.
-        rate: of batches of a fixed size, and beside them of Poisson batches where they amplify best; None: no sampling.
+        rate: of batches of a fixed size, and also of Poisson batches where they amplify best; None: no sampling.
         block_size: about how many coordinates small blocks have; None: 16, or as many as there are.
 
     Raises:
@@ -154,16 +154,17 @@ def compare_mechanisms(
         ]
 
     def point(contender: Contender, epsilon: float) -> Point:
+        release = release_with(
+            1.0,
+            delta,
+            mechanism=contender.mechanism,
+            sampling=contender.sampling,
+            rate=1.0 if rate is None else rate,
+            participations=participations,
+            dimensions=contender.dimensions,
+        )
         try:
-            noise = calibrate(
-                epsilon,
-                delta,
-                mechanism=contender.mechanism,
-                sampling=contender.sampling,
-                rate=1.0 if rate is None else rate,
-                participations=participations,
-                dimensions=contender.dimensions,
-            )
+            noise = calibrate(epsilon, release)
         except OutOfReachError as error:
             return Point(epsilon, None, None, str(error))
         return Point(epsilon, noise, noise_to_signal(contender, noise, batch_size))

@@ -53,8 +53,8 @@ def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
         return count * epsilon
     if at_most_a[k] <= delta:
         return 0.0
-    found = math.log(at_most_a[k] - delta) - float(at_most_b[k])
-    return min(max(found, 0.0), count * epsilon)
+    epsilon_there = math.log(at_most_a[k] - delta) - float(at_most_b[k])
+    return min(max(epsilon_there, 0.0), count * epsilon)
 
 
 def _window(epsilon: float, count: int, delta: float) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
-from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
+from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon, read_only
 from fedpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -164,16 +164,14 @@ _SAMPLED_ORDERS = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER]
 @lru_cache(maxsize=256)
 def _poisson_step_rdp(sigma: float, rate: float) -> NDArray[np.float64]:
     """Renyi privacy of one step; kept, because a run asks again after each round."""
-    step = poisson_gaussian_rdp(_SAMPLED_ORDERS, sigma, rate)
-    step.setflags(write=False)
-    return step
+    return read_only(poisson_gaussian_rdp(_SAMPLED_ORDERS, sigma, rate))
 
 
 def poisson_pld_epsilon(sigma: float, rate: float, steps: int, delta: float, upper: float) -> float | None:
     """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by privacy-loss distributions (PLD).
 
     dp-accounting's pessimistic "connect the dots" discretisation: an upper bound for every grid. The grid is fine
-    beside one step's spread and coarse enough that a run of any size fits in memory.
+    compared with one step's spread and coarse enough that a run of any size fits in memory.
 
     Args:
         sigma: noise standard deviation over the clipping norm.

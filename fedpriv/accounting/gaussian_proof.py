@@ -30,9 +30,9 @@ from fedpriv.accounting.proofs import (
     Proof,
     smallest,
 )
-from fedpriv.accounting.references import GaussianReference, PoissonGaussianReference, Reference
+from fedpriv.accounting.references import NormalReference, Reference
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
-from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon
+from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_only
 from fedpriv.names import CalibrationName, SamplingName
 
 __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
@@ -110,7 +110,7 @@ class GaussianProof(Proof):
     @override
     def reference(self) -> Reference:
         if self._is_poisson:
-            pair = PoissonGaussianReference(self.noise, float(self.release.rate))
+            pair = NormalReference(self.noise, float(self.release.rate))
             theorem = (
                 f"Poisson-sampled {self.mechanism}, the batch with the {self.release.unit} and without it, (1 - q) "
                 f"N(0) + q N(1) and N(0) in units of {self.norm}"
@@ -120,7 +120,7 @@ class GaussianProof(Proof):
             f"{self.mechanism}, the {self.release.unit}'s clipped gradient and zero in its place, which are one "
             f"{self.norm} apart at most"
         )
-        return Reference(((GaussianReference(1 / self.noise), 1),), theorem)
+        return Reference(((NormalReference(self.noise), 1),), theorem)
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
@@ -237,12 +237,7 @@ def _epsilon(release: Release) -> float:
 def _fixed_step_rdp(sigma: float, rate: float) -> Array:
     """Renyi privacy of one step with a batch of a fixed size."""
 
-    def base(orders: Array) -> Array:
-        return gaussian_rdp(orders, sigma / 2)
-
-    step = amplified_rdp(ORDERS, base, math.inf, rate)
-    step.setflags(write=False)
-    return step
+    return read_only(amplified_rdp(ORDERS, lambda orders: gaussian_rdp(orders, sigma / 2), math.inf, rate))
 
 
 @lru_cache(maxsize=256)
@@ -253,6 +248,4 @@ def _poisson_step_rdp(sigma: float, rate: float) -> Array:
     that of N(1) against a mixture of N(0) and N(-1) at epsilon (Balle, Barthe and Gaboardi 2018, Theorem 2).
     """
     exact = poisson_replaced_rdp(ORDERS, sigma, rate)
-    step = np.where(np.isfinite(exact), exact, _fixed_step_rdp(sigma, rate))
-    step.setflags(write=False)
-    return step
+    return read_only(np.where(np.isfinite(exact), exact, _fixed_step_rdp(sigma, rate)))

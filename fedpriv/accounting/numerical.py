@@ -62,7 +62,7 @@ def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: f
 
 
 class TooManyCellsError(Exception):
-    """Losses that are so large beside their spread, as rare ones are, that no grid holds their sum."""
+    """Losses that are so large compared with their spread, as rare ones are, that no grid holds their sum."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class LossDistribution:
         while count:
             if power.infinite > 1 - _CERTAIN:
                 return replace(power, infinite=1.0)
-            result = result.beside(power) if count % 2 else result
+            result = result.composed_with(power) if count % 2 else result
             count //= 2
             power = power.repeated(2) if count else power
             if power.masses.size > _COMPOUNDED_CELLS:
@@ -188,7 +188,7 @@ class LossDistribution:
         low, high = common.compute_self_convolve_bounds(self.masses, count, _TRUNCATED, orders)
         return int(low), int(high)
 
-    def beside(self, other: "LossDistribution") -> "LossDistribution":
+    def composed_with(self, other: "LossDistribution") -> "LossDistribution":
         """Return the loss of this release and another one, on the same grid."""
         from scipy.signal import fftconvolve
 
@@ -267,7 +267,7 @@ class ComposedPair(Pair):
 
 def _composed(parts: tuple[tuple[Pair, int], ...], interval: float) -> LossDistribution:
     single = [LossDistribution.of(pair, interval).repeated(count) for pair, count in parts]
-    return reduce(LossDistribution.beside, single)
+    return reduce(LossDistribution.composed_with, single)
 
 
 def _interval(parts: tuple[tuple[Pair, int], ...]) -> float:

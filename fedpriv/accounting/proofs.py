@@ -190,7 +190,7 @@ class Proof(ABC):
         return self.release.sampling == "fixed" and self.release.rate < 1
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know beside the figures. Heuristics are labelled so."""
+        """What a reader must know besides the figures. Heuristics are labelled so."""
         shuffled = "Shuffled passes: a pass is one participation (parallel composition); no amplification is claimed."
         return (CLIENTS, shuffled) if self.release.sampling == "shuffled" else (CLIENTS,)
 

@@ -25,7 +25,7 @@ from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair, TaggedP
 from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
 from fedpriv.accounting.references import DirectionalReference, LaplaceReference, Reference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
-from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
+from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, read_only, vmf_rdp
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 from fedpriv.names import CalibrationName, SamplingName
 
@@ -350,9 +350,7 @@ def _directional_step_rdp(kappa: float, sizes: tuple[tuple[int, int], ...], rate
             total = total + count * vmf_rdp(orders, dimension, kappa)
         return np.minimum(total, pure_rdp(orders, once))
 
-    step = base(ORDERS) if rate == 1 else amplified_rdp(ORDERS, base, once, rate)
-    step.setflags(write=False)
-    return step
+    return read_only(base(ORDERS) if rate == 1 else amplified_rdp(ORDERS, base, once, rate))
 
 
 @lru_cache(maxsize=256)
@@ -360,6 +358,4 @@ def _laplace_step_rdp(shift: float, rate: float) -> Array:
     def base(orders: Array) -> Array:
         return laplace_rdp(orders, shift)
 
-    step = base(ORDERS) if rate == 1 else amplified_rdp(ORDERS, base, shift, rate)
-    step.setflags(write=False)
-    return step
+    return read_only(base(ORDERS) if rate == 1 else amplified_rdp(ORDERS, base, shift, rate))

@@ -23,9 +23,8 @@ from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 
 __all__ = [
     "DirectionalReference",
-    "GaussianReference",
     "LaplaceReference",
-    "PoissonGaussianReference",
+    "NormalReference",
     "Reference",
     "ReferencePair",
 ]
@@ -149,90 +148,55 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class GaussianReference(ReferencePair):
-    """Normal laws at a distance of ``mu`` standard deviations; the coordinate is the loss.
-
-    Attributes:
-        mu: above 0.
-    """
-
-    mu: float
-
-    @property
-    @override
-    def is_normal(self) -> bool:
-        return True
-
-    @property
-    @override
-    def spread(self) -> float:
-        return self.mu
-
-    @override
-    def rdp(self, orders: Array) -> Array:
-        return gaussian_rdp(orders, 1 / self.mu)
-
-    @property
-    @override
-    def ends(self) -> tuple[float, float]:
-        return self.mu**2 / 2 - self.mu * _DEVIATIONS, self.mu**2 / 2 + self.mu * _DEVIATIONS
-
-    @override
-    def coordinates(self, losses: Array) -> Array:
-        return losses
-
-    @override
-    def losses(self, coordinates: Array) -> Array:
-        return coordinates
-
-    @override
-    def log_density(self, coordinates: Array) -> Array:
-        return -((coordinates / self.mu - self.mu / 2) ** 2) / 2
-
-
-@dataclass(frozen=True)
-class PoissonGaussianReference(ReferencePair):
-    """(1 - q) N(0, sigma^2) + q N(1, sigma^2) against N(0, sigma^2): a Poisson batch with z, or without it.
+class NormalReference(ReferencePair):
+    """(1 - q) N(0, sigma^2) + q N(1, sigma^2) against N(0, sigma^2): with z, which Poisson batches have, or without it.
 
     The coordinate is that of the noise, in standard deviations. Tight (Hayes, Mahloujifar and Balle 2023).
 
     Attributes:
         sigma: noise standard deviation over clip_norm, above 0.
-        rate: q in (0, 1).
+        rate: q in (0, 1]; 1: in every batch.
     """
 
     sigma: float
-    rate: float
+    rate: float = 1.0
+
+    @property
+    @override
+    def is_normal(self) -> bool:
+        return self.rate == 1
 
     @property
     @override
     def spread(self) -> float:
-        return self.rate * math.sqrt(math.expm1(min(self.sigma**-2, 1.0)))
+        return 1 / self.sigma if self.is_normal else self.rate * math.sqrt(math.expm1(min(self.sigma**-2, 1.0)))
 
     @override
     def rdp(self, orders: Array) -> Array:
         # Who took part could be told, too.
         divergences = tagged_rdp(orders, gaussian_rdp(orders, self.sigma), self.rate)
-        within = orders <= LARGEST_SAMPLED_ORDER
-        hidden = poisson_gaussian_rdp(orders[within], self.sigma, self.rate)
-        divergences[within] = np.minimum(divergences[within], hidden)
+        within = (orders <= LARGEST_SAMPLED_ORDER) & (self.rate < 1)
+        if np.any(within):
+            hidden = poisson_gaussian_rdp(orders[within], self.sigma, self.rate)
+            divergences[within] = np.minimum(divergences[within], hidden)
         return divergences
 
     @property
     @override
     def ends(self) -> tuple[float, float]:
-        return -_DEVIATIONS, 1 / self.sigma + _DEVIATIONS
+        return (1 / self.sigma if self.is_normal else 0.0) - _DEVIATIONS, 1 / self.sigma + _DEVIATIONS
 
     @override
     def coordinates(self, losses: Array) -> Array:
         with np.errstate(divide="ignore"):  # log 0 for losses below the smallest
-            odds = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + self.rate, 0.0))
+            near = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + self.rate, 0.0))
             far = losses + np.log1p((self.rate - 1) * np.exp(-np.maximum(losses, 1.0)))
-        return self.sigma * (np.where(losses < 1, odds, far) - math.log(self.rate)) + 0.5 / self.sigma
+        return self.sigma * (np.where(losses < 1, near, far) - math.log(self.rate)) + 0.5 / self.sigma
 
     @override
     def losses(self, coordinates: Array) -> Array:
-        return np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + (coordinates - 0.5 / self.sigma) / self.sigma)
+        used = math.log(self.rate) + (coordinates - 0.5 / self.sigma) / self.sigma
+        return used if self.is_normal else np.logaddexp(math.log1p(-self.rate), used)
 
     @override
     def log_density(self, coordinates: Array) -> Array:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.vmf_functions import log_mgf
 
-__all__ = ["ORDERS", "gaussian_rdp", "laplace_rdp", "pure_rdp", "rdp_to_epsilon", "vmf_rdp"]
+__all__ = ["ORDERS", "gaussian_rdp", "laplace_rdp", "pure_rdp", "rdp_to_epsilon", "read_only", "vmf_rdp"]
 
 Array = NDArray[np.float64]
 
@@ -137,6 +137,12 @@ def rdp_to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
 
     epsilon, _ = compute_epsilon(np.asarray(orders, np.float64), np.asarray(rdp, np.float64), delta)
     return float(epsilon)
+
+
+def read_only(values: Array) -> Array:
+    """Return an array that is remembered for later calls, so that none of them may change it."""
+    values.setflags(write=False)
+    return values
 
 
 def _checked_orders(orders: ArrayLike) -> Array:

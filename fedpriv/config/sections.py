@@ -259,6 +259,11 @@ class EngineConfig(Section):
     )
     address: str = Field("", description="a running Ray cluster, such as auto or ray://host:10001")
 
+    @property
+    def gradient_bytes(self) -> int:
+        """What computing per-example gradients may take, in bytes."""
+        return self.gradient_memory << 20
+
 
 class ReportConfig(Section):
     """What the report shows."""

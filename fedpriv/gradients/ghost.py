@@ -37,7 +37,7 @@ class GhostGradients(FactoredGradients):
 
 @dataclass(frozen=True)
 class Entangled:
-    """Why the gradients of a model cannot be had layer by layer."""
+    """Why the gradients of a model cannot be computed layer by layer."""
 
     reason: str
 
@@ -51,7 +51,7 @@ def ghost_gradients(
     *,
     compared: bool = True,
 ) -> GhostGradients | Entangled:
-    """Compute the gradients of a batch layer by layer, or say why they cannot be had that way.
+    """Compute the gradients of a batch layer by layer, or say why that is not possible.
 
     Layers that draw random numbers (dropout) do so once, for the whole batch at once.
 

@@ -44,7 +44,7 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
     """Refuse a model or a loss that mixes the examples of a batch: then no noise on gradients protects one of them.
 
     One example of a batch is replaced: by zeros, ones, large numbers, NaN, a copy of another one, and a blank one;
-    and one beside blank ones by another one. The random numbers stay the same: torch's, numpy's and Python's global
+    and one among blank ones by another one. The random numbers stay the same: torch's, numpy's and Python's global
     generators are seeded anew for each pass. The gradients of all other examples have to stay the same, bit for
     bit. The passes follow one another on one copy of the model, so that what it keeps from pass to pass, in
     whatever form, shows as a difference, too.

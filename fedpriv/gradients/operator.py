@@ -7,7 +7,8 @@ without it. Only noise on blocks of coordinates that cut through a layer needs g
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -201,12 +202,27 @@ def flattened(rows: Tensor, axes: int = 1) -> Tensor:
 
 def first_line(error: Exception) -> str:
     """What an error says, in one line."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def full_precision(device: torch.device) -> torch.autocast:
     """Switch off autocast inside the block, so that products keep the precision of what is multiplied."""
     return torch.autocast(device.type, enabled=False)
+
+
+def total(parts: Iterable[Tensor]) -> Tensor:
+    """Return the sum of at least one tensor, one after the other."""
+    return reduce(torch.add, parts)
+
+
+def wide_type(values: Tensor) -> torch.dtype:
+    """Float64, where the numbers' device has that; else their own type."""
+    return values.dtype if values.device.type == "mps" else torch.float64
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return the numbers in float64, where their device has that."""
+    return values.to(wide_type(values))
 
 
 def in_double(values: Tensor) -> Tensor:

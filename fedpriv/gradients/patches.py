@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Patches", "most_uses", "padded", "patches"]
+__all__ = ["Patches", "most_uses", "padded", "padded_sides", "patches"]
 
 
 class Patches:
@@ -32,11 +32,15 @@ class Patches:
 
 def padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     """Return some of a convolution's input, (n, channels, *size), with what the layer puts around it."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return functional.pad(x, padded_sides(layer), mode=mode)
+
+
+def padded_sides(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    """Return how much a convolution puts around its input, as torch's ``pad`` takes it."""
     if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
-        sides = layer._reversed_padding_repeated_twice
-    else:
-        sides = [side for width in reversed(layer.padding) for side in (width, width)]
-    return functional.pad(x, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+        return list(layer._reversed_padding_repeated_twice)
+    return [side for width in reversed(layer.padding) for side in (width, width)]
 
 
 def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:

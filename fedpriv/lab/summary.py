@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from scipy.stats import binomtest
 
-from fedpriv.attacks.referee import median_interval, rate_interval
+from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment

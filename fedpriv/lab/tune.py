@@ -20,9 +20,10 @@ from torch import Tensor
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Truth, median_interval, score, score_guesses
+from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload

@@ -181,7 +181,7 @@ def approximation(world: World, target: Target) -> str:
     }
     differ = [what for what, holds in simplified.items() if holds]
     notes = [f"{', '.join(differ)} differ, and the attack takes them for equal"] if differ else []
-    if config.protects and config.unit == "update":
+    if config.protects_updates:
         notes.append("the mechanism acts on each client's update, and the attack models it as acting on their mean")
     return "; ".join(notes)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
 
-__all__ = ["GaussianFamily", "GaussianMechanism", "GaussianSettings"]
+__all__ = ["GaussianFamily", "GaussianMechanism", "GaussianSettings", "NormalNoise"]
 
 
 class GaussianFamily(NoisySettings):
@@ -118,7 +118,30 @@ class GaussianSettings(GaussianFamily):
 
 
 @dataclass(frozen=True)
-class GaussianMechanism(Mechanism):
+class NormalNoise(Mechanism):
+    """A mechanism whose sum gets normal noise, of one size in standardised coordinates.
+
+    Attributes:
+        sigma: noise multiplier, at least 0.
+        clip_norm: bound of the norm of one example's gradient, above 0.
+    """
+
+    sigma: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        check_noise("sigma", self.sigma)
+        check_clip_norm(self.clip_norm)
+
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
+        from fedpriv.mechanisms.machinery.law import Noise
+
+        return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
+
+
+@dataclass(frozen=True)
+class GaussianMechanism(NormalNoise):
     """Each finite gradient is clipped to a norm, others count as zero.
 
     The sum gets normal noise, always, also that of an empty batch.
@@ -133,13 +156,10 @@ class GaussianMechanism(Mechanism):
 
     name: ClassVar[str] = "gaussian"
 
-    sigma: float
-    clip_norm: float
     clipping: Literal["flat", "layer"] = "flat"
 
     def __post_init__(self) -> None:
-        check_noise("sigma", self.sigma)
-        check_clip_norm(self.clip_norm)
+        super().__post_init__()
         if self.clipping not in ("flat", "layer"):
             raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
 
@@ -161,12 +181,6 @@ class GaussianMechanism(Mechanism):
 
         noise = self.sigma * normal_norm(sum(tensors), 1.0, tail)
         return self.clip_norm * (examples + noise) / batch_size
-
-    @override
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
-        from fedpriv.mechanisms.machinery.law import Noise
-
-        return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
     @override
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.mechanisms.gaussian import GaussianFamily
-from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
+from fedpriv.mechanisms.gaussian import GaussianFamily, NormalNoise
+from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.settings import ClipNorm, PublicModel
 from fedpriv.registry import MECHANISMS
 from fedpriv.settings import Count, Real
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from fedpriv.accounting.proofs import Proof
     from fedpriv.gradients import Block, GradientOperator, Vector
-    from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
 
@@ -92,7 +91,7 @@ class HeterogeneousGaussianSettings(GaussianFamily):
 
 
 @dataclass(frozen=True)
-class HeterogeneousGaussianMechanism(Mechanism):
+class HeterogeneousGaussianMechanism(NormalNoise):
     """Each finite gradient is clipped in a weighted norm, others count as zero.
 
     The sum gets normal noise of another size in each coordinate, always, also that of an empty batch.
@@ -106,13 +105,7 @@ class HeterogeneousGaussianMechanism(Mechanism):
 
     name: ClassVar[str] = "hgm"
 
-    sigma: float
-    clip_norm: float
     redistribution: Redistribution
-
-    def __post_init__(self) -> None:
-        check_noise("sigma", self.sigma)
-        check_clip_norm(self.clip_norm)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors
@@ -138,12 +131,6 @@ class HeterogeneousGaussianMechanism(Mechanism):
         largest = max(float(value.max()) for value in self.redistribution.deviations.values())
         noise = self.sigma * normal_norm(sum(tensors), largest, tail)
         return self.clip_norm * (examples * largest + noise) / batch_size
-
-    @override
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
-        from fedpriv.mechanisms.machinery.law import Noise
-
-        return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
     @override
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:

@@ -9,7 +9,6 @@ from fedpriv.registry import RULES
 from fedpriv.server.rules import Rule
 
 if TYPE_CHECKING:
-    from fedpriv.gradients import Vector
     from fedpriv.server.uploads import Upload
     from fedpriv.world import State
 
@@ -35,20 +34,11 @@ def mean_upload(uploads: "Sequence[Upload]", weighting: str) -> "State":
         uploads: at least one; all with the same tensors.
         weighting: ``examples`` or ``uniform``.
     """
+    from fedpriv.federated import client_weights, weighted_sum
     from fedpriv.world import State
 
-    raw = [float(upload.examples) if weighting == "examples" else 1.0 for upload in uploads]
-    weights = [value / sum(raw) for value in raw]
-    parts = list(zip(weights, uploads, strict=True))
+    weights = client_weights([upload.examples for upload in uploads], weighting)
     return State(
-        _weighted([(weight, upload.state.parameters) for weight, upload in parts]),
-        _weighted([(weight, upload.state.buffers) for weight, upload in parts]),
+        weighted_sum([upload.state.parameters for upload in uploads], weights),
+        weighted_sum([upload.state.buffers for upload in uploads], weights),
     )
-
-
-def _weighted(parts: "Sequence[tuple[float, Vector]]") -> "Vector":
-    total = {name: value.new_zeros(value.shape) for name, value in parts[0][1].items()}
-    for weight, vector in parts:
-        for name, value in vector.items():
-            total[name].add_(value, alpha=weight)
-    return total

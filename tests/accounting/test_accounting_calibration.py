@@ -13,6 +13,7 @@ from fedpriv.accounting import (
     extended_sigma,
     guarantee,
     nominal_noise,
+    release_with,
 )
 from fedpriv.errors import InputError
 from fedpriv.registry import MECHANISMS
@@ -27,7 +28,7 @@ def epsilon_with(noise, delta, *, mechanism, sampling, rate, participations, dim
 
 
 def check(target, delta, **options):
-    noise = calibrate(target, delta, **options)
+    noise = calibrate(target, release_with(1.0, delta, **options))
     assert target * (1 - 1e-3) <= epsilon_with(noise, delta, **options) <= target
 
 
@@ -54,7 +55,7 @@ def test_sigma_over_long_poisson_runs(target, rate, steps, delta):
 
 @pytest.mark.parametrize(("target", "delta"), list(itertools.product([0.1, 1.0, 20.0], [1e-3, 1e-9])))
 def test_sigma_of_one_update_is_the_analytic_one_at_twice_the_sensitivity(target, delta):
-    sigma = calibrate(target, delta, mechanism="gaussian", unit="update", **FULL)
+    sigma = calibrate(target, release_with(1.0, delta, mechanism="gaussian", unit="update", **FULL))
     assert sigma == pytest.approx(2 * analytic_sigma(target, delta), rel=1e-3)
     assert sigma >= 2 * analytic_sigma(target, delta) * (1 - 1e-9)
 
@@ -72,7 +73,7 @@ def test_kappa_reaches_the_target_from_below(unit, sampling, target, dimensions)
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
 def test_bad_targets_are_refused(mechanism, target):
     with pytest.raises(InputError, match="epsilon = "):
-        calibrate(target, 1e-5, mechanism=mechanism, **FULL)
+        calibrate(target, release_with(1.0, 1e-5, mechanism=mechanism, **FULL))
 
 
 @pytest.mark.parametrize("mechanism", PARAMETER)
@@ -90,20 +91,20 @@ def test_bad_targets_are_refused(mechanism, target):
 def test_bad_settings_are_refused(mechanism, change, words):
     options = {"sampling": "fixed", "rate": 0.1, "participations": 5, **change}
     with pytest.raises(InputError, match=words):
-        calibrate(1.0, 1e-5, mechanism=mechanism, **options)
+        calibrate(1.0, release_with(1.0, 1e-5, mechanism=mechanism, **options))
 
 
 @pytest.mark.parametrize("mechanism", PARAMETER)
 @pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
 def test_bad_delta_is_refused(mechanism, delta):
     with pytest.raises(InputError, match="delta = "):
-        calibrate(1.0, delta, mechanism=mechanism, **FULL)
+        calibrate(1.0, release_with(1.0, delta, mechanism=mechanism, **FULL))
 
 
 def test_only_mechanisms_with_noise_are_calibrated():
     assert set(PARAMETER) == set(MECHANISMS) - {"none"}
     with pytest.raises(InputError, match="mechanism = none: nothing is proven"):
-        calibrate(1.0, 1e-5, mechanism="none", **FULL)
+        calibrate(1.0, release_with(1.0, 1e-5, mechanism="none", **FULL))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,9 @@ def test_only_mechanisms_with_noise_are_calibrated():
 )
 def test_targets_out_of_reach_are_refused(mechanism, target, words):
     with pytest.raises(InputError, match=words):
-        calibrate(target, 1e-15, mechanism=mechanism, sampling="full", rate=1.0, participations=10**9)
+        calibrate(
+            target, release_with(1.0, 1e-15, mechanism=mechanism, sampling="full", rate=1.0, participations=10**9)
+        )
 
 
 # ---- nominal ones ---------------------------------------------------------------------------------------------------

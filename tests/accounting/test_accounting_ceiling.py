@@ -11,7 +11,7 @@ from scipy import integrate, optimize, special, stats
 
 from fedpriv.accounting import Release, ceilings, gaussian_rdp, laplace_rdp, log_mgf
 from fedpriv.accounting.numerical import LossDistribution
-from fedpriv.accounting.references import DirectionalReference, LaplaceReference, PoissonGaussianReference
+from fedpriv.accounting.references import DirectionalReference, LaplaceReference, NormalReference
 from fedpriv.errors import InputError
 from fedpriv.registry import MECHANISMS
 
@@ -392,7 +392,7 @@ def replaced_one(run, k0):
     laws = [LossDistribution.of(pair, interval).repeated(number * run.participations) for pair, number in pairs]
     whole = laws[0]
     for law in laws[1:]:
-        whole = whole.beside(law)
+        whole = whole.composed_with(law)
     return whole.success(k0)
 
 
@@ -458,7 +458,7 @@ PAIRS = {
     "few": DirectionalReference(3.0, 2),
     "sign": DirectionalReference(1.0, 1),
     "laplace": LaplaceReference(1.5),
-    "poisson": PoissonGaussianReference(0.8, 0.1),
+    "poisson": NormalReference(0.8, 0.1),
 }
 
 

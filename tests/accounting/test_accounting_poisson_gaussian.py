@@ -262,6 +262,5 @@ def test_a_finer_grid_changes_little_and_lowers(sigma, rate, steps, monkeypatch)
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
 @pytest.mark.parametrize(("target", "rate", "steps"), [(0.3, 0.01, 300), (3.0, 0.1, 10), (3.0, 1.0, 4)])
 def test_sigma_reaches_the_target_from_below(target, rate, steps, adjacency):
-    run = {"mechanism": "gaussian", "sampling": "poisson", "rate": rate, "participations": steps}
-    sigma = calibrate(target, 1e-5, **run, adjacency=adjacency)
+    sigma = calibrate(target, release(1.0, rate, steps, adjacency=adjacency))
     assert target * (1 - 1e-3) <= proven_epsilon(release(sigma, rate, steps, adjacency=adjacency)) <= target

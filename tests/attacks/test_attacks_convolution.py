@@ -7,11 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpriv.attacks.reconstruction.dummy_gradients import convolution
-from fedpriv.attacks.reconstruction.dummy_gradients.convolution import _back_by_phases, _by_phases, _folded, _Windows
+from fedpriv.attacks.reconstruction.dummy_gradients import convolution_operators
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution_operators import (
+    Windows,
+    _back_by_phases,
+    _by_phases,
+    _folded,
+)
 
 SHAPES = [
-    _Windows(kernel, dilation, stride, image, 1)
+    Windows(kernel, dilation, stride, image, 1)
     for kernel, dilation, stride, image in itertools.product(
         [(1, 1), (3, 3), (5, 2)], [(1, 1), (2, 3)], [(1, 1), (2, 2), (3, 1)], [(12, 12), (13, 16)]
     )
@@ -22,9 +27,9 @@ SHAPES = [
 @pytest.mark.parametrize("many", [0, 2**30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_patches_are_added_up_where_they_lie(
-    windows: _Windows, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    windows: Windows, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution, "MANY_SUMS", many)
+    monkeypatch.setattr(convolution_operators, "MANY_SUMS", many)
     places = windows.positions[0] * windows.positions[1]
     numbers = 2 * windows.kernel[0] * windows.kernel[1]
     patches = torch.randn(3, numbers, places, generator=torch.Generator().manual_seed(1), dtype=dtype)
@@ -37,7 +42,7 @@ def test_patches_are_added_up_where_they_lie(
 def test_a_strided_way_back_by_phases(kernel: tuple[int, int], stride: int) -> None:
     places = (4, 5)
     image: Any = tuple((count + -(-size // stride) - 1) * stride for count, size in zip(places, kernel, strict=True))
-    windows = _Windows(kernel, (1, 1), (stride, stride), image, 1)
+    windows = Windows(kernel, (1, 1), (stride, stride), image, 1)
     generator = torch.Generator().manual_seed(2)
     of_output = torch.randn(3, 4, *windows.positions, generator=generator)
     weight = torch.randn(4, 2, *kernel, generator=generator)

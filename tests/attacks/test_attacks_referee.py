@@ -9,10 +9,11 @@ from attack_victims import digits
 from torch import Tensor
 
 from fedpriv import metrics
-from fedpriv.attacks import referee
 from fedpriv.attacks.baselines import Guess, guesses
+from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction
-from fedpriv.attacks.referee import Truth, median_interval, rate_interval, score, score_guesses
+from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.records import Score
 
 STD = (0.25,)
 PUBLIC = guesses(digits()[0][1000:])
@@ -28,7 +29,7 @@ def offered(*attempts: tuple[Tensor, Tensor], chosen: int = 0) -> Reconstruction
     return Reconstruction(1, 4, "iga", made, chosen, "a note", 2.5)
 
 
-def scored(reconstruction: Reconstruction, known: Truth, threshold: float = 0.6) -> tuple[referee.Score, ...]:
+def scored(reconstruction: Reconstruction, known: Truth, threshold: float = 0.6) -> tuple[Score, ...]:
     return score(reconstruction, "protected", known, PUBLIC, STD, threshold, perceptual=False).scores
 
 

@@ -320,7 +320,7 @@ def test_the_app_that_is_sent_is_the_projects_without_the_seed(tmp_path: Path) -
     make_app(tmp_path / "app", experiment)
     sent = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     own = tomllib.loads(PROJECT.read_text())["tool"]["flwr"]["app"]
-    assert sent["components"] == own["components"]
+    assert sent["components"].keys() == own["components"].keys()
     assert sent["config"].keys() == own["config"].keys()
     assert load_experiment(tmp_path / "app" / "experiment.toml") == without_seed(experiment)
     files = [path for path in (tmp_path / "app").rglob("*") if path.is_file()]

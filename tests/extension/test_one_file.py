@@ -16,9 +16,9 @@ ALLOWED = {
     "digits": {"fedpriv/config/sections.py"},
     "lenet": {"fedpriv/models/machinery/settings.py"},
     "package.module:function": {"fedpriv/models/machinery/settings.py"},
-    "mean": {"fedpriv/config/sections.py", "attacks/own_model.py"},
+    "mean": {"fedpriv/config/sections.py", "attacks/own_model/attack.py"},
     "dlg": {"fedpriv/config/sections.py"},
-    "iga": {"fedpriv/config/sections.py", "fedpriv/cli/attack.py", "attacks/own_model.py"},
+    "iga": {"fedpriv/config/sections.py", "fedpriv/cli/attack.py", "attacks/own_model/attack.py"},
     "imprint": {"server/crafting.py"},
     "gaussian": {"attacks/methods/custom.py", "attacks/reconstruction/recipes/parts.py"},
 }

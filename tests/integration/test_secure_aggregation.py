@@ -20,15 +20,17 @@ from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.errors import RunFailedError
+from fedpriv.federated import masked_weights
 from fedpriv.gradients import Vector
 from fedpriv.lab import run as lab_run
 from fedpriv.lab import start_run
-from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, restored, weights
+from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, restored
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
+from fedpriv.server import exchange as exchange_module
 from fedpriv.server import secure as server_module
-from fedpriv.server.exchange import question
+from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.uploads import Upload
 from fedpriv.world import build_world
@@ -75,8 +77,8 @@ def test_what_is_not_finite_is_not_masked() -> None:
 
 
 def test_weights_and_survivors() -> None:
-    assert weights([10, 40], "examples") == (0.25, 1.0)
-    assert weights([10, 40], "uniform") == (1.0, 1.0)
+    assert masked_weights([10, 40], "examples") == [0.25, 1.0]
+    assert masked_weights([10, 40], "uniform") == [1.0, 1.0]
     assert [least_survivors(n) for n in (2, 3, 4, 6, 9, 100)] == [2, 3, 3, 5, 7, 67]
 
 
@@ -210,7 +212,8 @@ class AskedAgain:
     def sum_of(self, clients: Sequence[int], number: int = 1) -> Vector:
         text = self.world.experiment.model_dump_json()
         nodes = {client: client + 1 for client in clients}
-        replies = ask_for_sum(self.grid, nodes, clients, self.world, self.world.initial, text, number)
+        federation = Federation(self.grid, nodes, self.world, text)
+        replies = ask_for_sum(federation, number, dict.fromkeys(clients, self.world.initial))
         assert replies.mean is not None
         return replies.mean.parameters
 
@@ -246,7 +249,7 @@ def test_keys_of_a_round_mask_its_uploads_only(monkeypatch: pytest.MonkeyPatch) 
     """Else the upload of round 1 could be asked for under the keys of round 2, among other clients."""
     server = AskedAgain()
     server.sum_of([0, 1, 2])
-    monkeypatch.setattr(server_module, "question", lambda state, task, number: question(state, task, 1))
+    monkeypatch.setattr(exchange_module, "question", lambda state, task, number: question(state, task, 1))
     with pytest.raises(RunFailedError, match="the keys of round 2 mask no upload of another round"):
         server.sum_of([0, 1], number=2)
 

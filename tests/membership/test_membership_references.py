@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import stack_module_state
 from torch.nn import functional
 
 from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
-from fedpriv.attacks.membership.stacked import StackedNetwork, stack_models
+from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients, per_example_gradients
@@ -221,7 +222,7 @@ def test_gradients_and_operators_are_those_of_each_model(name: str) -> None:
     for model in models:
         for value in model.parameters():
             nn.init.normal_(value, std=0.4)
-    stack = stack_models(models)
+    stack = {name: value.detach().clone() for name, value in stack_module_state(models)[0].items()}
     network = StackedNetwork(models[0], 1 << 20)
     x, y, weights = torch.randn(3, 6, 1, 4, 4), torch.randint(4, (3, 6)), torch.rand(3, 6)
     gradients = network.gradients(stack, x, y, weights)

@@ -46,7 +46,7 @@ from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret
-from fedpriv.server.exchange import question
+from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import unpack
@@ -300,7 +300,8 @@ def release(grid: InlineGrid, world: World, task: str, client: int, number: int,
 def _release_sum(grid: InlineGrid, world: World, task: str, number: int, state: State) -> Answer:
     clients = range(world.experiment.federation.clients)
     try:
-        replies = ask_for_sum(grid, {one: one + 1 for one in clients}, clients, world, state, task, number)
+        federation = Federation(grid, {client: client + 1 for client in clients}, world, task)
+        replies = ask_for_sum(federation, number, dict.fromkeys(clients, state))
     except RunFailedError as error:
         return Answer(str(error), "", 0, {}, {})
     if replies.mean is None:

@@ -15,7 +15,7 @@ from fedpriv.clients.training import local_upload
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
-from fedpriv.server.tap import Tap, observe
+from fedpriv.server.tap import observe, record_heard
 from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
@@ -94,8 +94,8 @@ def test_what_is_withheld_is_not_in_the_files(
     )
     folder = RunFolder.create(tmp_path / "run", world.experiment)
     uploads = uploads_of(world_of(training={"batch_size": 3}))  # what is in them does not matter here
-    Tap(world, folder).record(ROUND, world.initial, uploads)
-    Tap(world, folder).record(ROUND + 1, world.initial, uploads)  # not an attacked round
+    record_heard(world, folder, ROUND, world.initial, uploads)
+    record_heard(world, folder, ROUND + 1, world.initial, uploads)  # not an attacked round
     paths = list_observations(folder.observations)
     assert [path.stem for path in paths] == (
         ["0002-sum"] if name == "secure-aggregation" else ["0002-0000", "0002-0001"]

@@ -5,15 +5,14 @@ are written out only when somebody needs the numbers themselves. ``dummy_gradien
 computes them.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import Factor, Written
 from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.gradients import Block, Vector
+from fedpriv.gradients.operator import total
 
 __all__ = ["DummyGradients"]
 
@@ -48,24 +47,18 @@ class DummyGradients:
         """Return the squared norms, (N, U)."""
         block = block or self.names
         if block not in self._squared:
-            self._squared[block] = _sum([factor.squared() for _, factor in self._parts(block)])
+            self._squared[block] = total([factor.squared() for _, factor in self._parts(block)])
         return self._squared[block]
-
-    def norms(self, block: Block | None = None) -> Tensor:
-        """Return the norms, (N, U); the derivative at a norm of zero is zero."""
-        squared = self.squared(block)
-        positive = squared > 0
-        return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
 
     def gram(self, block: Block | None = None) -> Tensor:
         """Return the inner products of each row's units, (N, U, U)."""
-        return _sum([factor.gram() for _, factor in self._parts(block or self.names)])
+        return total([factor.gram() for _, factor in self._parts(block or self.names)])
 
     def dot(self, targets: Targets, block: Block | None = None) -> Tensor:
         """Return the inner products with each row's target, (N, U)."""
         key = (id(targets), block or self.names)
         if key not in self._dots:
-            self._dots[key] = _sum([factor.dot(targets, names) for names, factor in self._parts(key[1])])
+            self._dots[key] = total([factor.dot(targets, names) for names, factor in self._parts(key[1])])
         return self._dots[key]
 
     def rows(self, block: Block | None = None) -> Vector:
@@ -82,7 +75,3 @@ class DummyGradients:
                 self._joined[names] = Written.joined(list(written.values()))
             parts.append((names, self._joined[names]))
         return parts
-
-
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    return reduce(torch.add, parts)

@@ -15,6 +15,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry, 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.gradients import Vector
 from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.operator import first_line
 
 __all__ = ["Loss", "Network", "soft_cross_entropy", "twice_differentiable"]
 
@@ -127,7 +128,7 @@ class Network:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise AttackRefused(f"gradients of dummy images through this network fail: {reason}") from error
         return gradients
 

@@ -16,6 +16,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
+from fedpriv.gradients.operator import first_line
 
 __all__ = ["dummy_gradients", "ghost_dummies", "ghost_obstacle", "plain_dummies", "written_dummies"]
 
@@ -169,12 +170,12 @@ def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
             noise = torch.randn(value.shape, generator=generator).to(value)
             value.add_(noise, alpha=0.1 if value.requires_grad else 0.0)
     try:
-        found = ghost_gradients(model, network.losses, images, labels)
+        gradients = ghost_gradients(model, network.losses, images, labels)
     except RuntimeError as error:
-        return f"the network cannot be followed: {str(error).strip().splitlines()[0]}"
-    if isinstance(found, Entangled):
-        return found.reason
-    for name, route in found.routes.items():
+        return f"the network cannot be followed: {first_line(error)}"
+    if isinstance(gradients, Entangled):
+        return gradients.reason
+    for name, route in gradients.routes.items():
         method, _, kind = route.partition(": ")
         if method == "dense" or (method == "ghost" and kind not in {layer.__name__ for layer in RULES}):
             return f"{name or 'the model'} ({kind}) has no rule"
@@ -183,16 +184,16 @@ def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        return f"the network cannot be differentiated twice: {str(error).strip().splitlines()[0]}"
+        return f"the network cannot be differentiated twice: {first_line(error)}"
 
 
 def _disagreement(network: Network, model: nn.Module, images: Tensor, labels: Tensor) -> str:
     """Compare the gradients of single images with those of ordinary autograd; the reason if they differ."""
     parameters = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     single, targets = images[:, None], labels[:, None]
-    found = ghost_dummies(network, parameters, single, targets, each=False).rows()
+    ghost = ghost_dummies(network, parameters, single, targets, each=False).rows()
     alone = [plain_dummies(network, parameters, single[[k]], targets[[k]]).rows() for k in range(len(images))]
-    for name, value in found.items():
+    for name, value in ghost.items():
         wanted = torch.cat([rows[name] for rows in alone]).detach()
         scale = float(wanted.abs().max())
         tolerance = (TOLERANCE if wanted.dtype == torch.float64 else 1e-3) * scale

@@ -58,9 +58,9 @@ def run_closed_form(
     Raises:
         AttackRefused: the network has no such layer, or an upload is of a kind that cannot be read.
     """
-    found = _read_all(scene, rows)
-    pictures = torch.stack([one.images for one in found])
-    labels = _complete(scene, rows, found)
+    answers = _read_all(scene, rows)
+    pictures = torch.stack([answer.images for answer in answers])
+    labels = _complete(scene, rows, answers)
     losses = _distances(scene, rows, pictures, labels)
     report(1, losses)
     return Outcome(pictures, labels, losses, torch.ones(len(rows)).long(), ("",) * len(rows))
@@ -72,7 +72,7 @@ def read_images(scene: Scene, victims: Sequence[Victim]) -> list[Tensor]:
     Raises:
         AttackRefused: as for :func:`run_closed_form`.
     """
-    return [one.images for one in _read_all(scene, victims)]
+    return [answer.images for answer in _read_all(scene, victims)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +112,14 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     return _Read(scene.box(image), _label(scene, victim, image))
 
 
-def _complete(scene: Scene, rows: Sequence[Victim], found: Sequence[_Read]) -> Tensor:
+def _complete(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read]) -> Tensor:
     """The labels (N, B), those read off the last layer included; where there is none, those that match best."""
-    open_rows = [victim for victim, one in zip(rows, found, strict=True) if one.labels is None]
-    told = iter(read_labels(scene, open_rows)) if open_rows else iter(())
+    open_rows = [victim for victim, answer in zip(rows, answers, strict=True) if answer.labels is None]
+    read = iter(read_labels(scene, open_rows)) if open_rows else iter(())
     labels = []
-    for victim, one in zip(rows, found, strict=True):
-        known = next(told) if one.labels is None else one.labels
-        labels.append(_label(scene, victim, one.images) if known is None else known)
+    for victim, answer in zip(rows, answers, strict=True):
+        known = next(read) if answer.labels is None else answer.labels
+        labels.append(_label(scene, victim, answer.images) if known is None else known)
     return torch.stack(labels)
 
 
@@ -130,7 +130,7 @@ def _stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
     """
     if not victim.more:
         return layer.gradients(victim.gradient)
-    parts = [(math.sqrt(one.model.releases), *layer.gradients(one.gradient)) for one in victim.uploads]
+    parts = [(math.sqrt(upload.model.releases), *layer.gradients(upload.gradient)) for upload in victim.uploads]
     weight = torch.cat([scale * matrix for scale, matrix, _ in parts])
     biases = [scale * vector for scale, _, vector in parts if vector is not None]
     return weight, torch.cat(biases) if biases else None
@@ -176,13 +176,13 @@ def _label(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
 def _distances(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor) -> Tensor:
     """Squared distances (N,), relative, of uploads and what images (N, B, C, H, W) with labels (N, B) would send."""
     one_hot = F.one_hot(labels, scene.classes).to(images)
-    found = []
+    distances = []
     with torch.no_grad():
         for part in chunks(scene.network, rows, scene.shape, scene.classes):
             these = slice(part.start, part.stop)
             matcher = Matcher(scene.network, rows[these], _relative_distance, often=False)
-            found.append(matcher(images[these], one_hot[these]))
-    return torch.cat(found)
+            distances.append(matcher(images[these], one_hot[these]))
+    return torch.cat(distances)
 
 
 def _relative_distance(comparison: Comparison) -> Tensor:
@@ -193,14 +193,14 @@ def _read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> _Read:
     """The same for an upload of several examples."""
     weight, bias = _stacked(victim, layer)
     generator = torch.Generator().manual_seed(DRAWS)
-    found = None if bias is None else separate(weight, bias, victim.model.examples, generator)
-    if found is None or layer.bias is None or not victim.one_scale:
+    separated = None if bias is None else separate(weight, bias, victim.model.examples, generator)
+    if separated is None or layer.bias is None or not victim.one_scale:
         raise AttackRefused(MIXED.format(victim.model.examples))
-    images = scene.box(found.images.unflatten(1, scene.shape))
-    return _Read(images, _labels_of(scene, victim, layer.bias, images, found))
+    images = scene.box(separated.images.unflatten(1, scene.shape))
+    return _Read(images, _labels_of(scene, victim, layer.bias, images, separated))
 
 
-def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, found: SparseBatch) -> Tensor:
+def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, separated: SparseBatch) -> Tensor:
     """The labels (B,) whose errors at the first layer point as those that were found."""
     examples = len(images)
     classes = torch.arange(scene.classes, device=images.device)
@@ -209,7 +209,7 @@ def _labels_of(scene: Scene, victim: Victim, bias: str, images: Tensor, found: S
         scene.network, victim.parameters, images.expand(scene.classes, *images.shape), one_hot, each=True
     ).rows((bias,))
     outputs = gradients[bias].shape[-1]  # of several uploads the first's errors are used
-    cosines = F.cosine_similarity(gradients[bias].detach(), found.errors[:outputs].mT[None], dim=2)
+    cosines = F.cosine_similarity(gradients[bias].detach(), separated.errors[:outputs].mT[None], dim=2)
     if victim.labels is None:
         return cosines.argmax(dim=0)
     return _assigned(cosines, victim.labels)

@@ -23,6 +23,7 @@ from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradients
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.first_layer.imprint import ImprintLayers, find_imprint_layers, is_crafted
+from fedpriv.attacks.reconstruction.first_layer.imprint_rows import Rows, StepNoise, Steps
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
@@ -42,9 +43,7 @@ LENGTHS = 9.0
 EMPTY = 4
 # Mean distance from the valid range, on the [0, 1] scale, above which what a bin holds is no image.
 OUTSIDE = 0.05
-MEDIAN = 0.6745  # of the absolute value of a standard normal number
 UNIFORM = 12**0.5  # the length of an interval over the standard deviation of what is drawn from it
-OUTER = 4  # the two outer bins have no end; how wide they are taken to be, over the widest other one
 ENDLESS = 2**40
 
 
@@ -69,11 +68,11 @@ class Imprint:
 
     def note(self, examples: int) -> str:
         """Say for a person what the figures rest on."""
-        found = len(self.images)
-        text = f"active server, crafted parameters: {found} of {examples} images stand out"
+        count = len(self.images)
+        text = f"active server, crafted parameters: {count} of {examples} images stand out"
         if not self.exact:
             text += " from the noise"
-        if found < examples:
+        if count < examples:
             text += "; for the others the mean public image is offered, and two of one bin show as a mixture"
         return text
 
@@ -96,18 +95,18 @@ def run_imprint(
             client was sent were not made for this attack.
     """
     layers = find_imprint_layers(scene.network.model, scene.shape)
-    found = [read_imprint(scene, victim, layers) for victim in rows]
-    labels = [_labels(scene, victim, layers, one) for victim, one in zip(rows, found, strict=True)]
-    count = max(max(len(one.images), victim.model.examples) for victim, one in zip(rows, found, strict=True))
-    losses = torch.tensor([one.unexplained for one in found], dtype=torch.float64)
+    prints = [read_imprint(scene, victim, layers) for victim in rows]
+    pairs = list(zip(rows, prints, strict=True))
+    count = max(max(len(read.images), victim.model.examples) for victim, read in pairs)
+    losses = torch.tensor([read.unexplained for read in prints], dtype=torch.float64)
     report(1, losses)
     filler = _mean_image(scene)
     return Outcome(
-        torch.stack([_filled(one.images, filler, count) for one in found]),
-        torch.stack([_filled(one, torch.tensor(UNREAD), count) for one in labels]),
+        torch.stack([_filled(read.images, filler, count) for read in prints]),
+        torch.stack([_filled(_labels(scene, *pair, layers), torch.tensor(UNREAD), count) for pair in pairs]),
         losses,
         torch.ones(len(rows), dtype=torch.long),
-        tuple(one.note(victim.model.examples) for victim, one in zip(rows, found, strict=True)),
+        tuple(read.note(victim.model.examples) for victim, read in pairs),
     )
 
 
@@ -127,11 +126,11 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
         raise AttackRefused(f"{title}: imprint reads one upload at a time; attack each round's by itself")
     if not is_crafted(victim.parameters, layers):
         raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for imprint")
-    rows = _Rows.of(victim, layers)
+    rows = Rows.of(victim, layers)
     rounding = ROUNDINGS * torch.finfo(victim.gradient[layers.bias].dtype).eps * float(rows.bias.abs().max())
     steps = rows.steps
     many = len(rows.bias) >= EMPTY * victim.model.examples
-    noise = _Noise.of(steps)
+    noise = StepNoise.of(steps)
     exact = not victim.model.mechanism.protects and not (many and noise.bias * DEVIATIONS > rounding)
     if exact:
         bins = (steps.bias.abs() > rounding).nonzero().flatten()
@@ -147,158 +146,33 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
     return Imprint(images, amplitudes, bins.cpu(), _unexplained(steps, bins, amplitudes, flat), exact)
 
 
-@dataclass(frozen=True, eq=False)
-class _Steps:
-    """Differences of the mean of some rows and of the mean of those after them.
-
-    Attributes:
-        weight: (N, P).
-        bias: (N,).
-        measured: (N,): for an image alone its brightness times its amplitude.
-        variances: (N,) of the noise, relative to that in a step between two single rows.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    measured: Tensor
-    variances: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The gradient of the first layer, in float64, and what the server knows of its bins.
-
-    Attributes:
-        weight: (bins, P).
-        bias: (bins,).
-        brightness: (P,), the measurement.
-        cuts: (bins,), the lower ends of the bins.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    brightness: Tensor
-    cuts: Tensor
-
-    @staticmethod
-    def of(victim: Victim, layers: ImprintLayers) -> "_Rows":
-        """Read a victim's upload; rows that are no bins let nothing through and hold nothing."""
-        upload, parameters = victim.gradient, victim.parameters
-        return _Rows(
-            upload[layers.weight].double(),
-            upload[layers.bias].double(),
-            parameters[layers.weight][0].double(),
-            -parameters[layers.bias].double(),
-        )
-
-    @property
-    def steps(self) -> _Steps:
-        """What each row has and the next has not; after the last row comes zero."""
-        every = torch.arange(len(self.bias), device=self.bias.device)
-        return self.between(every - 1, every, every + 1)
-
-    def between(self, start: Tensor, middle: Tensor, end: Tensor) -> _Steps:
-        """The mean of rows after ``start`` up to ``middle`` minus that of the rows after it up to ``end``, (N,) each.
-
-        Rows after the last one are zero, and without noise.
-        """
-        before, after = (middle - start).double(), (end - middle).double()
-        rows = torch.cat([self.weight, self.bias[:, None]], dim=1)
-        sums = torch.cat([torch.zeros_like(rows[:1]), rows.cumsum(dim=0)])
-        last = len(self.bias)
-        there = (end + 1).clamp(max=last)
-        first = (sums[middle + 1] - sums[start + 1]) / before[:, None]
-        steps = first - (sums[there] - sums[middle + 1]) / after[:, None]
-        noisy = (there - middle - 1).double() / after.square()
-        weight = steps[:, :-1]
-        return _Steps(weight, steps[:, -1], weight @ self.brightness, (1 / before + noisy) / 2)
-
-    @property
-    def middles(self) -> Tensor:
-        """The measurement of a typical image of each bin, (bins,): the outer bins have no end of their own."""
-        width = self.cuts[1:] - self.cuts[:-1]
-        middles = torch.cat([self.cuts[:-1] + width / 2, self.cuts[-1:]])
-        middles[0] = self.cuts[1]
-        return middles
-
-    @property
-    def widths(self) -> Tensor:
-        """By how much images of one bin differ in their measurement, (bins,)."""
-        inner = self.cuts[2:] - self.cuts[1:-1]
-        outer = OUTER * inner.max().expand(1)
-        return torch.cat([outer, inner, outer])
-
-    def in_bin(self, flat: Tensor, bins: Tensor, slack: float) -> Tensor:
-        """Whether images (R, P) measure what their bins (R,) say, but for ``slack`` on the scale of the input."""
-        upper = torch.cat([self.cuts[1:], self.cuts.new_full((1,), torch.inf)])
-        measured, room = flat @ self.brightness, slack * float(self.brightness.sum())
-        return (measured > self.cuts[bins] - room) & (measured < upper[bins] + room)
-
-
-@dataclass(frozen=True)
-class _Noise:
-    """The noise in a step between two single rows, most of which hold nothing else.
-
-    Attributes:
-        bias: its standard deviation in the bias.
-        measured: its standard deviation in the measurement.
-        length: the squared length that it gives the weight.
-        spread: the standard deviation of that.
-        weight: its standard deviation in a number of the weight.
-    """
-
-    bias: float
-    measured: float
-    length: float
-    spread: float
-    weight: float
-
-    @staticmethod
-    def of(steps: _Steps) -> "_Noise":
-        """Read it off medians over the bins."""
-        lengths = steps.weight.square().sum(dim=1)
-        usual = lengths.median()
-        return _Noise(
-            _deviation(steps.bias),
-            _deviation(steps.measured),
-            float(usual),
-            _deviation(lengths - usual),
-            float((usual / steps.weight.shape[1]).sqrt()),
-        )
-
-
-def _deviation(values: Tensor) -> float:
-    """A standard deviation around zero that few large values do not change."""
-    return float(values.abs().median()) / MEDIAN
-
-
-def _occupied(rows: _Rows, noise: _Noise, one_scale: bool) -> Tensor:
+def _occupied(rows: Rows, noise: StepNoise, one_scale: bool) -> Tensor:
     """The bins at which the rows change by more than noise: narrow windows first, then what only wider ones show.
 
     As in narrowest-over-threshold change-point detection (Baranowski, Chen and Fryzlewicz 2019), with windows of 1, 2,
     4, ... rows on both sides, none of which may hold a change that was found before.
     """
     bins = len(rows.bias)
-    every = torch.arange(bins, device=rows.bias.device)
-    found: list[int] = []
+    places = torch.arange(bins, device=rows.bias.device)
+    changes: list[int] = []
     width = 1
     while width < bins:
-        steps = rows.between((every - width).clamp(min=-1), every, every + width)
+        steps = rows.between((places - width).clamp(min=-1), places, places + width)
         amplitudes, precision = _amplitudes(steps, noise, rows.middles, one_scale)
         by_length = steps.weight.square().sum(dim=1) / steps.variances - noise.length
         clear = (amplitudes.abs() * precision.sqrt() / DEVIATIONS).maximum(by_length / (LENGTHS * noise.spread))
-        for known in found:
+        for known in changes:
             clear[max(0, known - width + 1) : known + width] = 0
         while float(clear.max()) > 1:
             best = int(clear.argmax())
-            found.append(best)
+            changes.append(best)
             clear[max(0, best - width + 1) : best + width] = 0
         width *= 2
-    return torch.tensor(sorted(found), dtype=torch.long, device=every.device)
+    return torch.tensor(sorted(changes), dtype=torch.long, device=places.device)
 
 
 def _amplitudes(
-    steps: _Steps, noise: _Noise, middles: Tensor, one_scale: bool, doubt: Tensor | None = None
+    steps: Steps, noise: StepNoise, middles: Tensor, one_scale: bool, doubt: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Amplitudes (N,) of steps by least squares, and their precisions (N,).
 
@@ -318,7 +192,9 @@ def _amplitudes(
     return (middles * steps.measured / measured + steps.bias * by_bias) / precision, precision
 
 
-def _denoised(rows: _Rows, bins: Tensor, noise: _Noise, one_scale: bool, prior: GaussianPrior) -> tuple[Tensor, Tensor]:
+def _denoised(
+    rows: Rows, bins: Tensor, noise: StepNoise, one_scale: bool, prior: GaussianPrior
+) -> tuple[Tensor, Tensor]:
     """Amplitudes (R,) and images (R, P) of the occupied bins from the means of the rows between them."""
     if len(bins) == 0:
         return rows.bias[:0], rows.weight[:0]
@@ -347,7 +223,7 @@ def _is_image(scene: Scene, images: Tensor) -> Tensor:
     return (shown - shown.clamp(0, 1)).abs().flatten(1).mean(dim=1) < OUTSIDE
 
 
-def _unexplained(steps: _Steps, bins: Tensor, amplitudes: Tensor, flat: Tensor) -> float:
+def _unexplained(steps: Steps, bins: Tensor, amplitudes: Tensor, flat: Tensor) -> float:
     total = steps.weight.square().sum() + steps.bias.square().sum()
     if not float(total):
         return 1.0
@@ -357,33 +233,33 @@ def _unexplained(steps: _Steps, bins: Tensor, amplitudes: Tensor, flat: Tensor) 
     return max(float(left / total), 0.0)
 
 
-def _labels(scene: Scene, victim: Victim, layers: ImprintLayers, found: Imprint) -> Tensor:
+def _labels(scene: Scene, victim: Victim, read: Imprint, layers: ImprintLayers) -> Tensor:
     """The labels (R,) with which the images have the amplitudes that were read."""
-    if victim.model.unit == "update" or not len(found.images) or not victim.one_scale:
-        return torch.full((len(found.images),), UNREAD)
+    if victim.model.unit == "update" or not len(read.images) or not victim.one_scale:
+        return torch.full((len(read.images),), UNREAD)
     likely = sorted(set(victim.labels.tolist())) if victim.labels is not None else range(scene.classes)
-    candidates = torch.tensor(list(likely), device=found.images.device)
-    expected = torch.stack([_expected(scene, victim, layers, found, label) for label in candidates], dim=1)
-    return candidates[(expected - found.amplitudes[:, None]).abs().argmin(dim=1)].cpu()
+    candidates = torch.tensor(list(likely), device=read.images.device)
+    expected = torch.stack([_expected(scene, victim, layers, read, label) for label in candidates], dim=1)
+    return candidates[(expected - read.amplitudes[:, None]).abs().argmin(dim=1)].cpu()
 
 
-def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, found: Imprint, label: Tensor) -> Tensor:
+def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, read: Imprint, label: Tensor) -> Tensor:
     """The amplitudes (R,) that the images would have with this label."""
-    model, count = victim.model, len(found.images)
-    targets = F.one_hot(label, scene.classes).to(found.images).expand(count, -1)
+    model, count = victim.model, len(read.images)
+    targets = F.one_hot(label, scene.classes).to(read.images).expand(count, -1)
     others = {name: value for name, value in victim.parameters.items() if name != layers.bias}
 
     def loss(bias: Tensor, image: Tensor, target: Tensor) -> Tensor:
         logits = functional_call(scene.network.model, {**others, layers.bias: bias}, (image[None],))
         return scene.network.losses(logits, target[None]).sum()
 
-    errors = vmap(grad(loss), in_dims=(None, 0, 0))(victim.parameters[layers.bias], found.images, targets)
+    errors = vmap(grad(loss), in_dims=(None, 0, 0))(victim.parameters[layers.bias], read.images, targets)
     # The first row lets every image through.
     amplitudes: Tensor = errors[:, 0].double() / model.examples
     scales = model.mechanism.scales(scene.network.names)
-    if not model.releases_steps or scales is None:
+    if not model.protects_examples or scales is None:
         return amplitudes
-    gradients = dummy_gradients(scene.network, victim.parameters, found.images[:, None], targets[:, None], each=False)
+    gradients = dummy_gradients(scene.network, victim.parameters, read.images[:, None], targets[:, None], each=False)
     weights = {name: weight[:, 0] for names, weight in model.weights(gradients, scales) for name in names}
     shares: Tensor = weights[layers.bias].double() / scales[layers.bias]
     return amplitudes * shares

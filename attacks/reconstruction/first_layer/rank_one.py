@@ -72,10 +72,10 @@ def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
     """
     if bias is None or not bool(bias.any()):
         return None
-    found = quotient(weight, bias)
+    estimate = quotient(weight, bias)
     squared = float(bias.abs().topk(min(PROVING_ROWS, len(bias))).values.square().mean())
-    size = squared * float(found.image.square().mean())
-    return found if found.deviation**2 <= EXACT * size else None
+    size = squared * float(estimate.image.square().mean())
+    return estimate if estimate.deviation**2 <= EXACT * size else None
 
 
 def rank_one(weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noise: float = 1.0) -> RankOne:
@@ -111,10 +111,10 @@ class _Estimate:
             seen = self._weight.mT @ unit
             deviation = self._deviation(unit)
             bias_seen = None if self._bias is None else certainty * float(self._bias @ unit)
-            found = self._lengths.infer(certainty * seen, bias_seen, deviation, self._bias_noise * deviation)
-            change = float((found.image - image).norm() / found.image.norm())
-            image, length = found.image, found.length
-            unit, size = self._direction(found)
+            inferred = self._lengths.infer(certainty * seen, bias_seen, deviation, self._bias_noise * deviation)
+            change = float((inferred.image - image).norm() / inferred.image.norm())
+            image, length = inferred.image, inferred.length
+            unit, size = self._direction(inferred)
             certainty = mean_cosine(size / deviation**2, len(unit))
             if change < SETTLED:
                 break

@@ -18,11 +18,12 @@ from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
 
-__all__ = ["OutputLayer", "find_output_layer", "infer_labels", "read_labels"]
+__all__ = ["JOINT", "OutputLayer", "find_output_layer", "infer_labels", "read_labels"]
 
 TRIED = 4  # batches of random images on which local training is tried
 CANDIDATES = 16  # for the labels of local training, out of the search on logits, that are trained with first
 SAMPLES = 8  # random images for each class, from which a batch's labels are told
+JOINT = "labels could not be read off the last layer and were optimised with the images"  # for people
 PROBE = 20240229  # the seed of the images that tell which tensor is the last; it decides nothing else
 
 
@@ -85,8 +86,8 @@ def read_labels(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
         return [victim.labels for victim in rows]
     distinct = {id(victim): victim for victim in rows}
     pooled = [_pooled(victim, layer) for victim in distinct.values()]
-    found = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
-    labels = dict(zip(distinct, found, strict=True))
+    inferred = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
+    labels = dict(zip(distinct, inferred, strict=True))
     return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]
 
 
@@ -94,8 +95,8 @@ def _pooled(victim: Victim, layer: OutputLayer) -> Victim:
     """The mean over several uploads of the same examples, for the last layer: labels add the same sign to each."""
     if not victim.more:
         return victim
-    releases = [one.model.releases for one in victim.uploads]
-    parts = [count * one.gradient[layer.name] for count, one in zip(releases, victim.uploads, strict=True)]
+    releases = [upload.model.releases for upload in victim.uploads]
+    parts = [count * upload.gradient[layer.name] for count, upload in zip(releases, victim.uploads, strict=True)]
     mean = torch.stack(parts).sum(dim=0) / sum(releases)
     return replace(victim, gradient={**victim.gradient, layer.name: mean}, more=())
 
@@ -132,7 +133,7 @@ def _infer(
     heard = victim.gradient[layer.name]
     if victim.model.examples == 1:
         return _output_gradient(heard, layer).argmin().reshape(1)
-    if victim.model.scale_unknown:
+    if victim.model.protects_updates:
         return None
     signatures = _signatures(network, victim, layer, shape, classes)
     labels = _match_labels(heard.flatten(), signatures, victim.model.examples)

@@ -54,16 +54,16 @@ class LogitSearch:
         count = len(images)
         labels = torch.arange(count, device=images.device) % self._classes
         one_hot = F.one_hot(labels, self._classes).to(images)
-        found = unrolled_update(network, victim.parameters, images[:, :1], one_hot[:, None], first)
+        update = unrolled_update(network, victim.parameters, images[:, :1], one_hot[:, None], first)
         steps = self._steps(first, labels[:, None, None], self._logits.new_zeros(1))[0]
         gains, inputs = [], []
         for row in range(count):
-            moved = {key: value + NUDGE * found[key][row] for key, value in victim.parameters.items()}
+            moved = {key: value + NUDGE * update[key][row] for key, value in victim.parameters.items()}
             others = images[(row + 1) % count]
             change = (network.logits(moved, others) - network.logits(victim.parameters, others)).mean(dim=0) / NUDGE
             length = steps[row].square().sum()
             gains.append((change * steps[row]).sum() / length)
-            inputs.append(steps[row] @ found[name][row].reshape(self._classes, -1) / length)
+            inputs.append(steps[row] @ update[name][row].reshape(self._classes, -1) / length)
         gain, layer_input = torch.stack(gains).mean(), torch.stack(inputs).mean(dim=0)
         self._gains = gain * torch.tensor(GAINS).to(gain)
         # In gradient space; the bias has an input of 1.
@@ -78,7 +78,7 @@ class LogitSearch:
         change = self._logits.new_zeros(len(gains), *labels.shape[:2], self._classes)
         for batch in training.batches(labels.shape[2]):
             softmax = (self._logits + gains[:, None, None, None] * change).softmax(dim=3)
-            step = optimizer.step({"bias": softmax - counts[:, :, batch].mean(dim=2)})
+            step = optimizer({"bias": softmax - counts[:, :, batch].mean(dim=2)})
             change = change + step["bias"]
         return change.mean(dim=2)
 
@@ -86,8 +86,8 @@ class LogitSearch:
         """Squared distance (M,) of what was heard and the update of candidates (M, B), at the gain that fits best."""
         labels = candidates.unflatten(1, (self._training.clients, -1))
         updates = self._steps(self._training, labels, self._gains)
-        found: Tensor = (updates - self._heard).square().sum(dim=2).amin(dim=0)
-        return found
+        closest: Tensor = (updates - self._heard).square().sum(dim=2).amin(dim=0)
+        return closest
 
     def search(self, start: Tensor) -> Tensor:
         """Improve several sequences of labels side by side, by exchanging single labels and the places of two.

@@ -91,11 +91,11 @@ def neighbours(labels: Tensor, classes: int, batch: int) -> Tensor:
     changed[:, places, :, places] = torch.arange(classes, device=labels.device)
     pairs = list(itertools.combinations(range(examples), 2))
     orders = places.repeat(len(pairs), 1)
-    for order, (one, other) in zip(orders, pairs, strict=True):
-        order[one], order[other] = other, one
-    every = torch.cat([changed.flatten(0, 2), labels[:, orders].flatten(0, 1)])
+    for order, (first, second) in zip(orders, pairs, strict=True):
+        order[first], order[second] = second, first
+    candidates = torch.cat([changed.flatten(0, 2), labels[:, orders].flatten(0, 1)])
     batch = min(batch, examples)
     if examples % batch == 0:
-        every = every.unflatten(1, (-1, batch)).sort(dim=2).values.flatten(1)
-    distinct: Tensor = every.unique(dim=0)
+        candidates = candidates.unflatten(1, (-1, batch)).sort(dim=2).values.flatten(1)
+    distinct: Tensor = candidates.unique(dim=0)
     return distinct

@@ -13,7 +13,7 @@ __all__ = ["angle", "squared_distance", "total_variation"]
 def squared_distance(comparison: Comparison) -> Tensor:
     """Squared Euclidean distance over all parameters (Zhu et al. 2019, equation 3): (N,).
 
-    It is |g|^2 - 2 g.T + |T|^2: beside a much longer, noisy upload T nothing of the image's part is lost. Close to a
+    It is |g|^2 - 2 g.T + |T|^2: next to a much longer, noisy upload T nothing of the image's part is lost. Close to a
     match it cancels; an attack that goes there computes in float64.
     """
     return (comparison.squared - 2 * comparison.dot + comparison.heard).sum(dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedpriv.attacks.reconstruction.matching.memory import keep_freed_memory
+from fedpriv.gradients.operator import first_line
 
 __all__ = ["Compiling", "Evaluator", "Losses"]
 
@@ -84,7 +85,7 @@ class Evaluator:
             raise
         except (RuntimeError, NotImplementedError) as error:
             # No compiler, or an operator that cannot be traced: the numbers are the same without, only later.
-            self.note = f"not compiled: {_first_line(error)}"
+            self.note = f"not compiled: {first_line(error)}"
             return
         self.compile_seconds = time.perf_counter() - began
         if self._compiling == "auto" and _seconds(run, variables) > self._seconds[-1]:
@@ -113,7 +114,3 @@ def _seconds(run: Callable[..., Any], variables: Sequence[Tensor]) -> float:
     if result[0].device.type == "cuda":
         torch.cuda.synchronize(result[0].device)
     return time.perf_counter() - began
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,8 +1,7 @@
-"""Dummy batches against uploads: what each row's dummies are expected to send, beside what was heard."""
+"""Dummy batches against uploads: what each row's dummies are expected to send, with what was heard."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 import torch
@@ -14,8 +13,9 @@ from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradient
 from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
 from fedpriv.gradients import Block, Vector, flattened
+from fedpriv.gradients.operator import total, wide
 
-__all__ = ["Comparison", "Matcher", "Objective", "Precision", "wide"]
+__all__ = ["Comparison", "Matcher", "Objective", "Precision"]
 
 Precision = Literal["bfloat16", "float32", "float64"]
 """The type in which networks run and inner products are made; with bfloat16 the latter are made in float32."""
@@ -23,7 +23,7 @@ Precision = Literal["bfloat16", "float32", "float64"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What N rows' dummies are expected to send, beside what was heard; all in gradient space.
+    """What N rows' dummies are expected to send, with what was heard; all in gradient space.
 
     Where a mechanism's noise differs between coordinates, both are divided by its standard deviation (hgm). Numbers are
     float64 where the device has that. Everything but ``heard`` can be differentiated.
@@ -34,7 +34,7 @@ class Comparison:
         heard: (N, m), squared norms of the heard upload's blocks.
         blocks: the names of each block's parameters.
         model: how these uploads come about.
-        write: see :meth:`expected`.
+        expected: writes out the expected uploads, tensors (N, *shape): N * K numbers and more to differentiate them.
         targets: see :meth:`upload`.
     """
 
@@ -43,12 +43,8 @@ class Comparison:
     heard: Tensor
     blocks: tuple[Block, ...]
     model: UploadModel
-    write: Callable[[], Vector]
+    expected: Callable[[], Vector]
     targets: Targets
-
-    def expected(self) -> Vector:
-        """Write out the expected uploads, tensors (N, *shape): N * K numbers and more to differentiate them."""
-        return self.write()
 
     def upload(self) -> Vector:
         """Write out the heard uploads, tensors (N, *shape)."""
@@ -156,7 +152,7 @@ class _Group:
         vectors = [first.model.mechanism.standardise(_cast(victim.gradient, dtype)) for victim in victims.values()]
         targets = Targets(vectors, [place[id(victim)] for _, victim in members], often)
         blocks = first.model.mechanism.directions(tuple(first.parameters))
-        heard = torch.stack([_sum([targets.squared(name) for name in block]) for block in blocks], dim=1)
+        heard = torch.stack([total([targets.squared(name) for name in block]) for block in blocks], dim=1)
         device = next(iter(first.parameters.values())).device
         index = torch.tensor([number for number, _ in members], device=device)
         scales = first.model.mechanism.scales(tuple(first.parameters))
@@ -173,7 +169,7 @@ class _Group:
         )
 
     def compare(self, gradients: DummyGradients) -> Comparison:
-        """Put the dummies' gradients beside what was heard, without writing them out where that can be done."""
+        """Compare the dummies' gradients with what was heard, without writing them out where that can be done."""
         if self.scales is None:
             return self._written(gradients)
         for block in self.blocks:
@@ -182,8 +178,8 @@ class _Group:
         dot, squared = [], []
         for block in self.blocks:
             parts = [(names, weight) for names, weight in weights if set(names) <= set(block)]
-            dot.append(_sum([(weight * gradients.dot(self.targets, names)).sum(dim=1) for names, weight in parts]))
-            squared.append(_sum([_squared(gradients, names, weight) for names, weight in parts]))
+            dot.append(total([(weight * gradients.dot(self.targets, names)).sum(dim=1) for names, weight in parts]))
+            squared.append(total([_squared(gradients, names, weight) for names, weight in parts]))
 
         def write() -> Vector:
             return {
@@ -203,10 +199,10 @@ class _Group:
         return self.written(rows)
 
     def written(self, rows: Vector) -> Comparison:
-        """Put expected uploads (N, *shape) that are written out beside what was heard."""
+        """Compare expected uploads (N, *shape) that are written out with what was heard."""
         expected, heard = self.model.mechanism.standardise(rows), self.targets.rows()
-        dot = [_sum([_inner(expected[name], heard[name]) for name in block]) for block in self.blocks]
-        squared = [_sum([_inner(expected[name], expected[name]) for name in block]) for block in self.blocks]
+        dot = [total([_inner(expected[name], heard[name]) for name in block]) for block in self.blocks]
+        squared = [total([_inner(expected[name], expected[name]) for name in block]) for block in self.blocks]
         return self._comparison(torch.stack(dot, dim=1), torch.stack(squared, dim=1), lambda: expected)
 
     def _comparison(self, dot: Tensor, squared: Tensor, write: Callable[[], Vector]) -> Comparison:
@@ -238,14 +234,5 @@ def _inner(one: Tensor, other: Tensor) -> Tensor:
     return flattened(one * other).sum(dim=1)
 
 
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    return reduce(torch.add, parts)
-
-
 def _cast(vector: Vector, dtype: torch.dtype) -> Vector:
     return {name: value.to(dtype) for name, value in vector.items()}
-
-
-def wide(values: Tensor) -> Tensor:
-    """Numbers in float64, where the device has that."""
-    return values if values.device.type == "mps" else values.double()

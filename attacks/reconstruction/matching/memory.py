@@ -19,7 +19,7 @@ __all__ = ["chunks", "keep_freed_memory", "row_bytes"]
 CPU_BYTES = 2**30
 # The share of a GPU's memory that one chunk may take.
 GPU_SHARE = 0.5
-# Bytes at the highest moment over those that are kept for the derivatives: these flow back beside them.
+# Bytes at the highest moment over those that are kept for the derivatives: these flow back next to them.
 PEAK = 3
 # The same for gradients that are written out: themselves, what is expected, what was heard, and their derivatives.
 COPIES = 6
@@ -84,7 +84,7 @@ def row_bytes(
     ghost = not ghost_obstacle(network, images.shape[2:], classes)
     if model.training is not None:
         # Each step's gradients are kept, and the parameters after it.
-        units = model.training.clients * (model.training.batch_size if model.releases_steps else 1)
+        units = model.training.clients * (model.training.batch_size if model.protects_examples else 1)
         used = model.training.steps * model.training.clients * model.training.batch_size
         return number * (COPIES * network.size * units * model.training.steps + used * images[0, 0].numel() * PER_PIXEL)
     out = (

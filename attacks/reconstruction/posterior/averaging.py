@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator, Losses
 
-__all__ = ["Cloud", "fit_cloud"]
+__all__ = ["BETAS", "Cloud", "fit_cloud", "rate_share"]
 
 NARROW = 0.1  # deviation at first, in the prior's: it grows where the upload leaves images open
-BETAS = (0.9, 0.99)
+BETAS = (0.9, 0.99)  # of Adam, in all searches of the posterior
 LAST_RATE = 0.01  # the learning rate of the last step over that of the first
 DRAWS = 20240527  # the seed of the points at which posteriors are compared, the same for all rows
 
@@ -93,11 +93,15 @@ def fit_cloud(
         _, (middle.grad, along.grad, rest.grad, _, *gradients) = evaluate(middle, along, rest, draw, *fitted)
         for (value, _), gradient in zip(moved[3:], gradients, strict=False):
             value.grad = gradient
-        fall = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * step / steps)) / 2
         for group, (_, each) in zip(adam.param_groups, moved, strict=True):
-            group["lr"] = each * fall
+            group["lr"] = each * rate_share(step / steps)
         adam.step()
     return Cloud(middle, along.exp(), rest.exp(), fitted)
+
+
+def rate_share(done: float) -> float:
+    """Return the learning rate over that of the first step, when this share of the steps is done: half a cosine."""
+    return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
 
 
 def _prior_and_entropy(logarithms: Tensor) -> Tensor:

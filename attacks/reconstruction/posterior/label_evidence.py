@@ -45,14 +45,15 @@ def _open(scene: Scene, victim: Victim, layer: OutputLayer | None, read: Tensor 
         return [read]
     if layer is not None and not victim.model.mechanism.protects:
         return [read]
-    every: list[Tensor | None] = [torch.tensor([label], device=scene.network.device) for label in range(scene.classes)]
+    device = scene.network.device
+    choices: list[Tensor | None] = [torch.tensor([label], device=device) for label in range(scene.classes)]
     if layer is None or not layer.bias:
-        return every
+        return choices
     heard = victim.gradient[layer.name]
     deviation = math.sqrt(2 * max(victim.noise.variances))
     deviation *= float(victim.model.mechanism.deviations((layer.name,))[layer.name].max())
     near = (heard - heard.min() <= MARGIN * deviation).tolist()
-    return [labels for labels, kept in zip(every, near, strict=True) if kept] or [read]
+    return [labels for labels, kept in zip(choices, near, strict=True) if kept] or [read]
 
 
 def likely_labels(scene: Scene, victim: Victim, labels: Sequence[Tensor]) -> list[Tensor]:
@@ -80,10 +81,10 @@ def _losses(scene: Scene, victim: Victim, labels: Tensor) -> Tensor:
     images = Whitening(scene.prior, scene.shape).images(coordinates).repeat(len(labels), 1, 1, 1, 1)
     given = F.one_hot(labels, scene.classes).to(images).repeat_interleave(DRAWS, dim=0)
     rows = [victim] * len(images)
-    found = []
+    misfits = []
     with torch.no_grad():
         for part in chunks(scene.network, rows, scene.shape, scene.classes, written=victim.needs_writing):
-            some = slice(part.start, part.stop)
-            found.append(Matcher(scene.network, rows[some], misfit, often=False)(images[some], given[some]))
-    losses: Tensor = torch.cat(found).unflatten(0, (len(labels), DRAWS))
+            these = slice(part.start, part.stop)
+            misfits.append(Matcher(scene.network, rows[these], misfit, often=False)(images[these], given[these]))
+    losses: Tensor = torch.cat(misfits).unflatten(0, (len(labels), DRAWS))
     return losses

@@ -1,4 +1,4 @@
-"""Which units of a ReLU network are on, as unknowns of their own beside the image.
+"""Which units of a ReLU network are on, as unknowns of their own next to the image.
 
 A gradient jumps where a unit goes on or off, and an image that is slightly off has some units wrong: the likelihood
 takes each for strong evidence, so that searches over images alone end far off, with lucky units. But the upload itself
@@ -12,21 +12,20 @@ The image is the mean of a normal distribution fitted to the posterior
 image, the most probable one is too pale.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.posterior.averaging import fit_cloud
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from fedpriv.attacks.reconstruction.posterior.smoothing import KINKED
+from fedpriv.attacks.reconstruction.posterior.smoothing import ReluMode
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
@@ -41,7 +40,7 @@ CONTRAST_RATE = 0.4  # the same for the contrast
 LEAST_SPREAD = 0.05  # of the logarithm of the contrast
 
 
-class Gated(TorchFunctionMode):
+class Gated(ReluMode):
     """Within this context the ReLUs, in the order in which they are called, multiply with gates of their inputs' shape.
 
     Attributes:
@@ -53,28 +52,23 @@ class Gated(TorchFunctionMode):
         self.inputs: list[Tensor] = []
         self._gates = gates
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func not in KINKED:
-            return func(*args, **(kwargs or {}))
-        self.inputs.append(args[0] if args else (kwargs or {})["input"])
-        return self.inputs[-1] * self._gates[len(self.inputs) - 1]
+    @override
+    def relu(self, inputs: Tensor) -> Tensor:
+        self.inputs.append(inputs)
+        return inputs * self._gates[len(self.inputs) - 1]
 
 
-class _Watched(TorchFunctionMode):
+class _Watched(ReluMode):
     """Within this context what ReLUs get is written down."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: list[Tensor] = []
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in KINKED:
-            self.inputs.append((args[0] if args else (kwargs or {})["input"]).clone())
-        return func(*args, **(kwargs or {}))
+    @override
+    def relu(self, inputs: Tensor) -> Tensor:
+        self.inputs.append(inputs.clone())
+        return torch.relu(inputs)
 
 
 def kink_inputs(network: Network, parameters: Vector, images: Tensor) -> list[Tensor]:
@@ -119,8 +113,8 @@ def read_gated(
     even = coordinates.new_zeros(len(coordinates))
     rates = (CONTRAST_RATE * rate, *[GATE_RATE * rate] * len(first))
     basis = scene.prior.basis
-    found = fit_cloud(posterior.searched, coordinates, (even, *first), basis, steps // 2, rate, rates)
-    gates = [(logits > 0).to(coordinates) for logits in found.others[1:]]
+    searched = fit_cloud(posterior.searched, coordinates, (even, *first), basis, steps // 2, rate, rates)
+    gates = [(logits > 0).to(coordinates) for logits in searched.others[1:]]
     ended = fit_cloud(posterior.given(gates), coordinates, (even,), basis, steps - steps // 2, rate, rates[:1])
     mean = _contrasted(ended.middle, ended.others[0])
     with torch.no_grad():
@@ -149,10 +143,10 @@ class _Posterior:
 
     def searched(self, coordinates: Tensor, contrast: Tensor, *logits: Tensor) -> Tensor:
         """Of images, the logarithm of their contrast (n,), and the gates' logits."""
-        with Gated([one.sigmoid() for one in logits]) as gated:
+        with Gated([gate.sigmoid() for gate in logits]) as gated:
             total = self._misfits(coordinates, contrast) + self._energies(coordinates, contrast)
-        for values, size, one in zip(gated.inputs, self.sizes, logits, strict=True):
-            costs = _coins_differ(one, SHARP * values / size).flatten(1).sum(dim=1)
+        for values, size, gate in zip(gated.inputs, self.sizes, logits, strict=True):
+            costs = _coins_differ(gate, SHARP * values / size).flatten(1).sum(dim=1)
             total = total + costs.view(len(total), -1).sum(dim=1)
         return total
 
@@ -186,7 +180,7 @@ def _size(values: Tensor) -> Tensor:
     return squares.sqrt().clamp(min=1e-30).reshape(-1, *[1] * (values.ndim - 1))
 
 
-def _coins_differ(one: Tensor, other: Tensor) -> Tensor:
+def _coins_differ(first: Tensor, second: Tensor) -> Tensor:
     """The Kullback-Leibler divergence of coins with these logits."""
-    heads = one.sigmoid() * (F.logsigmoid(one) - F.logsigmoid(other))
-    return heads + (-one).sigmoid() * (F.logsigmoid(-one) - F.logsigmoid(-other))
+    heads = first.sigmoid() * (F.logsigmoid(first) - F.logsigmoid(second))
+    return heads + (-first).sigmoid() * (F.logsigmoid(-first) - F.logsigmoid(-second))

@@ -12,14 +12,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
-__all__ = ["SmoothKinks"]
+__all__ = ["ReluMode", "SmoothKinks"]
 
 KINKED = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 
 
-class SmoothKinks(TorchFunctionMode):
-    """Within this context every ReLU, of a layer or a function, is softplus: log(1 + exp(b x)) / b.
+class ReluMode(TorchFunctionMode):
+    """Within this context every ReLU, of a layer or a function, is :meth:`relu`."""
+
+    def relu(self, inputs: Tensor) -> Tensor:
+        """Return what stands in for the ReLU of these inputs."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in KINKED:
+            return self.relu(args[0] if args else (kwargs or {})["input"])
+        return func(*args, **(kwargs or {}))
+
+
+class SmoothKinks(ReluMode):
+    """Within this context every ReLU is softplus: log(1 + exp(b x)) / b.
 
     Args:
         sharpness: b times the root mean square of an example's inputs to that ReLU, above 0; large: nearly ReLU.
@@ -29,12 +45,9 @@ class SmoothKinks(TorchFunctionMode):
         super().__init__()
         self._sharpness = sharpness
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in KINKED:
-            return _softplus(args[0] if args else (kwargs or {})["input"], self._sharpness)
-        return func(*args, **(kwargs or {}))
+    @override
+    def relu(self, inputs: Tensor) -> Tensor:
+        return _softplus(inputs, self._sharpness)
 
 
 def _softplus(inputs: Tensor, sharpness: float) -> Tensor:

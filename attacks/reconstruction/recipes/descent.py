@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
-from fedpriv.attacks.reconstruction.matching.matcher import wide
 from fedpriv.attacks.reconstruction.recipes.lbfgs import minimise
 from fedpriv.attacks.reconstruction.recipes.parts import SCHEDULES, Recipe
 from fedpriv.attacks.reconstruction.recipes.problem import Problem
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.gradients.operator import wide
 
 __all__ = ["Best", "run_recipe"]
 
@@ -68,10 +68,10 @@ def _lbfgs(
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
     target = SOLVED * _size(rows, objective) if known else None
-    found = minimise(points, start, iterations, report, target)
-    ended, last = points.split(found.points)
+    minimum = minimise(points, start, iterations, report, target)
+    ended, last = points.split(minimum.points)
     return Outcome(
-        problem.images(ended), problem.labels.final(last), found.values, found.iterations, problem.labels.notes
+        problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
     )
 
 
@@ -102,7 +102,7 @@ def _size(rows: Sequence[Victim], objective: str) -> Tensor:
     if objective != "squared-distance":
         return torch.tensor([float(len(victim.uploads)) for victim in rows])
     lengths = [
-        torch.stack([wide(value).square().sum() for one in victim.uploads for value in one.gradient.values()]).sum()
+        torch.stack([wide(value).square().sum() for sent in victim.uploads for value in sent.gradient.values()]).sum()
         for victim in rows
     ]
     return torch.stack(lengths)

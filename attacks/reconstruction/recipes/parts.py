@@ -105,11 +105,11 @@ def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tenso
 
 def _around_closed_form(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
     distinct = list({id(victim): victim for victim in rows}.values())
-    found = dict(zip(map(id, distinct), read_images(scene, distinct), strict=True))
+    read = dict(zip(map(id, distinct), read_images(scene, distinct), strict=True))
     # Each victim's first row starts at the very image.
     first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
     spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
-    images = torch.stack([found[id(victim)] for victim in rows])
+    images = torch.stack([read[id(victim)] for victim in rows])
     return images + spread[:, None, None, None, None] * numbers
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
+from fedpriv.attacks.reconstruction.labels.last_layer import JOINT, read_labels
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
 from fedpriv.attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe
@@ -17,7 +17,6 @@ from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["Labels", "Problem"]
 
-JOINT = "labels could not be read off the last layer and were optimised with the images"
 NO_LABELS = "labels are not known and cannot be read off the last layer, and this attack does not optimise them"
 
 
@@ -34,16 +33,16 @@ class Labels:
     """
 
     def __init__(self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str]) -> None:
-        found = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
-        fixed = [labels is not None for labels in found]
+        given = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+        fixed = [labels is not None for labels in given]
         if "optimised" not in sources and not all(fixed):
             raise AttackRefused(NO_LABELS)
         unknown = torch.zeros(rows[0].model.examples, dtype=torch.long, device=scene.network.device)
-        known = torch.stack([unknown if labels is None else labels for labels in found])
+        known = torch.stack([unknown if labels is None else labels for labels in given])
         self._fixed = torch.tensor(fixed, device=known.device)
         self._all = all(fixed)
         self._known = F.one_hot(known, scene.classes).to(scene.mean)
-        self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in found)
+        self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in given)
 
     def select(self, rows: Tensor) -> "Labels":
         """Return the labels of some of the rows (n,)."""

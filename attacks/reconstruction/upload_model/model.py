@@ -21,6 +21,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
+from fedpriv.federated import upload_sign
 from fedpriv.gradients import Block, Vector
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -76,7 +77,7 @@ class UploadModel:
             mechanism=config.mechanism(redistribution),
             unit=config.unit,
             step=training.length if fedavg else 1.0,
-            signed=-1 if fedavg else 1,
+            signed=upload_sign(settings.algorithm),
             examples=settings.examples,
             training=training if fedavg and not training.is_gradient else None,
             batch=training.batch_size,
@@ -89,22 +90,22 @@ class UploadModel:
 
         Otherwise it depends on their mean only.
         """
-        return self.releases_steps and self.examples > 1
+        return self.protects_examples and self.examples > 1
 
     @property
-    def releases_steps(self) -> bool:
+    def protects_examples(self) -> bool:
         """Whether the mechanism privatises the examples' gradients in each step, rather than the upload."""
         return self.mechanism.protects and self.unit == "example"
 
     @property
-    def scale_unknown(self) -> bool:
-        """Whether the mechanism hides the length of the mean gradient of several examples."""
+    def protects_updates(self) -> bool:
+        """Whether the mechanism privatises the upload, and so hides the length of the mean gradient."""
         return self.mechanism.protects and self.unit == "update"
 
     def noise(self, tensors: Sequence[int]) -> Noise:
         """The noise in an upload, in gradient space, standardised; of parameters with so many coordinates, in order."""
         # An update is privatised as it is and divided by its step only then; a batch's sum is divided by its size.
-        examples, divisor = (1, self.step) if self.unit == "update" else (self.batch, float(self.batch))
+        examples, divisor = (1, self.step) if self.protects_updates else (self.batch, float(self.batch))
         return self.mechanism.noise(tensors, examples, divisor).averaged(self.releases)
 
     def weights(self, gradients: DummyGradients, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
@@ -118,7 +119,7 @@ class UploadModel:
             scales: the mechanism's, which are not ``None``.
         """
         # A mechanism for whole updates sees the mean gradient times this, and what it sends is divided by it again.
-        factor = self.step if self.unit == "update" else 1.0
+        factor = self.step if self.protects_updates else 1.0
         weights: list[tuple[Block, Tensor]] = []
         blocks = self.mechanism.blocks_of(gradients.names)
         for block in blocks:
@@ -144,9 +145,9 @@ class UploadModel:
         """
         if self.training is None:
             raise ValueError("this upload is one gradient; there is no local training to unroll")
-        release = self._released if self.releases_steps else None
+        release = self._released if self.protects_examples else None
         change = unrolled_update(network, parameters, images, labels, self.training, release)
-        return self.gradient(change) if self.releases_steps else self.expected(self.gradient(change))
+        return self.gradient(change) if self.protects_examples else self.expected(self.gradient(change))
 
     def _released(self, gradients: Vector) -> Vector:
         return batch_mean(vmap(vmap(self.mechanism.expected))(gradients))
@@ -163,7 +164,7 @@ class UploadModel:
         """
         if not self.mechanism.protects:
             return gradients
-        factor = self.signed * self.step if self.unit == "update" else 1.0
+        factor = self.signed * self.step if self.protects_updates else 1.0
         sent = vmap(self.mechanism.expected)({name: value * factor for name, value in gradients.items()})
         return {name: value / factor for name, value in sent.items()}
 

@@ -74,7 +74,7 @@ def _refuse_different(victims: Sequence[Victim]) -> None:
             raise AttackRefused(f"uploads of clients {first.client} and {victim.client} are not of one batch")
         if victim.model != first.model:
             raise AttackRefused(f"{where}: the uploads came about in different ways (batch, steps, or mechanism)")
-        known = (None if one.labels is None else one.labels.tolist() for one in (first, victim))
+        known = (None if member.labels is None else member.labels.tolist() for member in (first, victim))
         if len({tuple(labels or ()) for labels in known}) > 1:
             raise AttackRefused(f"{where}: other labels are known of each upload, so they are not of one batch")
 
@@ -84,5 +84,5 @@ def _average(victims: Sequence[Victim]) -> Victim:
     first, count = victims[0], len(victims)
     if count == 1:
         return first
-    gradient = {name: torch.stack([one.gradient[name] for one in victims]).mean(dim=0) for name in first.gradient}
+    gradient = {name: torch.stack([victim.gradient[name] for victim in victims]).mean(dim=0) for name in first.gradient}
     return replace(first, gradient=gradient, model=replace(first.model, releases=count * first.model.releases))

@@ -10,7 +10,6 @@ start again when all have been used: in each epoch the same batches. A client sh
 changes in the update is of the second order in the learning rate.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -20,11 +19,9 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
+from fedpriv.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
 
 __all__ = ["LocalTraining", "local_optimizer", "unrolled_update"]
-
-BETAS = (0.9, 0.999)  # torch.optim.Adam's, as the clients use it
-EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,7 @@ class LocalTraining:
 
     @property
     def _weights(self) -> list[float]:
-        """How much of each step's gradient is in sgd's update, from the last step to the first: momentum adds up."""
-        weights = [1.0]
-        for _ in range(self.steps - 1):
-            weights.append(self.momentum * weights[-1] + 1)
-        return weights
+        return momentum_weights(self.steps, self.momentum)
 
     def batches(self, examples: int) -> list[list[int]]:
         """The numbers of the dummies, of one client's ``examples``, in the batch of each step."""
@@ -116,65 +109,52 @@ def unrolled_update(
     change: Vector = {}
     for batch in training.batches(images.shape[1]):
         now = {name: start[name] + value for name, value in change.items()} or start
-        found = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=release is not None)
-        step = optimizer.step(found if release is None else release(found))
+        each = release is not None
+        gradients = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=each)
+        step = optimizer(gradients if release is None else release(gradients))
         change = {name: change[name] + value for name, value in step.items()} if change else step
     return {name: value.unflatten(0, (rows, training.clients)).mean(dim=1) for name, value in change.items()}
 
 
-class _Optimizer(ABC):
-    """One of torch's optimisers, as a function that can be differentiated; it starts afresh."""
-
-    @abstractmethod
-    def step(self, gradients: Vector) -> Vector:
-        """Return the change of the parameters."""
+Step = Callable[[Vector], Vector]
+"""(gradients) -> the change of the parameters, of an optimiser that remembers the steps before."""
 
 
-class _Sgd(_Optimizer):
-    def __init__(self, learning_rate: float, momentum: float) -> None:
-        self._rate = learning_rate
-        self._momentum = momentum
-        self._velocity: Vector | None = None
-
-    def step(self, gradients: Vector) -> Vector:
-        old = self._velocity
-        if old is None or not self._momentum:
-            self._velocity = gradients
-        else:
-            self._velocity = {name: self._momentum * old[name] + value for name, value in gradients.items()}
-        return {name: -self._rate * value for name, value in self._velocity.items()}
+def local_optimizer(training: LocalTraining) -> Step:
+    """Return a client's optimiser, afresh, as torch has it, for tensors of any shape; it can be differentiated."""
+    return _adam(training.learning_rate) if training.optimizer == "adam" else _sgd(training)
 
 
-class _Adam(_Optimizer):
-    def __init__(self, learning_rate: float) -> None:
-        self._rate = learning_rate
-        self._steps = 0
-        self._first: Vector = {}
-        self._second: Vector = {}
+def _sgd(training: LocalTraining) -> Step:
+    velocity: Vector = {}
 
-    def step(self, gradients: Vector) -> Vector:
-        self._steps += 1
-        self._first = _average(self._first, gradients, BETAS[0])
-        squares = {name: value.square() for name, value in gradients.items()}
-        self._second = _average(self._second, squares, BETAS[1])
-        return {name: self._change(self._first[name], self._second[name]) for name in gradients}
+    def step(gradients: Vector) -> Vector:
+        for name, value in gradients.items():
+            again = name in velocity and training.momentum
+            velocity[name] = training.momentum * velocity[name] + value if again else value
+        return {name: -training.learning_rate * value for name, value in velocity.items()}
 
-    def _change(self, first: Tensor, second: Tensor) -> Tensor:
-        first, second = (value / (1 - beta**self._steps) for value, beta in zip((first, second), BETAS, strict=True))
+    return step
+
+
+def _adam(rate: float) -> Step:
+    means: tuple[Vector, Vector] = ({}, {})
+    steps = 0
+
+    def step(gradients: Vector) -> Vector:
+        nonlocal steps
+        steps += 1
+        for name, value in gradients.items():
+            for mean, beta, new in zip(means, ADAM_BETAS, (value, value.square()), strict=True):
+                share = (1 - beta) * new
+                mean[name] = beta * mean[name] + share if name in mean else share
+        return {name: change(*(mean[name] for mean in means)) for name in gradients}
+
+    def change(first: Tensor, second: Tensor) -> Tensor:
+        first, second = first / (1 - ADAM_BETAS[0] ** steps), second / (1 - ADAM_BETAS[1] ** steps)
         # The root of zero has no derivative, so a zero is replaced before the root is taken.
         positive = second > 0
         root = torch.where(positive, torch.where(positive, second, 1.0).sqrt(), 0.0)
-        return -self._rate * first / (root + EPSILON)
+        return -rate * first / (root + ADAM_EPSILON)
 
-
-def _average(old: Vector, new: Vector, beta: float) -> Vector:
-    if not old:
-        return {name: (1 - beta) * value for name, value in new.items()}
-    return {name: beta * old[name] + (1 - beta) * value for name, value in new.items()}
-
-
-def local_optimizer(training: LocalTraining) -> _Optimizer:
-    """Return the optimiser of a client, afresh, as a function of tensors of any shape."""
-    if training.optimizer == "adam":
-        return _Adam(training.learning_rate)
-    return _Sgd(training.learning_rate, training.momentum)
+    return step

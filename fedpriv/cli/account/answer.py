@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fedpriv.accounting import (
     Ceiling,
@@ -93,28 +92,22 @@ def answer(asked: Asked) -> Answer:
     option, value = _given_noise(asked)
     baselines = [_baseline(text) for text in asked.ceiling or ()]
     sampling, rate = _sampling(asked)
-    run: dict[str, Any] = {
-        "mechanism": asked.mechanism,
-        "sampling": sampling,
-        "rate": rate,
-        "participations": asked.participations,
-        "dimensions": equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
-        "unit": asked.unit,
-        "adjacency": asked.adjacency,
-    }
+    release = release_with(
+        1.0,
+        asked.delta,
+        mechanism=asked.mechanism,
+        sampling=sampling,
+        rate=rate,
+        participations=asked.participations,
+        dimensions=equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
+        unit=asked.unit,
+        adjacency=asked.adjacency,
+    )
     if option == "--target-epsilon":
-        noise = calibrate(value, asked.delta, **run)
+        value = calibrate(value, release)
     elif option == "--epsilon":
-        noise = nominal_noise(
-            value,
-            asked.delta,
-            mechanism=asked.mechanism,
-            calibration=asked.calibration,
-            sensitivity=_sensitivity(asked),
-        )
-    else:
-        noise = value
-    release = release_with(noise, asked.delta, **run)
+        value = _nominal_noise(asked, value)
+    release = replace(release, noise=value)
     proven = _with_nominal(guarantee(release), asked)
     return Answer(asked, release, proven, _ceilings(release, baselines))
 
@@ -166,6 +159,16 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     if sampling in amplifying and rate is None:
         raise InputError(f"--sampling {sampling} needs --sampling-rate, above 0 and at most 1")
     return sampling, 1.0 if rate is None else rate
+
+
+def _nominal_noise(asked: Asked, epsilon: float) -> float:
+    return nominal_noise(
+        epsilon,
+        asked.delta,
+        mechanism=asked.mechanism,
+        calibration=asked.calibration,
+        sensitivity=_sensitivity(asked),
+    )
 
 
 def _parameter(asked: Asked) -> NoiseParameter:

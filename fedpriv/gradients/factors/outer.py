@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor, Inputs
-from fedpriv.gradients.factors.products import added, products, products_of_positions, rows_are_cheaper, slices, zeroed
+from fedpriv.gradients.factors.products import products, products_of_positions, rows_are_cheaper, slices, zeroed
 from fedpriv.gradients.norms import row_norms
-from fedpriv.gradients.operator import in_double
+from fedpriv.gradients.operator import in_double, total
 from fedpriv.gradients.rounding import of_products, of_sums
 
 __all__ = ["Outer"]
@@ -82,7 +82,7 @@ class Outer(Factor):
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            return added(products(rows[None], self._scratch)[0] for rows in self._pieces(precise=True))
+            return total(products(rows[None], self._scratch)[0] for rows in self._pieces(precise=True))
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
         return self._by_pairs(self._positions, self._numbers, self._side, products_of_positions)
@@ -90,21 +90,21 @@ class Outer(Factor):
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
-            return added(row_norms(rows).square() for rows in self._pieces(self._long)).to(self._errors)
+            return total(row_norms(rows).square() for rows in self._pieces(self._long)).to(self._errors)
         chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
         pairs = ((in_double(a), in_double(e)) for a, e in chunks)
         return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
 
     def absolute_sums(self) -> Tensor:
         """Return the L1 norms, from gradients multiplied out piece by piece."""
-        return added(row_norms(rows, 1) for rows in self._pieces(self._long)).to(self._errors)
+        return total(row_norms(rows, 1) for rows in self._pieces(self._long)).to(self._errors)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
         matrix = weights.reshape(self._tall, self._wide)
         size = 8 if self._long else self._size
         pieces = zip(self._pieces(self._long), matrix.split(self._piece(size)), strict=True)
-        sums = added(row_norms(rows.mul_(part.reshape(-1).sqrt().to(rows))).square() for rows, part in pieces)
+        sums = total(row_norms(rows.mul_(part.reshape(-1).sqrt().to(rows))).square() for rows, part in pieces)
         return sums.to(self._errors)
 
     def dot(self, vector: Tensor) -> Tensor:

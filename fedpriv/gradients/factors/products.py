@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from fedpriv.gradients.norms import within
 from fedpriv.gradients.operator import in_double
 
 __all__ = [
-    "added",
     "grouped",
     "powers_of_two",
     "products",
@@ -50,12 +48,6 @@ def slices(start: int, stop: int, step: int) -> Iterator[slice]:
     """Cut a range into parts of at most ``step``."""
     for first in range(start, stop, step):
         yield slice(first, min(first + step, stop))
-
-
-def added(parts: Iterator[Tensor]) -> Tensor:
-    """The sum of at least one tensor, one after the other."""
-    total: Tensor = reduce(torch.add, parts)
-    return total
 
 
 def grouped(rows: Tensor, groups: int) -> Tensor:

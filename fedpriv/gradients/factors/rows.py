@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor
-from fedpriv.gradients.factors.products import added, grouped, products, squared, zeroed
+from fedpriv.gradients.factors.products import grouped, products, squared, zeroed
 from fedpriv.gradients.norms import lengths, row_norms
+from fedpriv.gradients.operator import total
 
 __all__ = ["Rows"]
 
@@ -13,8 +14,8 @@ __all__ = ["Rows"]
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
-    Their inner products are in float64 even where that is not asked for: it takes little time beside what it took to
-    write them out. That is not so for the two sides of dyads.
+    Their inner products are in float64 even where that is not asked for: it takes little time compared with writing
+    them out. That is not so for the two sides of dyads.
 
     Args:
         rows: the gradients.
@@ -65,7 +66,7 @@ class Rows(Factor):
         """Return the weighted sums of squares, some coordinates at a time."""
         step = self._step(self._examples, self._rows.element_size())
         parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
-        return added(row_norms(some * chosen.sqrt()).square() for some, chosen in parts)
+        return total(row_norms(some * chosen.sqrt()).square() for some, chosen in parts)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a tensor."""

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor
 from fedpriv.gradients.factors.outer import Outer
-from fedpriv.gradients.factors.products import added
 from fedpriv.gradients.norms import lengths
+from fedpriv.gradients.operator import total
 
 __all__ = ["Stacked"]
 
@@ -30,23 +30,23 @@ class Stacked(Factor):
 
     def gram(self, precise: bool) -> Tensor:
         """Return the sum of the parts'."""
-        return added(part.gram(precise) for part in self._parts)
+        return total(part.gram(precise) for part in self._parts)
 
     def squared_norms(self) -> Tensor:
         """Return the sum of the parts'."""
-        return added(part.squared_norms() for part in self._parts)
+        return total(part.squared_norms() for part in self._parts)
 
     def absolute_sums(self) -> Tensor:
         """Return the sum of the parts'."""
-        return added(part.absolute_sums() for part in self._parts)
+        return total(part.absolute_sums() for part in self._parts)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the sum of the parts'."""
-        return added(part.weighted_squares(some) for part, some in self._with(weights))
+        return total(part.weighted_squares(some) for part, some in self._with(weights))
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the sum of the parts'."""
-        return added(part.dot(some) for part, some in self._with(vector))
+        return total(part.dot(some) for part, some in self._with(vector))
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the parts', one after the other."""

@@ -51,8 +51,8 @@ CLOSE = 1e-9
 # The error of basis vectors that is allowed for where gradients are sums that are rounded by more than their type.
 TILT = 1e-2
 
-# What a group of examples costs beside the inner products of its pairs, in multiplications of float64 in the same time:
-# each coordinate of its normal vector, and the rest.
+# What a group of examples costs next to the inner products of its pairs, in multiplications of float64 in the same
+# time: each coordinate of its normal vector, and the rest.
 NORMAL_PRODUCTS = 100
 GROUP_PRODUCTS = 500_000
 
@@ -145,7 +145,7 @@ def draw_sum(
         rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws of its own).
     """
     parts = _grouped(gradients, block)
-    return _added(_draw_groups(some, groups, kappa, scale, block, noise, rng) for some, groups in parts)
+    return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
 
 
 def group_size(gradients: GradientOperator, block: Block | None) -> int:

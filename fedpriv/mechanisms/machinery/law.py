@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fedpriv.gradients.operator import wide
+
 __all__ = ["LaplaceNoise", "Noise"]
 
 # The least deviation that is modelled, over the root mean square of what was heard: about what float32 rounds away in a
@@ -76,18 +78,14 @@ class LaplaceNoise(Noise):
     @override
     def misfit(self, expected: Tensor, heard: Tensor) -> Tensor:
         width = _at_least([math.sqrt(self.variances[0] / 2)], FLOOR * heard.abs().mean(dim=1, keepdim=True))
-        return _wide((heard - expected).abs() - heard.abs()).sum(dim=1) / width[:, 0]
+        return wide((heard - expected).abs() - heard.abs()).sum(dim=1) / width[:, 0]
 
 
 def _normal(variance: float, expected: Tensor, heard: Tensor) -> Tensor:
     floor = FLOOR**2 * heard.square().mean(dim=1, keepdim=True)
-    return _wide(expected.square() - 2 * expected * heard).sum(dim=1) / (2 * _at_least([variance], floor)[:, 0])
+    return wide(expected.square() - 2 * expected * heard).sum(dim=1) / (2 * _at_least([variance], floor)[:, 0])
 
 
 def _at_least(values: Sequence[float], least: Tensor) -> Tensor:
     """Values (m,) where they are not below ``least`` (N, m), which for an upload of zero is next to nothing."""
     return torch.maximum(torch.tensor(values).to(least), least.clamp(min=1e-30))
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.device.type == "mps" else values.double()

@@ -85,8 +85,18 @@ class MechanismSettings(Section):
         raise NotImplementedError(f"mechanism {self.name} does not say what releases gradients")
 
     @property
+    def protects_examples(self) -> bool:
+        """Whether the gradients of each step go through the mechanism."""
+        return self.protects and self.unit == "example"
+
+    @property
+    def protects_updates(self) -> bool:
+        """Whether a client's whole update goes through the mechanism."""
+        return self.protects and self.unit == "update"
+
+    @property
     def effective(self) -> tuple[str, ...]:
-        """The keys that have an effect with these settings, beside name and unit."""
+        """The keys that have an effect with these settings, other than name and unit."""
         return tuple(key for key in type(self).model_fields if key not in ("name", "unit"))
 
     @property
@@ -238,8 +248,8 @@ class NoisySettings(MechanismSettings):
 
     def with_noise(self, noise: float) -> Self:
         """Return these settings with the noise itself in place of any target."""
-        every = dict.fromkeys(self.noise_keys())
-        return type(self).model_validate({**self.model_dump(), **every, self.parameter: noise})
+        unset = dict.fromkeys(self.noise_keys())
+        return type(self).model_validate({**self.model_dump(), **unset, self.parameter: noise})
 
 
 def noise_keys() -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""An attack on one gradient or update of your own model."""

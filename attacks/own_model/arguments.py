@@ -1,0 +1,218 @@
+"""What an attack on an own model is told, checked: its settings, and what is public of the upload."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from fedpriv.attacks.own_model.tensors import one_line, to_array, trained
+from fedpriv.attacks.reconstruction import Reconstruction
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.registry import ATTACKS, suggestion
+
+__all__ = [
+    "Bounds",
+    "attack_config",
+    "bounds_of",
+    "count",
+    "example_count",
+    "image_shape",
+    "known_labels",
+    "learning_rate_of",
+    "logit_count",
+    "mechanism_of",
+    "on_scale",
+    "per_channel",
+    "public_pictures",
+    "wanted",
+]
+
+
+def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
+    """Return an attack's settings."""
+    if attack not in ATTACKS:
+        raise InputError(f"attack {attack!r} is not known; known: {', '.join(ATTACKS)}")
+    kind = ATTACKS[attack]
+    for key in settings:
+        if key not in kind.model_fields:
+            raise InputError(f"{attack} has no setting {key!r}{suggestion(key, tuple(kind.model_fields))}")
+    try:
+        return kind.model_validate(dict(settings))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise InputError(f"{'.'.join(map(str, detail['loc']))} = {detail['input']!r}: {detail['msg']}") from None
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return (C, H, W)."""
+    if len(tuple(shape)) != 3 or any(isinstance(side, bool) or int(side) != side or side < 1 for side in shape):
+        raise InputError(f"shape = {tuple(shape)}: (C, H, W) of one image is wanted, three whole numbers from 1")
+    channels, height, width = (int(side) for side in shape)
+    return channels, height, width
+
+
+def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | None) -> int:
+    """Try a blank image; running statistics stay as they are."""
+    parameters = trained(model)
+    if not parameters:
+        raise InputError("the model has no trained parameters, so there is nothing to attack")
+    reference = next(iter(parameters.values()))
+    modes = {layer: layer.training for layer in model.modules()}
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(1, *shape, device=reference.device, dtype=reference.dtype))
+    except Exception as error:
+        raise InputError(f"the model does not take images of shape {(1, *shape)}: {one_line(error)}") from error
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
+        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"the model gives {given} for one image; logits (1, classes) are wanted, at least two classes")
+    if classes is not None and classes != output.shape[1]:
+        raise InputError(f"classes = {classes}, but the model has {output.shape[1]} logits")
+    return int(output.shape[1])
+
+
+def per_channel(name: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
+    """Return one number a channel."""
+    values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=np.float64)))
+    if len(values) == 1:
+        values *= channels
+    if len(values) != channels:
+        raise InputError(f"{name} has {len(values)} numbers; one, or one for each of the {channels} channels is wanted")
+    if not all(math.isfinite(value) for value in values) or (name == "std" and min(values) <= 0):
+        raise InputError(f"{name} = {values}: finite numbers are wanted{', above zero' if name == 'std' else ''}")
+    return values
+
+
+def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
+    """Return an argument that is what is wanted.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not holds:
+        raise InputError(f"{name} = {value!r}: {words} is wanted")
+    return value
+
+
+def count(name: str, value: int) -> int:
+    """Return a whole number from 1."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return int(wanted(name, value, fits, "a whole number from 1"))
+
+
+def learning_rate_of(value: float | None, local_steps: int) -> float:
+    """Return the learning rate; 1 for a gradient."""
+    if value is None and local_steps != 1:
+        raise InputError(f"local_steps = {local_steps} is for a change of parameters: give its learning_rate, too")
+    rate = 1.0 if value is None else value
+    return float(wanted("learning_rate", rate, math.isfinite(rate) and rate > 0, "a finite number above zero"))
+
+
+def example_count(examples: int | None, batch_size: int, local_steps: int) -> int:
+    """Return how many distinct examples are behind the upload."""
+    if examples is None:
+        return batch_size * local_steps
+    if not batch_size <= count("examples", examples) <= batch_size * local_steps:
+        raise InputError(
+            f"examples = {examples}: {local_steps} batches of {batch_size} hold from {batch_size} to "
+            f"{batch_size * local_steps} distinct examples"
+        )
+    return examples
+
+
+def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> MechanismSettings:
+    """Return a mechanism's settings, with the noise itself."""
+    if given is None:
+        return mechanism_settings({})
+    try:
+        config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(["mechanism", *map(str, detail["loc"])])
+        raise InputError(f"{where}: {detail['msg'].removeprefix('Value error, ')}") from None
+    if config.parameter and config.noise is None:
+        raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
+    return config
+
+
+def known_labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[int, ...] | None:
+    """Return the labels, ascending."""
+    if labels is None:
+        return None
+    try:
+        known = tuple(sorted(index(label) for label in labels))
+    except TypeError:
+        raise InputError(f"labels = {labels!r}: whole numbers, one for each example, are wanted") from None
+    if len(known) != examples:
+        raise InputError(f"{len(known)} labels for {examples} examples")
+    if known[0] < 0 or known[-1] >= classes:
+        raise InputError(f"labels {list(known)}: numbers from 0 to {classes - 1} are wanted")
+    return known
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The lowest and the highest value of an image; the attacks themselves work from 0 to 1."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def width(self) -> float:
+        """From the lowest to the highest value."""
+        return self.high - self.low
+
+    def to_unit(self, value: float) -> float:
+        """Return a value on the scale from 0 to 1."""
+        return (value - self.low) / self.width
+
+    def touched(self, images: Tensor) -> str:
+        """Say how many values of images on [0, 1] lie on a bound; empty for none."""
+        count = int(((images <= 0) | (images >= 1)).sum())
+        return f"{count} of {images.numel()} values lie on a bound of [{self.low:g}, {self.high:g}]" if count else ""
+
+
+def bounds_of(given: tuple[float, float] | None) -> Bounds:
+    """Return the range; from 0 to 1 unless given."""
+    if given is None:
+        return Bounds()
+    try:
+        low, high = (float(value) for value in given)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"value_range = {given!r}: two numbers, the lowest and the highest value, are wanted"
+        ) from None
+    if not (math.isfinite(high - low) and low < high):
+        raise InputError(f"value_range = {given!r}: finite numbers are wanted, the lower one first")
+    return Bounds(low, high)
+
+
+def on_scale(found: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruction:
+    """Return a reconstruction on the scale of the range, with what was clipped in its note."""
+    attempts = tuple(replace(attempt, images=attempt.images * bounds.width + bounds.low) for attempt in found.attempts)
+    return replace(found, attempts=attempts, note="; ".join(text for text in (found.note, clipped) if text))
+
+
+def public_pictures(given: Any, shape: tuple[int, int, int], bounds: Bounds) -> Tensor:
+    """Return public images (M, C, H, W), moved to [0, 1]."""
+    try:
+        images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"public_images is not an array of numbers: {one_line(error)}") from None
+    if images.ndim != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
+        raise InputError(
+            f"public_images has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted"
+        )
+    if not images.is_floating_point() or not bool(((images >= bounds.low) & (images <= bounds.high)).all()):
+        raise InputError(f"public_images: floating-point numbers from {bounds.low:g} to {bounds.high:g} are wanted")
+    return ((images - bounds.low) / bounds.width).float()

@@ -1,0 +1,79 @@
+"""FedSGD and FedAvg: what a client uploads before a mechanism acts on all of it, and how a server averages uploads.
+
+FedSGD uploads one batch's mean gradient. FedAvg trains locally and uploads parameters after minus before, which points
+downhill, against the gradient (McMahan et al. 2017).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from fedpriv.config import Experiment
+from fedpriv.gradients import Vector
+from fedpriv.optimizers import make_optimizer
+
+__all__ = ["client_weights", "masked_weights", "train_locally", "upload_sign", "weighted_sum"]
+
+
+def upload_sign(algorithm: str) -> int:
+    """Return by what an upload is multiplied to point along the gradient: 1 for fedsgd, -1 for fedavg."""
+    return 1 if algorithm == "fedsgd" else -1
+
+
+def client_weights(examples: Sequence[int], weighting: str) -> list[float]:
+    """Return each client's weight in the mean: by its number of examples, or uniform. They sum to 1."""
+    counts = _counts(examples, weighting)
+    return [count / sum(counts) for count in counts]
+
+
+def masked_weights(examples: Sequence[int], weighting: str) -> list[float]:
+    """Return by what each client multiplies the upload that it masks: the weights in the mean over the largest one."""
+    counts = _counts(examples, weighting)
+    return [count / max(counts) for count in counts]
+
+
+def weighted_sum(vectors: Iterable[Vector], weights: Sequence[float]) -> Vector:
+    """Add up vectors of the same tensors, each times its weight, in their order; at least one."""
+    total: Vector = {}
+    for vector, weight in zip(vectors, weights, strict=True):
+        total = total or {name: torch.zeros_like(value) for name, value in vector.items()}
+        for name, value in vector.items():
+            total[name].add_(value, alpha=weight)
+    return total
+
+
+def train_locally(
+    experiment: Experiment,
+    steps: range,
+    before: Vector,
+    parameters: Vector,
+    gradient: Callable[[int], Vector],
+    descend: Callable[[int], None] | None = None,
+) -> Vector:
+    """Do a client's work of one round; an optimiser starts afresh.
+
+    Args:
+        experiment: the settings.
+        steps: the numbers of the round's gradient steps.
+        before: what the client was sent.
+        parameters: the same numbers, in the model; FedAvg moves them, in place.
+        gradient: from a step's number to the gradient at ``parameters``.
+        descend: takes one step of the optimiser in place, where there is a quicker way than by ``gradient``.
+
+    Returns:
+        The upload; for FedAvg on the devices of ``before``.
+    """
+    if experiment.federation.algorithm == "fedsgd":
+        return gradient(steps[0])
+    training = experiment.training
+    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
+    for step in steps:
+        if descend is None:
+            optimizer.step(parameters, gradient(step))
+        else:
+            descend(step)
+    return {name: value.detach().to(before[name].device) - before[name] for name, value in parameters.items()}
+
+
+def _counts(examples: Sequence[int], weighting: str) -> list[float]:
+    return [float(count) if weighting == "examples" else 1.0 for count in examples]

@@ -1,0 +1,25 @@
+"""What all clients of an experiment upload in its first round, and what the adversary hears of it."""
+
+from fedpriv.attacks.observation import Observation
+from fedpriv.clients.training import local_upload
+from fedpriv.server.tap import observe
+from fedpriv.server.uploads import Upload
+from fedpriv.world import State, World
+
+__all__ = ["FIRST", "heard", "sent"]
+
+FIRST = 1
+
+
+def sent(world: World, state: State | None = None) -> list[Upload]:
+    """Return every client's upload; ``state``: what they are sent, the initial one unless given."""
+    before = world.initial if state is None else state
+    return [
+        Upload(client, len(rows), local_upload(world, client, before, FIRST))
+        for client, rows in enumerate(world.partitions)
+    ]
+
+
+def heard(world: World, state: State | None = None) -> tuple[Observation, ...]:
+    """Return what the threat model lets the adversary hear of these uploads."""
+    return observe(world, FIRST, world.initial if state is None else state, sent(world, state))
