@@ -2,10 +2,11 @@
 
 Usage: python -m benchmarks.accounting [--json FILE]
 
-line: the final ledger line (guarantee). running: the figure while a run goes on. renyi: the Renyi divergences at all
-orders and their conversion to epsilon alone. calibrate: the search for the noise of epsilon = 8. Each repeat has
-slightly other noise, so that nothing is remembered from the one before. Median, fastest and slowest of the repeats are
-reported, in milliseconds; the import of dp-accounting, once a process, is a row of its own.
+line: the final ledger line (guarantee). running: the figure while a run goes on. ceiling: what no attack can exceed,
+for one baseline. renyi: the Renyi divergences at all orders and their conversion to epsilon alone. calibrate: the
+search for the noise of epsilon = 8. Each repeat has slightly other noise, so that nothing is remembered from the one
+before. Median, fastest and slowest of the repeats are reported, in milliseconds; the import of dp-accounting, once a
+process, is a row of its own.
 """
 
 import statistics
@@ -18,6 +19,7 @@ from benchmarks.measure import options, save, seconds, show
 from fedpriv.accounting import (
     ORDERS,
     calibrate,
+    ceilings,
     equal_blocks,
     guarantee,
     rdp_to_epsilon,
@@ -39,6 +41,7 @@ _CASES: tuple[tuple[str, float, int, int, SamplingName, float], ...] = (
     ("vmf", 1000.0, 100_000_000, 1, "full", 1.0),
     ("vmf", 0.2, 15_826, 990, "full", 1.0),
     ("vmf", 25.0, 15_826, 1, "fixed", 0.01),
+    ("vmf", 25.0, 15_826, 1, "poisson", 0.01),
     ("vmf", 0.2, 15_826, 990, "fixed", 0.01),
     ("laplace", 20.0, 15_826, 1, "full", 1.0),
     ("laplace", 20.0, 15_826, 1, "fixed", 0.01),
@@ -82,6 +85,7 @@ def _case(
     }
     measured: dict[str, tuple[Callable[[float], object], int]] = {
         "line": (lambda factor: guarantee(release_with(factor * noise, _DELTA, **run)), _REPEATS),
+        "ceiling": (lambda factor: ceilings(release_with(factor * noise, _DELTA, **run), [0.01]), _REPEATS),
         "running": (lambda factor: running_epsilon(release_with(factor * noise, _DELTA, **run)), _REPEATS),
         "calibrate": (lambda factor: calibrate(8.0 * factor, release_with(noise, _DELTA, **run)), _CALIBRATIONS),
     }

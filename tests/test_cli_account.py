@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedpriv.accounting import (
     Contender,
     analytic_sigma,
     calibrate,
+    ceilings,
     classic_sigma,
     equal_blocks,
     extended_sigma,
@@ -292,9 +294,14 @@ BAD = [
     ([*GAUSSIAN, "--sampling-rate", 0], "rate = 0.0: allowed is from 1e-12 to 1"),
     ([*GAUSSIAN, "--sampling-rate", 1.1], "rate = 1.1"),
     ([*GAUSSIAN, "--sampling-rate", "nan"], "rate = nan"),
-    ([*VMF, "--kappa", 1, *RATE, "--sampling", "poisson"], "no amplification by it is proven for vmf"),
-    ([*VMF, "--kappa", 1, "--sampling", "poisson"], "no amplification by it is proven for vmf"),
-    (["laplace", "--scale", 1, *RATE, "--sampling", "poisson"], "no amplification by it is proven for laplace"),
+    ([*VMF, "--kappa", 1, "--sampling", "poisson"], "--sampling poisson needs --sampling-rate"),
+    ([*VMF, "--kappa", 1, "--ceiling", 0], "--ceiling 0: allowed are numbers and fractions between 0 and 1"),
+    ([*VMF, "--kappa", 1, "--ceiling", "1/0"], "--ceiling 1/0: allowed are numbers"),
+    ([*VMF, "--kappa", 1, "--ceiling", "1/2/3"], "--ceiling 1/2/3: allowed are numbers"),
+    ([*GAUSSIAN, "--ceiling", "nan"], "--ceiling nan: allowed are numbers"),
+    ([*GAUSSIAN, "--ceiling", "1e-400"], "--ceiling 1e-400: allowed are numbers"),
+    ([*GAUSSIAN, "--ceiling", 0.1, "--ceiling", "often"], "--ceiling often: allowed are numbers"),
+    ([*GAUSSIAN, "--ceiling", 1], "--ceiling 1: allowed are numbers"),
     ([*GAUSSIAN, *RATE, "--sampling", "shuffled"], "--sampling shuffled with --sampling-rate 0.1: no amplification"),
     ([*VMF, "--kappa", 1, *RATE, "--sampling", "shuffled"], "leave out the rate, or take --sampling fixed"),
     ([*GAUSSIAN, *RATE, "--sampling", "full"], "take --sampling poisson or fixed"),
@@ -333,6 +340,29 @@ def test_bad_input_is_one_clear_line(
     assert words in err
     assert err.startswith("fedpriv: ")
     assert err.count("\n") == 1
+
+
+# ---- ceilings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", PARAMETER)
+@pytest.mark.parametrize("rate", [None, 0.05])
+def test_ceilings_are_those_of_the_release(account: Call, mechanism: str, rate: float | None) -> None:
+    options = ["--dimension", 30, "--steps", 7, "--ceiling", "1/100", "--ceiling", 0.1]
+    options += [] if rate is None else ["--sampling-rate", rate, "--sampling", "poisson"]
+    found = read(account, mechanism, f"--{PARAMETER[mechanism]}", 1.7, *options)
+    sampling = "full" if rate is None else "poisson"
+    run = release_with(
+        1.7, 1e-5, mechanism=mechanism, sampling=sampling, rate=rate or 1.0, participations=7, dimensions=(30,)
+    )
+    assert found["ceilings"] == [asdict(ceiling) for ceiling in ceilings(run, [0.01, 0.1])]
+
+
+def test_ceilings_for_people(account: Call) -> None:
+    code, out, err = account("vmf", "--kappa", 500, "--dimension", 15826, "--ceiling", "1/100", "--ceiling", 0.1)
+    assert (code, err) == (0, "")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("ceiling")] == ["0.9502", "0.9964"]
+    assert out.count("uniform directions") == 1  # the theorem of both
 
 
 # ---- comparison -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
 from fedpriv.accounting.calibration import OutOfReachError, calibrate, nominal_noise
+from fedpriv.accounting.ceiling import ceilings
 from fedpriv.accounting.comparison import (
     Comparison,
     Contender,
@@ -26,12 +27,13 @@ from fedpriv.accounting.release import NoiseParameter, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.records import Guarantee, Ledger, LedgerLine
+from fedpriv.records import Ceiling, Guarantee, Ledger, LedgerLine
 
 __all__ = [
     "ORDERS",
     "AdjacencyName",
     "CalibrationName",
+    "Ceiling",
     "Comparison",
     "Contender",
     "Guarantee",
@@ -47,6 +49,7 @@ __all__ = [
     "amplified_rdp",
     "analytic_sigma",
     "calibrate",
+    "ceilings",
     "classic_sigma",
     "compare_mechanisms",
     "equal_blocks",

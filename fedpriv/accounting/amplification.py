@@ -1,8 +1,9 @@
 """Amplification by sampling: what one step costs when the adversary does not know who took part.
 
 Fixed-size sampling (B of n examples without replacement, q = B / n): any mechanism, neighbours differ in one example
-(replace-one). Poisson sampling: the Gaussian mechanism only, here under zero-out (under replace-one see
-:mod:`fedpriv.accounting.poisson_gaussian`). Shuffled passes: nothing.
+(replace-one). Poisson sampling: the Gaussian mechanism, here under zero-out (under replace-one see
+:mod:`fedpriv.accounting.poisson_gaussian`); other mechanisms as if it were seen who took part. Shuffled passes:
+nothing.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ __all__ = [
     "dominated_rdp",
     "poisson_gaussian_rdp",
     "subsampled_rdp",
+    "tagged_rdp",
 ]
 
 Array = NDArray[np.float64]
@@ -43,6 +45,25 @@ def amplified_pure(epsilon: float, rate: float) -> float:
     if epsilon < 1:
         return float(np.log1p(rate * np.expm1(epsilon)))
     return float(np.logaddexp(np.log1p(-rate), np.log(rate) + epsilon))
+
+
+def tagged_rdp(orders: ArrayLike, divergences: ArrayLike, rate: float) -> Array:
+    """Return the Renyi privacy of a release that happens with probability q, and it is seen whether it did.
+
+    It is log(1 - q + q exp((a - 1) D)) / (a - 1), because both worlds draw the participation alike.
+
+    Args:
+        orders: a, above 1.
+        divergences: D at these orders, at least 0.
+        rate: q in (0, 1].
+    """
+    values, scaled = np.asarray(orders, np.float64), np.asarray(divergences, np.float64)
+    if rate == 1:
+        return scaled
+    scaled = (values - 1) * scaled
+    near = np.log1p(rate * np.expm1(np.minimum(scaled, 1.0)))
+    far = np.logaddexp(np.log1p(-rate), np.log(rate) + scaled)
+    return np.asarray(np.where(scaled < 1, near, far) / (values - 1), np.float64)
 
 
 def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float, rate: float) -> Array:

@@ -130,7 +130,7 @@ def compare_mechanisms(
         dimension: K, at least 1.
         batch_size: B, from 1 to 1e12.
         participations: how often an example is used, at least 1.
-        rate: of batches of a fixed size, and also of Poisson batches where they amplify; None: no sampling.
+        rate: of batches of a fixed size, and also of Poisson batches where they amplify best; None: no sampling.
         block_size: about how many coordinates small blocks have; None: 16, or as many as there are.
 
     Raises:
@@ -150,7 +150,7 @@ def compare_mechanisms(
         contenders += [
             Contender(f"{each.label}, Poisson", each.mechanism, each.dimensions, "poisson")
             for each in contenders
-            if "poisson" in MECHANISMS[each.mechanism].proof().amplifying
+            if MECHANISMS[each.mechanism].proof().amplifying[:1] == ("poisson",)
         ]
 
     def point(contender: Contender, epsilon: float) -> Point:

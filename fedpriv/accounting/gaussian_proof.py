@@ -30,6 +30,7 @@ from fedpriv.accounting.proofs import (
     Proof,
     smallest,
 )
+from fedpriv.accounting.references import NormalReference, Reference
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_only
 from fedpriv.names import CalibrationName, SamplingName
@@ -105,6 +106,21 @@ class GaussianProof(Proof):
                 "trade-off of normal laws: Dong, Roth and Su 2022, Section 2.2)"
             )
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
+
+    @override
+    def reference(self) -> Reference:
+        if self._is_poisson:
+            pair = NormalReference(self.noise, float(self.release.rate))
+            theorem = (
+                f"Poisson-sampled {self.mechanism}, the batch with the {self.release.unit} and without it, (1 - q) "
+                f"N(0) + q N(1) and N(0) in units of {self.norm}"
+            )
+            return Reference(((pair, 1),), theorem, is_hidden=True)
+        theorem = (
+            f"{self.mechanism}, the {self.release.unit}'s clipped gradient and zero in its place, which are one "
+            f"{self.norm} apart at most"
+        )
+        return Reference(((NormalReference(self.noise), 1),), theorem)
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:

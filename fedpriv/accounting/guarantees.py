@@ -25,8 +25,8 @@ def guarantee(release: Release) -> Guarantee:
       privacy-loss distributions, Renyi accounting and the unsampled bound.
     - Directional and Laplace noise (``pure_proof``): replace-one; pure 2 kappa a block, or 2 / scale, for each
       participation; (epsilon, delta) the smallest of the pure figure, optimal composition of pure figures, Renyi
-      accounting of the exact divergence, and privacy-loss distributions of the dominating pair. poisson: no
-      amplification is claimed.
+      accounting of the exact divergence, and privacy-loss distributions of the dominating pair. poisson: the
+      same of Binomial(T, q) participations.
     - fixed, all: amplified, the smallest of the same and the unsampled bound.
     """
     proof = _proof(release)

@@ -5,17 +5,18 @@ composed by a fast Fourier transform between bounds that dp-accounting finds (Ko
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
+from scipy.optimize import isotonic_regression
 from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair, interpolated
 
-__all__ = ["ComposedPair", "LossDistribution", "composed_epsilon"]
+__all__ = ["ComposedPair", "LossDistribution", "TooManyCellsError", "composed_epsilon"]
 
 Array = NDArray[np.float64]
 
@@ -30,6 +31,9 @@ _MOST_CELLS = 2**23  # of a grid after composition: half a second, a quarter of 
 # The grid adds at most a quarter of its square to the variance of each loss.
 _SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3
 _LOWEST_LOSS = -60.0  # a smaller one has a probability below exp(-60)
+_NEGLIGIBLE = 1e-40  # sums of smaller probabilities overflow in scipy
+_CERTAIN = 1e-12  # the probability of a finite loss that does not matter any more
+_COMPOUNDED_CELLS = 2**15
 _ORDERS = 2.0 ** np.arange(-4, 5)
 
 
@@ -52,12 +56,12 @@ def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: f
         return None
     try:
         epsilon = _composed(parts, interval).epsilon(delta * (1 - _HELD_BACK))
-    except _TooManyCellsError:
+    except TooManyCellsError:
         return None
     return epsilon if math.isfinite(epsilon) else None
 
 
-class _TooManyCellsError(Exception):
+class TooManyCellsError(Exception):
     """Losses that are so large compared with their spread, as rare ones are, that no grid holds their sum."""
 
 
@@ -94,13 +98,77 @@ class LossDistribution:
         rest = max(0.0, 1 - float(deltas[-1]) - float(above.sum()) - float(below.sum()))
         return cls(interval, -kept, np.concatenate([below[::-1], [rest], above]), float(deltas[-1]))
 
-    def repeated(self, count: int) -> "LossDistribution":
-        """Return the loss of ``count`` of these releases."""
+    @classmethod
+    def rounded(cls, losses: Array, masses: Array, interval: float) -> "LossDistribution":
+        """Put a discrete loss (N,) with its probabilities (N,) under P on a grid that 0 lies on.
+
+        Each is split between the two points beside it so that P and Q keep their sums: no delta gets smaller.
+        """
+        below = np.floor(losses / interval)
+        upward = masses * np.expm1(below * interval - losses) / math.expm1(-interval)
+        cells = below.astype(np.int64)
+        lowest, highest = min(int(cells.min()), 0), max(int(cells.max()), 0) + 1
+        size = highest - lowest + 1
+        kept = np.bincount(cells - lowest, masses - upward, size) + np.bincount(cells - lowest + 1, upward, size)
+        return cls(interval, lowest, np.where(kept > _NEGLIGIBLE, kept, 0.0), 0.0)
+
+    @classmethod
+    def under(cls, lowest: int, deltas: Array, interval: float) -> "LossDistribution":
+        """Return the loss whose delta is the largest convex function of exp(epsilon) that is at most this.
+
+        Args:
+            lowest: the lowest epsilon, in intervals.
+            deltas: (N,) upper bounds of delta from there on, N at least 2.
+            interval: of the grid.
+        """
+        odds = np.exp((lowest + np.arange(deltas.size)) * interval)
+        widths = np.diff(odds, prepend=0.0)
+        slopes = isotonic_regression(np.diff(deltas, prepend=1.0) / widths, weights=widths).x
+        masses = odds * np.diff(slopes, append=0.0)
+        return cls(interval, lowest, masses, max(0.0, 1 - float(masses.sum())))
+
+    def tagged(self, rate: float) -> "LossDistribution":
+        """Return the loss of a release that happens with probability ``rate``, and both worlds show whether it did."""
+        masses = rate * self.masses
+        masses[-self.lowest] += 1 - rate
+        return replace(self, masses=masses, infinite=rate * self.infinite)
+
+    def compounded(self, count: int) -> "LossDistribution":
+        """Return the loss of ``count`` of these releases, for any count: by squaring, the grid coarser as they spread.
+
+        To look at every other point costs as much as the grid did at first, because the spread has doubled by then.
+        """
+        power, result = self, LossDistribution(self.interval, 0, np.ones(1), 0.0)
+        while count:
+            if power.infinite > 1 - _CERTAIN:
+                return replace(power, infinite=1.0)
+            result = result.composed_with(power) if count % 2 else result
+            count //= 2
+            power = power.repeated(2) if count else power
+            if power.masses.size > _COMPOUNDED_CELLS:
+                power, result = power.coarser(), result.coarser()
+        return result
+
+    def coarser(self) -> "LossDistribution":
+        """Return the loss on every other point of the grid, rounded as :meth:`rounded` does it."""
+        return replace(self.rounded(self.losses, self.masses, 2 * self.interval), infinite=self.infinite)
+
+    def success(self, baseline: float) -> float:
+        """Return sup P(E) over events with Q(E) <= ``baseline``: min over epsilon of exp(epsilon) baseline + delta."""
+        with np.errstate(over="ignore"):
+            return min(1.0, float(np.min(np.exp(self.losses) * baseline + self.deltas)))
+
+    def repeated(self, count: int, most: int = _MOST_CELLS) -> "LossDistribution":
+        """Return the loss of ``count`` of these releases.
+
+        Raises:
+            TooManyCellsError: it takes more cells than ``most``.
+        """
         if count == 1:
             return self
         low, high = self._bounds(count)
-        if high - low > _MOST_CELLS:
-            raise _TooManyCellsError
+        if high - low > most:
+            raise TooManyCellsError
         size = fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)
         rolled = fft.irfft(fft.rfft(self.masses, size) ** count, size)
         masses = np.maximum(np.roll(rolled, -low)[: high - low + 1], 0.0)

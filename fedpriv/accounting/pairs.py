@@ -22,7 +22,16 @@ from typing_extensions import override
 from fedpriv.accounting.amplification import amplified_pure
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 
-__all__ = ["DirectionalPair", "GaussianPair", "LaplacePair", "Pair", "SampledPair", "interpolated"]
+__all__ = [
+    "DirectionalPair",
+    "GaussianPair",
+    "LaplacePair",
+    "Pair",
+    "SampledPair",
+    "TaggedPair",
+    "before_sampling",
+    "interpolated",
+]
 
 Array = NDArray[np.float64]
 
@@ -217,6 +226,43 @@ class SampledPair(Pair):
 
     @override
     def deltas(self, epsilons: Array) -> Array:
-        near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / self.rate)
-        far = epsilons - math.log(self.rate) + np.log1p((self.rate - 1) * np.exp(-epsilons))
-        return self.rate * self.pair.deltas(np.where(epsilons < 1, near, far))
+        return self.rate * self.pair.deltas(before_sampling(epsilons, self.rate))
+
+
+@dataclass(frozen=True)
+class TaggedPair(Pair):
+    """A pair of a release that happens with probability q, where it is seen whether it did: delta is q times as large.
+
+    Attributes:
+        pair: of the release.
+        rate: q in (0, 1).
+    """
+
+    pair: Pair
+    rate: float
+
+    @property
+    @override
+    def pieces(self) -> int:
+        return self.pair.pieces
+
+    @property
+    @override
+    def largest(self) -> float:
+        return self.pair.largest
+
+    @property
+    @override
+    def spread(self) -> float:
+        return self.pair.spread
+
+    @override
+    def deltas(self, epsilons: Array) -> Array:
+        return self.rate * self.pair.deltas(epsilons)
+
+
+def before_sampling(epsilons: Array, rate: float) -> Array:
+    """Return log(1 + (exp(epsilon) - 1) / q), the inverse of :func:`amplified_pure`, at epsilons from 0 on."""
+    near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / rate)
+    far = epsilons - math.log(rate) + np.log1p((rate - 1) * np.exp(-epsilons))
+    return np.where(epsilons < 1, near, far)

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
+from fedpriv.accounting.references import Reference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.errors import InputError
 from fedpriv.names import CalibrationName, SamplingName
@@ -142,6 +143,20 @@ class Proof(ABC):
         """Pairs that dominate one participation before fixed-size sampling, and how many of each; or none."""
         return ()
 
+    def batch_pair(self) -> Pair:
+        """Return what dominates one participation as a single pair, where there are dominating pairs."""
+        pairs = self.dominating_pairs()
+        return pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
+
+    def reference(self) -> Reference | None:
+        """What ceilings compare a run with: a law that does not depend on the secret; or None."""
+        return None
+
+    @property
+    def no_reference(self) -> str:
+        """Why there is none."""
+        return f"mechanism {self.release.mechanism} names no law that does not depend on the secret"
+
     def numerical_claims(self, known: float) -> list[Claim]:
         """Claims that take longer, and may be smaller.
 
@@ -152,8 +167,7 @@ class Proof(ABC):
         if not pairs:
             return []
         if self.is_sampled:
-            batch = pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
-            parts: tuple[tuple[Pair, int], ...] = ((SampledPair(batch, float(self.release.rate)), count),)
+            parts: tuple[tuple[Pair, int], ...] = ((SampledPair(self.batch_pair(), float(self.release.rate)), count),)
         else:
             parts = tuple((pair, number * count) for pair, number in pairs)
         epsilon = composed_epsilon(parts, float(self.release.delta), known)
@@ -184,17 +198,21 @@ class Proof(ABC):
 class NoProof(Proof):
     """No mechanism, or one about which no theorem is known."""
 
+    @property
+    @override
+    def no_reference(self) -> str:
+        return (
+            "nothing is proven about this mechanism; without noise an upload is a fixed function of the data that went "
+            "into it"
+        )
+
     @override
     def nominal(self) -> Claim:
         return Claim(math.inf, "none is claimed")
 
     @override
     def pure(self) -> Claim:
-        return Claim(
-            math.inf,
-            "nothing is proven about this mechanism; without noise an upload is a fixed function of the data that went "
-            "into it",
-        )
+        return Claim(math.inf, self.no_reference)
 
     @override
     def cheap_claims(self) -> list[Claim]:

@@ -1,13 +1,16 @@
 """What is proven about mechanisms with a pure figure: directional (von Mises-Fisher) and Laplace.
 
-Both are replace-one. Fixed-size sampling amplifies the pure figure and the Renyi divergence of a step; Poisson sampling
-is not claimed to amplify: every step counts as one participation, the batch being the same on both sides.
+Both are replace-one. Fixed-size sampling amplifies the pure figure and the Renyi divergence of a step. Poisson sampling
+does it by the number of participations alone: whether a step uses an example does not depend on what the example is, so
+that may be revealed. Then a step costs nothing with probability 1 - q, and delta at every epsilon above 0 is q times
+that of a participation, where a pure figure stays as it is.
 """
 
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
@@ -15,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
+from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, tagged_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair
-from fedpriv.accounting.proofs import RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.numerical import composed_epsilon
+from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair, TaggedPair
+from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.references import DirectionalReference, LaplaceReference, Reference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, read_only, vmf_rdp
 from fedpriv.accounting.vmf_functions import mean_resultant_length
@@ -28,6 +33,9 @@ __all__ = ["DirectionalProof", "LaplaceProof"]
 
 Array = NDArray[np.float64]
 
+_TAGGED = (
+    ", Poisson batches, where both neighbours draw the same participations and reveal them: T steps cost Binomial(T, q)"
+)
 _SAMPLED_PURE = (
     "; each step amplified by fixed-size sampling, log(1 + q (exp(epsilon) - 1)) (Balle, Barthe and "
     "Gaboardi 2018, Thm 9)"
@@ -37,7 +45,7 @@ _SAMPLED_PURE = (
 class PureProof(Proof):
     """A mechanism whose participations consist of releases of the same pure epsilon."""
 
-    amplifying: ClassVar[tuple[SamplingName, ...]] = ("fixed",)
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ("fixed", "poisson")
 
     @property
     @abstractmethod
@@ -61,7 +69,7 @@ class PureProof(Proof):
 
     @abstractmethod
     def step_rdp(self) -> Array:
-        """Renyi privacy of one participation, after sampling, at ORDERS."""
+        """Renyi privacy of one participation, after sampling of a fixed size, at ORDERS."""
 
     def pure(self) -> Claim:
         once, count = self._pure_releases()
@@ -72,13 +80,22 @@ class PureProof(Proof):
         named = Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}")
         return [named, self._composition(), self._renyi()]
 
+    @override
+    def numerical_claims(self, known: float) -> list[Claim]:
+        if not self._is_tagged:
+            return super().numerical_claims(known)
+        step = TaggedPair(self.batch_pair(), float(self.release.rate))
+        epsilon = composed_epsilon(((step, int(self.release.participations)),), float(self.release.delta), known)
+        claims = [] if epsilon is None else [Claim(epsilon, f"{self.pair_theorem}{_TAGGED}{COMPOSED_NUMERICALLY}")]
+        # Where a grid is coarse, what holds without sampling may be smaller.
+        return [*claims, type(self)(replace(self.release, sampling="full", rate=1.0)).best()]
+
     def notes(self) -> tuple[str, ...]:
         if self.release.sampling != "poisson":
             return super().notes()
         return (
             *super().notes(),
-            f"Poisson sampling: no amplification is proven for {self.release.mechanism}; every step counts as one "
-            "participation, the batch being the same on both sides.",
+            "Poisson batches: what counts is how many steps use an example, not that it is hidden which ones do.",
         )
 
     def _pure_releases(self) -> tuple[float, int]:
@@ -100,9 +117,16 @@ class PureProof(Proof):
         )
 
     def _renyi(self) -> Claim:
-        rdp = int(self.release.participations) * self.step_rdp()
-        theorem = self.renyi_theorem + (SAMPLED_RDP if self.is_sampled else "") + RENYI_TO_EPSILON
+        step = tagged_rdp(ORDERS, self.step_rdp(), float(self.release.rate)) if self._is_tagged else self.step_rdp()
+        rdp = int(self.release.participations) * step
+        sampled = SAMPLED_RDP if self.is_sampled else _TAGGED if self._is_tagged else ""
+        theorem = self.renyi_theorem + sampled + RENYI_TO_EPSILON
         return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
+
+    @property
+    def _is_tagged(self) -> bool:
+        """Whether Poisson batches are drawn and amplify."""
+        return self.release.sampling == "poisson" and self.release.rate < 1
 
     @property
     def _rate(self) -> float:
@@ -192,6 +216,17 @@ class DirectionalProof(PureProof):
             "the centres)"
         )
 
+    @override
+    def reference(self) -> Reference:
+        theorem = (
+            f"VMF laws around the directions of the {self.release.unit}'s gradient and uniform directions in their "
+            "place; losses of blocks and participations are independent whatever the parameters, so that they compose "
+            "exactly"
+        )
+        return Reference(
+            tuple((DirectionalReference(self.noise, dimension), count) for dimension, count in self._sizes), theorem
+        )
+
     @cached_property
     def _sizes(self) -> tuple[tuple[int, int], ...]:
         """Pairs of a dimension and how many blocks have it."""
@@ -277,6 +312,14 @@ class LaplaceProof(PureProof):
     @override
     def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
         return ((LaplacePair(self.piece_epsilon), 1),)
+
+    @override
+    def reference(self) -> Reference:
+        theorem = (
+            f"Laplace laws of one coordinate, the {self.release.unit}'s clipped gradient and zero in its place, which "
+            "are one clip_norm apart at most in the L1 norm"
+        )
+        return Reference(((LaplaceReference(1 / self.noise), 1),), theorem)
 
     @property
     @override

@@ -1,13 +1,13 @@
 """Start or resume a run and bring it to its summary; whoever wants a report of the folder writes it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from fedpriv.accounting import Ledger, LedgerLine, guarantee
+from fedpriv.accounting import Ceiling, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import Budget
 from fedpriv.clients.app import client_app
@@ -19,6 +19,7 @@ from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attac
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.summary import attack_results, early_end, verdict, versions
+from fedpriv.lab.victims import OTHERS
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
 from fedpriv.records import COMPLETED, DataFacts, ModelFacts, Partition, Stop, Summary
@@ -253,8 +254,9 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
             examples=plan.sampling.examples,
             guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
             noise=plan.config.noise,
+            ceilings=_ceilings(plan.accounted(rounds_of(plan.client, asked)), counts),
         )
-        for plan in world.plans
+        for plan, counts in zip(world.plans, world.class_counts(), strict=True)
     ]
     mechanism = world.experiment.mechanism
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
@@ -263,6 +265,14 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     return replace(ledger, parameters={**parameters, **noise})
+
+
+def _ceilings(release: Release, class_counts: Sequence[int]) -> dict[str, Ceiling]:
+    """What no attack can exceed: which of 100 images it is, and of which class, whose largest share a guess has."""
+    baselines = {"told": 1 / (OTHERS + 1), "label": max(class_counts) / sum(class_counts)}
+    # Where all examples are of one class there is nothing to tell.
+    uncertain = {name: k0 for name, k0 in baselines.items() if k0 < 1}
+    return dict(zip(uncertain, ceilings(release, uncertain.values()), strict=True))
 
 
 def _partition(world: World) -> Partition:

@@ -4,7 +4,7 @@
 """
 
 from fedpriv.records.attacks import CONFIDENCE, AttackResult, Interval, Recovered, Score, ThreatModel, recovered
-from fedpriv.records.ledger import Guarantee, Ledger, LedgerLine, Stop
+from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
 from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
@@ -15,6 +15,7 @@ __all__ = [
     "CONFIDENCE",
     "Asked",
     "AttackResult",
+    "Ceiling",
     "Curve",
     "DataFacts",
     "Deployed",

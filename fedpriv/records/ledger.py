@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Self
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Guarantee", "Ledger", "LedgerLine", "Stop"]
+__all__ = ["Ceiling", "Guarantee", "Ledger", "LedgerLine", "Stop"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Guarantee(Record):
 
 
 @dataclass(frozen=True)
+class Ceiling(Record):
+    """What no attack whatsoever can exceed.
+
+    Attributes:
+        k0: the baseline: the best probability of success without having seen anything, in (0, 1).
+        gamma: no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
+        theorem: what that rests on, or why there is none.
+    """
+
+    k0: float
+    gamma: float | None
+    theorem: str
+
+
+@dataclass(frozen=True)
 class _Client(Record):
     """What comes first in a line."""
 
@@ -56,12 +72,24 @@ class LedgerLine(Guarantee, _Client):
         examples: n_k, how many examples the client holds.
         noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
             a mechanism.
+        ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is) and
+            label (the largest share of a class among its examples). With sampled batches they are about an example that
+            is chosen without regard to who took part. None in runs of earlier versions.
     """
 
+    ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
+
     @classmethod
-    def of(cls, client: int, examples: int, guarantee: Guarantee, noise: float | None = None) -> Self:
+    def of(
+        cls,
+        client: int,
+        examples: int,
+        guarantee: Guarantee,
+        noise: float | None = None,
+        ceilings: Mapping[str, Ceiling] = MappingProxyType({}),
+    ) -> Self:
         """Return the line of a client with this guarantee."""
-        return cls(**vars(guarantee), client=client, examples=examples, noise=noise)
+        return cls(**vars(guarantee), client=client, examples=examples, noise=noise, ceilings=dict(ceilings))
 
     @property
     def badness(self) -> tuple[float, float, int, int]:

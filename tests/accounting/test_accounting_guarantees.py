@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import optimize, special, stats
 
 from fedpriv.accounting import (
     ORDERS,
@@ -86,7 +87,7 @@ def test_no_participation_costs_nothing(build, unit, sampling):
 
 
 @pytest.mark.parametrize("dimensions", [(1000,), (1,), LENET])
-@pytest.mark.parametrize(("unit", "sampling"), [pair for pair in EVERY if pair[1] != "fixed"])
+@pytest.mark.parametrize(("unit", "sampling"), [pair for pair in EVERY if pair[1] not in ("fixed", "poisson")])
 @pytest.mark.parametrize("participations", [1, 30])
 def test_vmf_without_amplification(dimensions, unit, sampling, participations):
     kappa, blocks = 1.5, len(dimensions)
@@ -137,10 +138,50 @@ def test_signs_of_single_coordinates_are_composed_optimally():
     assert "Kairouz" in found.theorem["epsilon"]
 
 
-def test_poisson_is_not_claimed_to_amplify_the_vmf():
-    found, full = guarantee(vmf("poisson", rate=1e-3)), guarantee(vmf("full"))
-    assert (found.pure_epsilon, found.epsilon) == (full.pure_epsilon, full.epsilon)
-    assert any("no amplification is proven" in note for note in found.notes)
+def enumerated_epsilon(keep, rate, steps, delta):
+    """T steps, of which Binomial(T, q) release a randomised response, and it is seen which: by all that can be seen."""
+    used = np.repeat(np.arange(steps + 1), np.arange(steps + 1) + 1)
+    kept = np.concatenate([np.arange(number + 1) for number in range(steps + 1)])
+    share = stats.binom.pmf(used, steps, rate)
+    first, second = (share * stats.binom.pmf(kept, used, p) for p in (keep, 1 - keep))
+
+    def excess(epsilon):
+        return np.sum(np.maximum(first - math.exp(epsilon) * second, 0)) - delta
+
+    return 0.0 if excess(0.0) <= 0 else optimize.brentq(excess, 0, steps * math.log(keep / (1 - keep)) + 1, xtol=1e-12)
+
+
+@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.05, 0.5, 2.0], [0.01, 0.3, 0.9])))
+@pytest.mark.parametrize("steps", [1, 5, 40])
+def test_poisson_batches_of_signs_agree_with_enumeration(kappa, rate, steps):
+    found = guarantee(vmf("poisson", kappa, steps, (1,), rate)).epsilon
+    exact = enumerated_epsilon(special.expit(2 * kappa), rate, steps, 1e-5)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 3e-4)
+
+
+def test_poisson_batches_of_directions_count_participations():
+    """The specification's run: about as 5 to 12 participations, where every one of 100 steps counted before."""
+    found, full = guarantee(vmf("poisson", 100.0, 100, (14818,), 0.05)), guarantee(vmf("full", 100.0, 100, (14818,)))
+    assert found.epsilon == pytest.approx(33.67, rel=2e-3) and f"{found.epsilon:.1f}" == "33.7"
+    assert full.epsilon == pytest.approx(204.16, rel=2e-3)
+    fewer, more = (guarantee(vmf("full", 100.0, count, (14818,))).epsilon for count in (5, 12))
+    assert fewer == pytest.approx(21.75, rel=2e-3) and more == pytest.approx(39.72, rel=2e-3)
+    assert fewer < found.epsilon < more
+    assert "reveal them" in found.theorem["epsilon"] and found.pure_epsilon == full.pure_epsilon
+    assert any("how many steps use an example" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("build", [vmf, laplace])
+@pytest.mark.parametrize("noise", [0.03, 1.0, 40.0])
+@pytest.mark.parametrize(("rate", "steps"), list(itertools.product([1e-6, 0.02, 0.5, 0.999], [1, 30, 3000])))
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
+def test_poisson_batches_never_cost_more_than_all_steps(build, noise, rate, steps, delta):
+    found, full = (build(sampling, noise, steps, rate=rate, delta=delta) for sampling in ("poisson", "full"))
+    assert guarantee(found).epsilon <= guarantee(full).epsilon
+    assert running_epsilon(found) <= running_epsilon(full)
+    assert guarantee(found).epsilon <= running_epsilon(found)
+    every = replace(found, rate=1.0)
+    assert guarantee(every).epsilon == guarantee(full).epsilon
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])

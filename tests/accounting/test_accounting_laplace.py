@@ -6,7 +6,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from scipy import integrate
+from scipy import integrate, stats
 
 from fedpriv.accounting import (
     ORDERS,
@@ -220,10 +220,19 @@ def test_ledger_with_fixed_size_sampling(scale, rate):
     assert found.epsilon <= min(running, unsampled.epsilon)
 
 
-def test_poisson_sampling_is_not_claimed_to_amplify():
-    found, full = guarantee(release("poisson", rate=1e-3)), guarantee(release("full"))
-    assert (found.pure_epsilon, found.epsilon) == (full.pure_epsilon, full.epsilon)
-    assert any("no amplification is proven for laplace" in note for note in found.notes)
+@pytest.mark.parametrize(("scale", "rate"), list(itertools.product([0.5, 3.0], [0.01, 0.4])))
+def test_poisson_batches_agree_with_a_sum_over_participations(scale, rate):
+    """Both neighbours show who took part: delta is the mean over n of that of n releases, by dp-accounting."""
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    found = guarantee(release("poisson", scale, 12, rate)).epsilon
+    single = pld.from_laplace_mechanism(scale / 2, value_discretization_interval=1e-4)
+    shares = stats.binom.pmf(np.arange(13), 12, rate)
+    counts = [count for count in range(1, 13) if shares[count] > 1e-9]
+
+    def delta(epsilon):
+        return sum(shares[n] * single.self_compose(n).get_delta_for_epsilon(epsilon) for n in counts)
+
+    assert delta(found) <= 1e-5 * (1 + 1e-3) <= delta(found * (1 - 5e-3))
 
 
 def test_dp_accountings_event_with_twice_the_sensitivity_is_the_same():

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from fedpriv.accounting import Guarantee, Ledger, LedgerLine, Release, guarantee
+from fedpriv.accounting import Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 
 
 def entry(client, epsilon, pure=None, participations=1):
@@ -61,10 +61,26 @@ def test_json_round_trip_keeps_every_bit(mechanism, sampling):
 def test_json_has_the_keys_of_the_run_folder():
     tree = Ledger.of("example", "none", {}, [entry(3, None), entry(1, None)]).to_json()
     assert set(tree) == {"unit", "mechanism", "parameters", "clients", "worst"}
-    assert set(tree["worst"]) == {"client", "examples", "noise", *(field.name for field in fields(Guarantee))}
+    assert set(tree["worst"]) == {
+        "client",
+        "examples",
+        "noise",
+        "ceilings",
+        *(field.name for field in fields(Guarantee)),
+    }
     assert tree["clients"][0] == tree["worst"]
     assert tree["worst"]["epsilon"] is None
     assert [line["client"] for line in tree["clients"]] == [1, 3]
+
+
+def test_ceilings_are_read_back_and_may_be_missing():
+    (figure,) = ceilings(Release("vmf", "example", "full", 1.0, 3, (100,), 2.0, 1e-5), [0.01])
+    line = replace(entry(2, 1.0), ceilings={"told": figure})
+    tree = Ledger.of("example", "vmf", {}, [line]).to_json()
+    assert tree["clients"][0]["ceilings"] == {"told": asdict(figure)}
+    assert TypeAdapter(Ledger).validate_json(json.dumps(tree)).worst == line
+    del tree["clients"][0]["ceilings"]
+    assert TypeAdapter(Ledger).validate_python(tree).worst.ceilings == {}
 
 
 def test_a_ledger_without_clients_is_refused():

@@ -1,12 +1,16 @@
 """From what was asked to a line of the ledger."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.accounting import (
+    Ceiling,
     Guarantee,
     NoiseParameter,
     Release,
     calibrate,
+    ceilings,
     equal_blocks,
     guarantee,
     nominal_noise,
@@ -37,6 +41,7 @@ class Asked:
         blocks: parts with a draw of their own.
         calibration: from a nominal epsilon to sigma.
         adjacency: which data sets must look alike.
+        ceiling: baselines to compute ceilings for, as numbers or fractions.
     """
 
     mechanism: str
@@ -52,6 +57,7 @@ class Asked:
     blocks: int = 1
     calibration: CalibrationName = "analytic"
     adjacency: AdjacencyName = "replace-one"
+    ceiling: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,13 @@ class Answer:
         asked: the question.
         release: what is accounted for, the noise with it.
         guarantee: what is proven.
+        ceilings: what no attack can exceed, for each baseline that was asked for.
     """
 
     asked: Asked
     release: Release
     guarantee: Guarantee
+    ceilings: tuple[Ceiling, ...]
 
     @property
     def parameter(self) -> NoiseParameter:
@@ -79,9 +87,10 @@ def answer(asked: Asked) -> Answer:
 
     Raises:
         InputError: not exactly one noise is given, a number is out of range, no amplification is proven for the
-            sampling, or no noise reaches the target.
+            sampling, no noise reaches the target, or there is no ceiling.
     """
     option, value = _given_noise(asked)
+    baselines = [_baseline(text) for text in asked.ceiling or ()]
     sampling, rate = _sampling(asked)
     release = release_with(
         1.0,
@@ -99,7 +108,28 @@ def answer(asked: Asked) -> Answer:
     elif option == "--epsilon":
         value = _nominal_noise(asked, value)
     release = replace(release, noise=value)
-    return Answer(asked, release, _with_nominal(guarantee(release), asked))
+    proven = _with_nominal(guarantee(release), asked)
+    return Answer(asked, release, proven, _ceilings(release, baselines))
+
+
+def _ceilings(release: Release, baselines: Sequence[float]) -> tuple[Ceiling, ...]:
+    figures = ceilings(release, baselines)
+    missing = [ceiling.theorem for ceiling in figures if ceiling.gamma is None]
+    if missing:
+        raise InputError(f"--ceiling: {missing[0]}; allowed are mechanisms whose proof has a reference")
+    return figures
+
+
+def _baseline(text: str) -> float:
+    parts = text.split("/")
+    try:
+        numerator, denominator = float(parts[0]), float(parts[1]) if len(parts) == 2 else 1.0
+        baseline = numerator / denominator if len(parts) <= 2 else math.nan
+    except (ValueError, ZeroDivisionError):
+        baseline = math.nan
+    if not 0 < baseline < 1:
+        raise InputError(f"--ceiling {text}: allowed are numbers and fractions between 0 and 1, such as 0.1 and 1/100")
+    return baseline
 
 
 def _given_noise(asked: Asked) -> tuple[str, float]:
@@ -121,11 +151,6 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     rate = asked.sampling_rate
     usual: SamplingName = amplifying[0] if rate is not None and amplifying else "full"
     sampling = asked.sampling or usual
-    if sampling == "poisson" and sampling not in amplifying:
-        allowed = ", ".join([*amplifying, "shuffled", "full"])
-        raise InputError(
-            f"--sampling poisson: no amplification by it is proven for {asked.mechanism}; allowed are {allowed}"
-        )
     if sampling not in amplifying and rate is not None:
         raise InputError(
             f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the "

@@ -93,6 +93,16 @@ Adjacency = Annotated[
 Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")]
 
 
+Ceilings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ceiling",
+        metavar="K0",
+        help="What no attack can exceed where a guess succeeds with this probability, as 1/100; may be repeated.",
+    ),
+]
+
+
 def _command(kind: type[NoisySettings]) -> click.Command:
     """The command of one mechanism: an option for each number that its figures depend on."""
     fields, noise = kind.model_fields, kind.parameter
@@ -108,6 +118,7 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         "sampling": (Sampling, None),
         "unit": (Unit, "example"),
         "dimension": (Dimension, None),
+        "ceiling": (Ceilings, None),
     }
     if blocks:
         options["dimension"] = (Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")], _REQUIRED)

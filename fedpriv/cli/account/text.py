@@ -35,6 +35,7 @@ def account_json(answer: Answer) -> dict[str, Any]:
         "dimension": answer.asked.dimension,
         "blocks": answer.asked.blocks,
         **asdict(answer.guarantee),
+        "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
     }
 
 
@@ -49,6 +50,9 @@ def print_account(answer: Answer) -> None:
     figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
     figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
     figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
+    for ceiling in answer.ceilings:
+        meaning = f"no attack succeeds more often, where a guess does with {_number(ceiling.k0)}"
+        figures.add_row("ceiling", _bold(ceiling.gamma), meaning)
     out.print(figures)
     out.print()
     setting = _columns("left", "left")
@@ -58,7 +62,10 @@ def print_account(answer: Answer) -> None:
     setting.add_row("participations", f"{proven.participations:,}")
     out.print(setting)
     names = ("epsilon", "pure_epsilon", "nominal_epsilon")
-    _print_list("What they rest on", [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names])
+    theorems = [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names]
+    # Ceilings of one release mostly rest on the same.
+    theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
+    _print_list("What they rest on", theorems)
     _print_list("Notes", proven.notes)
 
 

@@ -1,0 +1,255 @@
+"""Ceilings: what no attack whatsoever can exceed, whatever the network and whatever the adversary knows besides.
+
+Let z be the secret, independent of all else that the adversary knows, y all that it sees of it in a run, mu_z the law
+of y, and S the success of an attack R. Nobody who guesses without y succeeds with a probability above the baseline k0.
+Let nu be any law of y that does not depend on z, and (P, Q) a pair with H_l(mu_z || nu) <= H_l(P || Q) for all z and
+l = exp(epsilon) >= 0, where H_l(P || Q) = delta(epsilon) = sup over events of P - l Q. Then
+
+    P[S(z, R(y))] <= gamma = sup{P(E): Q(E) <= k0} = min over epsilon of exp(epsilon) k0 + delta(epsilon).
+
+Proof. E_z = {y: S(z, R(y))}; mu_z(E_z) <= l nu(E_z) + H_l for every l. On average over z nu(E_z) is at most k0, because
+nu does not depend on z. What is made of y (sums, secure aggregation, training) and adaptive parameters change nothing.
+
+Prior art: reconstruction robustness, in the Renyi form (Balle, Cherubin and Hayes 2022); the blow-up function (Hayes,
+Mahloujifar and Balle 2023); gamma from the trade-off (Kaissis et al. 2023, arXiv 2307.03928; Kulynych et al. 2025, also
+for re-identification and attributes); several people at once (Swanberg et al. 2025); Bayes' capacity of directional
+noise, the limit of small k0 (Biswas, Dras, Faustini et al. 2025). Directional noise is compared with uniform directions
+here, and composed exactly.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
+from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
+from fedpriv.accounting.pairs import before_sampling, interpolated
+from fedpriv.accounting.proofs import Proof
+from fedpriv.accounting.references import Reference, ReferencePair
+from fedpriv.accounting.release import Release
+from fedpriv.accounting.renyi import ORDERS
+from fedpriv.errors import InputError
+from fedpriv.records import Ceiling
+from fedpriv.registry import MECHANISMS
+
+__all__ = ["ceilings"]
+
+Array = NDArray[np.float64]
+Bound = tuple[Callable[[float], float], str]
+"""Gamma as a function of k0, and what it rests on besides the pair."""
+
+_SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
+_MOST_CELLS = 10**5  # of a single loss
+_FINEST = 1e-6  # on finer grids differences of deltas drown in rounding
+_AT_ONCE = 2**20  # cells after composition by a single transform
+_LARGEST_LOSS = 600.0  # exp of 710 overflows
+_RARE_LOSS = 40.0  # one below its opposite has a probability below exp(-40)
+# The Fourier transform rounds absolutely, by about 1e-17 a release.
+_ROUNDING, _ROUNDING_PER_RELEASE = 1e-12, 1e-15
+_MOST_COMPOSED = 10**12
+_SEARCHED = 2001
+_MANY, _DEVIATIONS = 100, 40.0
+
+_BLOW_UP = "sup P(E) where Q(E) <= k0 (Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023, arXiv 2307.03928)"
+_NORMAL = f"{_BLOW_UP}, T participations as one of sqrt(T) times the distance (Dong, Roth and Su 2022, Cor. 3.3)"
+_COMPOSED = ", privacy-loss distributions composed numerically with pessimistic rounding"
+_RENYI = "Renyi form, (k0 exp(D_a))^((a - 1) / a) (Balle, Cherubin and Hayes 2022)"
+_TAGGED = "; who took part is told the adversary, because it does not depend on the secret"
+_HIDDEN = "; batches of a fixed size hide who took part (Balle, Barthe and Gaboardi 2018, Thm 2)"
+
+
+def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...]:
+    """Return the smallest proven ceiling for each baseline.
+
+    Args:
+        release: all that one client releases in a run; its delta and its adjacency do not matter.
+        baselines: k0, in (0, 1).
+
+    Raises:
+        InputError: a baseline out of range.
+    """
+    checked = [_checked(baseline) for baseline in baselines]
+    proof: Proof = MECHANISMS[release.mechanism].proof()(release)
+    reference = proof.reference()
+    if reference is None:
+        return tuple(Ceiling(k0, None, f"no ceiling: {proof.no_reference}") for k0 in checked)
+    if release.participations == 0:
+        return tuple(Ceiling(k0, k0, "no participation: nothing that depends on it was released") for k0 in checked)
+    bounds = _bounds(release)
+    return tuple(_smallest(bounds, reference, k0) for k0 in checked)
+
+
+def _checked(baseline: float) -> float:
+    if not 0 < baseline < 1:
+        raise InputError(f"k0 = {baseline:g}: allowed is between 0 and 1, both excluded")
+    return float(baseline)
+
+
+def _smallest(bounds: Iterable[Bound], reference: Reference, k0: float) -> Ceiling:
+    gamma, how = min(((bound(k0), how) for bound, how in bounds), key=lambda claim: claim[0])
+    return Ceiling(k0, min(max(gamma, k0), 1.0), f"{how}: {reference.theorem}")
+
+
+@lru_cache(maxsize=4)
+def _bounds(release: Release) -> tuple[Bound, ...]:
+    """All that is proven; kept, because most clients of a run share one release, with baselines of their own."""
+    proof = MECHANISMS[release.mechanism].proof()(release)
+    return tuple(_proven(proof, proof.reference()))
+
+
+def _proven(proof: Proof, reference: Reference) -> Iterator[Bound]:
+    count, rate = int(proof.release.participations), 1.0 if reference.is_hidden else _rate(proof.release)
+    tagged = _TAGGED if rate < 1 else ""
+    first, number = reference.parts[0]
+    sole = first if number == len(reference.parts) == 1 else None
+    if reference.spread == 0:
+        yield lambda k0: k0, _BLOW_UP
+        return
+    if sole is not None and rate == 1 and sole.is_normal:
+        yield lambda k0: float(special.ndtr(special.ndtri(k0) + sole.spread * math.sqrt(count))), _NORMAL
+        return
+    yield partial(_renyi, count * tagged_rdp(ORDERS, reference.rdp(ORDERS), rate)), f"{_RENYI}{tagged}"
+    if sole is not None and count == 1:
+        yield partial(_single, sole, rate), f"{_BLOW_UP}{tagged}"
+    if count * reference.pieces > _MOST_COMPOSED or _is_certain(reference, count * rate):
+        return
+    if sole is None or count > 1:
+        yield _composed(reference, count, rate), f"{_BLOW_UP}{_COMPOSED}{tagged}"
+    if proof.is_sampled:
+        yield _hidden(proof, reference), f"{_BLOW_UP}{_COMPOSED}{_HIDDEN}"
+
+
+def _is_certain(reference: Reference, participations: float) -> bool:
+    """Whether so many participations tell so much that composition, which takes long then, gives 1 like the others."""
+    return participations >= _MANY and reference.batch_spread * math.sqrt(participations) > _DEVIATIONS
+
+
+def _renyi(divergences: Array, k0: float) -> float:
+    """Return the least (k0 exp(D_a))^((a - 1) / a) over the orders a of the ledger."""
+    return math.exp(min(float(np.min((math.log(k0) + divergences) * (ORDERS - 1) / ORDERS)), 0.0))
+
+
+def _single(pair: ReferencePair, rate: float, k0: float) -> float:
+    """Return gamma of a single release by one pair, without a grid."""
+
+    def claims(epsilons: Array) -> Array:
+        tagged = rate * pair.deltas(epsilons) + (1 - rate) * np.maximum(-np.expm1(epsilons), 0.0)
+        return np.exp(epsilons) * k0 + tagged
+
+    lowest = max(pair.smallest, -_LARGEST_LOSS)
+    # From -log(k0) on a claim is at least 1.
+    if lowest >= -math.log(k0):
+        return 1.0
+    grid = np.linspace(lowest, min(pair.largest, -math.log(k0)), _SEARCHED)
+    known = claims(grid)
+    best = int(np.argmin(known))
+    around = (grid[max(best - 1, 0)], grid[min(best + 1, _SEARCHED - 1)])
+    found = optimize.minimize_scalar(
+        lambda epsilon: float(claims(np.array([epsilon]))[0]), bounds=around, options={"xatol": 1e-9}
+    )
+    return min(float(found.fun), float(known[best]))
+
+
+def _composed(reference: Reference, count: int, rate: float) -> Callable[[float], float]:
+    """Return gamma by the loss of a whole run."""
+    interval = _interval(reference)
+    parts = [(_rounded(pair, interval), number) for pair, number in reference.parts]
+    if rate == 1:
+        whole = reduce(_joined, [_repeated(law, number * count) for law, number in parts])
+    else:
+        whole = _repeated(_batch(reference, interval).tagged(rate), count)
+    return partial(_success, whole, count * reference.pieces)
+
+
+def _hidden(proof: Proof, reference: Reference) -> Callable[[float], float]:
+    """Return gamma of batches of a fixed size, of which it is not known who took part.
+
+    Let A be the law of a batch without z, M and M' those with it and with something in its place, so that mu = (1 - q)
+    A + q M and nu = (1 - q) A + q M'. With v = 1 + q (l - 1) and b = v / l, l >= 1 (advanced joint convexity, Balle,
+    Barthe and Gaboardi 2018, Theorem 2)
+
+        H_v(mu || nu) <= q [(1 - b) H_l(M || A) + b H_l(M || M')],      H_v(nu || mu) <= q H_l(M' || M).
+
+    M and A are neighbours under replace-one, M and M' have the reference pair. What is known without hiding holds, too.
+    """
+    rate, count = float(proof.release.rate), int(proof.release.participations)
+    batch = _batch(reference, _interval(reference))
+    replaced = proof.batch_pair()
+    highest = min(amplified_pure(max(replaced.largest, float(batch.losses[-1])), rate), _LARGEST_LOSS)
+    lowest = amplified_pure(min(-float(batch.losses[0]), _RARE_LOSS), rate)
+    spread = rate * math.sqrt(math.expm1(min(reference.batch_spread, 1.0) ** 2))
+    interval = max(_SHARE_OF_SPREAD * spread, (highest + lowest) / _MOST_CELLS, _FINEST)
+    above, below = (_grid(0, math.ceil(end / interval), interval) for end in (highest, lowest))
+    exponents = before_sampling(above, rate)
+    share = rate + (1 - rate) * np.exp(-exponents)  # b
+    forward = rate * ((1 - share) * replaced.deltas(exponents) + share * _deltas(batch, exponents))
+    forward = np.minimum(forward, rate * _deltas(batch, above))
+    # H_v(mu || nu) = 1 - v + v H_(1/v)(nu || mu), and so for M and M'.
+    exponents = before_sampling(below, rate)
+    odds = np.minimum(exponents, _LARGEST_LOSS)
+    backward = rate * (np.exp(odds) * _deltas(batch, -odds) - np.expm1(odds))
+    deltas = -np.expm1(-below) + np.exp(-below) * np.maximum(backward, 0.0)
+    step = LossDistribution.under(1 - below.size, np.concatenate([deltas[:0:-1], forward]), interval)
+    return partial(_success, _repeated(step, count), count * reference.pieces)
+
+
+def _success(law: LossDistribution, releases: int, k0: float) -> float:
+    return law.success(k0) + max(_ROUNDING, _ROUNDING_PER_RELEASE * releases)
+
+
+def _interval(reference: Reference) -> float:
+    widest = max(min(pair.largest, _LARGEST_LOSS) - max(pair.smallest, -_LARGEST_LOSS) for pair, _ in reference.parts)
+    interval = max(_SHARE_OF_SPREAD * reference.spread, widest / _MOST_CELLS)
+    # The largest loss may have a probability of its own: it lies on the grid.
+    largest = min(max(pair.largest for pair, _ in reference.parts), _LARGEST_LOSS)
+    return largest / math.ceil(largest / interval)
+
+
+def _grid(first: int, last: int, interval: float) -> Array:
+    return np.arange(first, last + 1, dtype=np.float64) * interval
+
+
+def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
+    ends = max(pair.smallest, -_LARGEST_LOSS), min(pair.largest, _LARGEST_LOSS)
+    edges = _grid(math.floor(ends[0] / interval), math.ceil(ends[1] / interval), interval)
+    losses, masses = pair.law(edges)
+    far = losses > _LARGEST_LOSS
+    kept = np.where(far, 0.0, masses)
+    law = LossDistribution.rounded(np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS), kept, interval)
+    return replace(law, infinite=float(masses[far].sum()))
+
+
+def _batch(reference: Reference, interval: float) -> LossDistribution:
+    """The loss of one participation."""
+    return reduce(_joined, [_repeated(_rounded(pair, interval), number) for pair, number in reference.parts])
+
+
+def _repeated(law: LossDistribution, count: int) -> LossDistribution:
+    if law.infinite > 1 - _ROUNDING:
+        return replace(law, infinite=1.0)
+    try:
+        return law.repeated(count, _AT_ONCE)
+    except TooManyCellsError:
+        return law.compounded(count)
+
+
+def _joined(first: LossDistribution, second: LossDistribution) -> LossDistribution:
+    """Both losses; grids that were made coarser differ by powers of two."""
+    fine, coarse = sorted((first, second), key=lambda law: law.interval)
+    while fine.interval < 0.99 * coarse.interval:
+        fine = fine.coarser()
+    return fine.composed_with(coarse)
+
+
+def _deltas(law: LossDistribution, epsilons: Array) -> Array:
+    inside = interpolated(law.losses, law.deltas, np.maximum(epsilons, law.losses[0]))
+    return np.where(epsilons < law.losses[0], -np.expm1(np.minimum(epsilons, 0.0)), inside)
+
+
+def _rate(release: Release) -> float:
+    return float(release.rate) if release.sampling in ("fixed", "poisson") else 1.0

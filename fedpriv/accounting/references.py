@@ -1,0 +1,311 @@
+"""Reference pairs: a participation of the secret z (P) against the same run with something in its place (Q).
+
+Any law that does not depend on z may stand there, so it need not be that of a neighbouring data set: zero in the place
+of a clipped gradient, a uniform direction in the place of a draw. That is half as far away as the opposite gradient of
+the ledger. A pair here need not be symmetric: delta(epsilon) = sup over events of P - exp(epsilon) Q, epsilon of either
+sign.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+from typing_extensions import override
+
+from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp, tagged_rdp
+from fedpriv.accounting.pairs import DirectionalPair, Pair
+from fedpriv.accounting.renyi import gaussian_rdp, laplace_rdp
+from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
+
+__all__ = [
+    "DirectionalReference",
+    "LaplaceReference",
+    "NormalReference",
+    "Reference",
+    "ReferencePair",
+]
+
+Array = NDArray[np.float64]
+
+_DEVIATIONS = 9.0  # beyond so many standard deviations a normal law has a probability of 1e-19
+_LOWER_DEVIATIONS = 50.0  # and a Gamma law, which directions in few dimensions come close to, 1e-16
+_LOWEST_LOSS = -600.0  # exp of 710 overflows
+_PLAIN_CELLS = 500  # of the coordinate, beside those that are asked for
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
+_NOTHING = np.empty(0)
+
+
+class ReferencePair(Pair):
+    """A pair by the density of P in a coordinate of which the loss is a monotone function, and by atoms."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> tuple[float, float]:
+        """The coordinates between which all but a probability of about 1e-16 of P lies outside its atoms."""
+
+    @abstractmethod
+    def coordinates(self, losses: Array) -> Array:
+        """Return where the loss has these values; any end where it has not."""
+
+    @abstractmethod
+    def losses(self, coordinates: Array) -> Array:
+        """Return log P / Q."""
+
+    @abstractmethod
+    def log_density(self, coordinates: Array) -> Array:
+        """Return the log of the density of P, but for a constant."""
+
+    @property
+    def atoms(self) -> tuple[Array, Array]:
+        """Losses with a probability of their own, and their probabilities."""
+        return _NOTHING, _NOTHING
+
+    @property
+    @override
+    def largest(self) -> float:
+        return float(np.max(np.concatenate([self.losses(np.array(self.ends)), self.atoms[0]])))
+
+    @property
+    def smallest(self) -> float:
+        """The smallest loss."""
+        return float(np.min(np.concatenate([self.losses(np.array(self.ends)), self.atoms[0]])))
+
+    @abstractmethod
+    def rdp(self, orders: Array) -> Array:
+        """Return the Renyi divergence of P from Q at orders above 1."""
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether both laws are normal, ``spread`` standard deviations apart."""
+        return False
+
+    def law(self, edges: Array) -> tuple[Array, Array]:
+        """Return the loss under P: values and probabilities, so that no cell between ``edges`` (losses) is crossed.
+
+        Every cell is integrated by Gauss and Legendre.
+        """
+        low, high = self.ends
+        losses, masses = self.atoms
+        if low == high:
+            return losses, masses
+        inside = np.clip(self.coordinates(edges), low, high)
+        cells = np.unique(np.concatenate([np.linspace(low, high, _PLAIN_CELLS + 1), inside]))
+        halves = np.diff(cells)[:, None] / 2
+        nodes = (cells[:-1, None] + halves * (1 + _NODES)).ravel()
+        log_density = self.log_density(nodes)
+        density = np.exp(log_density - log_density.max()) * (halves * _WEIGHTS).ravel()
+        density *= (1 - masses.sum()) / density.sum()
+        return np.concatenate([losses, self.losses(nodes)]), np.concatenate([masses, density])
+
+    @override
+    def deltas(self, epsilons: Array) -> Array:
+        """Return delta at each epsilon (N,), of either sign."""
+        losses, masses = self.law(epsilons)
+        order = np.argsort(-losses)
+        losses, masses = losses[order], masses[order]
+        above = np.searchsorted(-losses, -epsilons)
+        second_masses = masses * np.exp(-np.maximum(losses, _LOWEST_LOSS))
+        first, second = (np.concatenate([[0.0], np.cumsum(law)])[above] for law in (masses, second_masses))
+        return np.asarray(np.clip(first - np.exp(epsilons) * second, 0.0, 1.0), np.float64)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a mechanism's ceiling compares a run with.
+
+    Attributes:
+        parts: pairs of one participation, and how many of each; at least one.
+        theorem: which two runs they are, in words, and why these pairs compose.
+        is_hidden: whether the pair is that of a sampled step already.
+    """
+
+    parts: tuple[tuple[ReferencePair, int], ...]
+    theorem: str
+    is_hidden: bool = False
+
+    @property
+    def pieces(self) -> int:
+        """How many releases one participation consists of."""
+        return sum(number for _, number in self.parts)
+
+    @property
+    def batch_spread(self) -> float:
+        """The standard deviation of the loss of one participation."""
+        return math.sqrt(sum(number * pair.spread**2 for pair, number in self.parts))
+
+    @property
+    def spread(self) -> float:
+        """Of a single release, in the root of the mean square."""
+        return self.batch_spread / math.sqrt(self.pieces)
+
+    def rdp(self, orders: Array) -> Array:
+        """Return the Renyi divergence of one participation."""
+        return np.asarray(sum(number * pair.rdp(orders) for pair, number in self.parts), np.float64)
+
+
+@dataclass(frozen=True)
+class NormalReference(ReferencePair):
+    """(1 - q) N(0, sigma^2) + q N(1, sigma^2) against N(0, sigma^2): with z, which Poisson batches have, or without it.
+
+    The coordinate is that of the noise, in standard deviations. Tight (Hayes, Mahloujifar and Balle 2023).
+
+    Attributes:
+        sigma: noise standard deviation over clip_norm, above 0.
+        rate: q in (0, 1]; 1: in every batch.
+    """
+
+    sigma: float
+    rate: float = 1.0
+
+    @property
+    @override
+    def is_normal(self) -> bool:
+        return self.rate == 1
+
+    @property
+    @override
+    def spread(self) -> float:
+        return 1 / self.sigma if self.is_normal else self.rate * math.sqrt(math.expm1(min(self.sigma**-2, 1.0)))
+
+    @override
+    def rdp(self, orders: Array) -> Array:
+        # Who took part could be told, too.
+        divergences = tagged_rdp(orders, gaussian_rdp(orders, self.sigma), self.rate)
+        within = (orders <= LARGEST_SAMPLED_ORDER) & (self.rate < 1)
+        if np.any(within):
+            hidden = poisson_gaussian_rdp(orders[within], self.sigma, self.rate)
+            divergences[within] = np.minimum(divergences[within], hidden)
+        return divergences
+
+    @property
+    @override
+    def ends(self) -> tuple[float, float]:
+        return (1 / self.sigma if self.is_normal else 0.0) - _DEVIATIONS, 1 / self.sigma + _DEVIATIONS
+
+    @override
+    def coordinates(self, losses: Array) -> Array:
+        with np.errstate(divide="ignore"):  # log 0 for losses below the smallest
+            near = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + self.rate, 0.0))
+            far = losses + np.log1p((self.rate - 1) * np.exp(-np.maximum(losses, 1.0)))
+        return self.sigma * (np.where(losses < 1, near, far) - math.log(self.rate)) + 0.5 / self.sigma
+
+    @override
+    def losses(self, coordinates: Array) -> Array:
+        used = math.log(self.rate) + (coordinates - 0.5 / self.sigma) / self.sigma
+        return used if self.is_normal else np.logaddexp(math.log1p(-self.rate), used)
+
+    @override
+    def log_density(self, coordinates: Array) -> Array:
+        return self.losses(coordinates) - coordinates**2 / 2
+
+
+@dataclass(frozen=True)
+class LaplaceReference(ReferencePair):
+    """Laplace laws on the line at a distance of ``shift`` scales; the coordinate is the loss.
+
+    Attributes:
+        shift: above 0.
+    """
+
+    shift: float
+
+    @property
+    @override
+    def spread(self) -> float:
+        return min(self.shift, 1.0)
+
+    @override
+    def rdp(self, orders: Array) -> Array:
+        return laplace_rdp(orders, self.shift)
+
+    @property
+    @override
+    def ends(self) -> tuple[float, float]:
+        return max(-self.shift, self.shift - 80.0), self.shift
+
+    @property
+    @override
+    def atoms(self) -> tuple[Array, Array]:
+        return np.array([-self.shift, self.shift]), np.array([math.exp(-self.shift) / 2, 0.5])
+
+    @override
+    def coordinates(self, losses: Array) -> Array:
+        return losses
+
+    @override
+    def losses(self, coordinates: Array) -> Array:
+        return coordinates
+
+    @override
+    def log_density(self, coordinates: Array) -> Array:
+        return coordinates / 2
+
+
+@dataclass(frozen=True)
+class DirectionalReference(ReferencePair):
+    """A VMF law against the uniform one, the pair of docs/ceilings.md: the loss is kappa t - log M_K(kappa).
+
+    t is the cosine of the draw with its direction; the coordinate is their angle. For large K this is nearly the pair
+    of normal laws at a distance of kappa / sqrt(K).
+
+    Attributes:
+        kappa: at least 0.
+        dimension: K, at least 1.
+    """
+
+    kappa: float
+    dimension: int
+
+    @property
+    @override
+    def spread(self) -> float:
+        return DirectionalPair(self.kappa, self.dimension).spread / 2 if self.kappa > 0 else 0.0
+
+    @override
+    def rdp(self, orders: Array) -> Array:
+        divergences = (log_mgf(self.dimension, orders * self.kappa) - orders * self._log_mgf) / (orders - 1)
+        return np.clip(divergences, 0.0, self.kappa - self._log_mgf)
+
+    @cached_property
+    @override
+    def ends(self) -> tuple[float, float]:
+        if self._is_discrete:
+            return 0.0, 0.0
+        mean = self.kappa * float(mean_resultant_length(self.dimension, self.kappa)) - self._log_mgf
+        reach = np.array([mean + _DEVIATIONS * self.spread, mean - _LOWER_DEVIATIONS * self.spread])
+        low, high = self.coordinates(np.maximum(reach, _LOWEST_LOSS))
+        return float(low), float(high)
+
+    @property
+    @override
+    def atoms(self) -> tuple[Array, Array]:
+        if not self._is_discrete:
+            return super().atoms
+        return np.array([-1.0, 1.0]) * self.kappa - self._log_mgf, special.expit(np.array([-2.0, 2.0]) * self.kappa)
+
+    @override
+    def coordinates(self, losses: Array) -> Array:
+        shares = (self.kappa - self._log_mgf - losses) / (2 * self.kappa)
+        return np.asarray(2 * np.arcsin(np.sqrt(np.clip(shares, 0.0, 1.0))), np.float64)
+
+    @override
+    def losses(self, coordinates: Array) -> Array:
+        return self.kappa - self._log_mgf - 2 * self.kappa * np.sin(coordinates / 2) ** 2
+
+    @override
+    def log_density(self, coordinates: Array) -> Array:
+        log_sine = np.log1p(-np.minimum(np.cos(coordinates) ** 2, 0.5)) / 2
+        log_sine = np.where(np.abs(np.cos(coordinates)) < 0.7, log_sine, np.log(np.sin(coordinates)))
+        return (self.dimension - 2) * log_sine - 2 * self.kappa * np.sin(coordinates / 2) ** 2
+
+    @property
+    def _is_discrete(self) -> bool:
+        return self.dimension == 1 or self.kappa == 0
+
+    @cached_property
+    def _log_mgf(self) -> float:
+        return float(log_mgf(self.dimension, self.kappa))
