@@ -1,5 +1,6 @@
 """What the settings of every attack have in common, and what all others ask of an attack through them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -49,13 +50,13 @@ class AttackSettings(Section):
     smooth: ClassVar[bool] = False
 
     @classmethod
+    @abstractmethod
     def methods(cls) -> "tuple[Recipe | Runs, ...]":
         """Its parts; or, where it is not made of them, what runs it.
 
         Of a victim's restarts the first runs the first of them, the second the second, and so on, and then from the
         start again.
         """
-        raise NotImplementedError(f"attack {cls.name} does not say what runs it")
 
     @classmethod
     def runs(cls) -> tuple[Runs, ...]:

@@ -85,6 +85,9 @@ class Registry(Mapping[str, type[Any]]):
 def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
     fields = getattr(kind, "model_fields", {})
     name = fields["name"].default if "name" in fields else kind.name
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"{kind.__qualname__} lacks {', '.join(missing)}")
     if things.setdefault(name, kind) is not kind:
         raise ValueError(f"the name {name!r} is taken by {things[name].__module__}")
 

@@ -196,13 +196,11 @@ class DirectionalPair(Pair):
 
 
 @dataclass(frozen=True)
-class SampledPair(Pair):
-    """A pair after fixed-size sampling: delta at log(1 + q (exp(epsilon) - 1)) is q times delta of the pair at epsilon.
-
-    Balle, Barthe and Gaboardi 2018, Theorem 9; the deltas at negative epsilons are those of the exchanged neighbours.
+class _ThinnedPair(Pair):
+    """What sampling makes of another pair.
 
     Attributes:
-        pair: of a batch, under replace-one.
+        pair: of a batch, or of a release, under replace-one.
         rate: q in (0, 1).
     """
 
@@ -213,6 +211,13 @@ class SampledPair(Pair):
     @override
     def pieces(self) -> int:
         return self.pair.pieces
+
+
+class SampledPair(_ThinnedPair):
+    """A pair after fixed-size sampling: delta at log(1 + q (exp(epsilon) - 1)) is q times delta of the pair at epsilon.
+
+    Balle, Barthe and Gaboardi 2018, Theorem 9; the deltas at negative epsilons are those of the exchanged neighbours.
+    """
 
     @property
     @override
@@ -229,22 +234,8 @@ class SampledPair(Pair):
         return self.rate * self.pair.deltas(before_sampling(epsilons, self.rate))
 
 
-@dataclass(frozen=True)
-class TaggedPair(Pair):
-    """A pair of a release that happens with probability q, where it is seen whether it did: delta is q times as large.
-
-    Attributes:
-        pair: of the release.
-        rate: q in (0, 1).
-    """
-
-    pair: Pair
-    rate: float
-
-    @property
-    @override
-    def pieces(self) -> int:
-        return self.pair.pieces
+class TaggedPair(_ThinnedPair):
+    """A pair of a release that happens with probability q, and is seen to or not: delta is q times as large."""
 
     @property
     @override

@@ -117,8 +117,11 @@ class Proof(ABC):
             dimensions: K of each block.
             noise: of the mechanism, above 0.
             batch_size: B, at least 1.
+
+        Raises:
+            InputError: no ratio of this mechanism is known.
         """
-        raise NotImplementedError
+        raise InputError("no noise-to-signal ratio of this mechanism is known")
 
     @property
     def adjacency(self) -> str:

@@ -3,6 +3,7 @@
 These files are read whenever an experiment is, so they import torch and Flower where they use them.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,6 +31,7 @@ class Rule(Section):
     name: ClassVar[str]
     needs_each: ClassVar[bool] = True
 
+    @abstractmethod
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
         """Put the uploads of a round together.
 
@@ -37,7 +39,6 @@ class Rule(Section):
             uploads: at least :attr:`needed`; all with the same tensors.
             weighting: ``examples`` or ``uniform``, for rules that do not count every client once.
         """
-        raise NotImplementedError(f"aggregation {self.name} does not say how uploads are put together")
 
     @property
     def needed(self) -> int:
@@ -62,13 +63,13 @@ class Rule(Section):
 class CoordinateRule(Rule):
     """A rule that puts uploads together coordinate by coordinate; every client counts once."""
 
+    @abstractmethod
     def combine(self, rows: np.ndarray) -> np.ndarray:
         """Return one tensor.
 
         Args:
             rows: (n, *shape), that tensor of each of n uploads.
         """
-        raise NotImplementedError(f"aggregation {self.name} does not say how numbers are put together")
 
     @override
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":

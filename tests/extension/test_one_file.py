@@ -5,10 +5,16 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from fedpriv.attacks.settings import AttackSettings
+from fedpriv.data.source import Source as DataSource
+from fedpriv.mechanisms import MechanismSettings
+from fedpriv.models.machinery.settings import ModelSettings
 from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES, Registry
+from fedpriv.server.rules import CoordinateRule
 
 ROOT = Path(__file__).parents[2]
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
@@ -49,3 +55,21 @@ def test_each_is_in_the_package_of_its_kind() -> None:
         assert len(set(modules)) == len(modules) > 3
         assert {module.rpartition(".")[0] for module in modules} == {registry.package}
         assert all(first < second for first, second in pairwise(registry))
+
+
+@pytest.mark.parametrize(
+    ("registry", "base", "lacks"),
+    [
+        (ATTACKS, AttackSettings, "methods"),
+        (DATASETS, DataSource, "read"),
+        (MECHANISMS, MechanismSettings, "mechanism"),
+        (MODELS, ModelSettings, "network"),
+        (RULES, CoordinateRule, "combine"),
+    ],
+    ids=lambda value: getattr(value, "what", None),
+)
+def test_one_that_is_not_complete_is_not_entered(registry: Registry, base: type, lacks: str) -> None:
+    unfinished = type("Unfinished", (base,), {"name": "unfinished", "__annotations__": {"name": ClassVar[str]}})
+    with pytest.raises(TypeError, match=f"Unfinished lacks .*{lacks}"):
+        registry.register(unfinished)
+    assert "unfinished" not in registry

@@ -5,6 +5,7 @@ respect to the image does not see the jumps: a search by derivatives never learn
 softplus in place of ReLU it does.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,12 +20,12 @@ __all__ = ["ReluMode", "SmoothKinks"]
 KINKED = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 
 
-class ReluMode(TorchFunctionMode):
+class ReluMode(TorchFunctionMode, ABC):
     """Within this context every ReLU, of a layer or a function, is :meth:`relu`."""
 
+    @abstractmethod
     def relu(self, inputs: Tensor) -> Tensor:
         """Return what stands in for the ReLU of these inputs."""
-        raise NotImplementedError
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -1,5 +1,6 @@
 """What the settings of every mechanism have in common, and what all others ask of a mechanism through them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -73,6 +74,7 @@ class MechanismSettings(Section):
 
         return NoProof
 
+    @abstractmethod
     def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":
         """Return what releases gradients.
 
@@ -82,7 +84,6 @@ class MechanismSettings(Section):
         Raises:
             ValueError: the noise is a target still, what is redistributed is missing, or numbers are out of range.
         """
-        raise NotImplementedError(f"mechanism {self.name} does not say what releases gradients")
 
     @property
     def protects_examples(self) -> bool:
@@ -129,8 +130,9 @@ class MechanismSettings(Section):
 
         Raises:
             InputError: it is out of range.
+            ValueError: the mechanism makes no noise.
         """
-        raise NotImplementedError(f"mechanism {self.name} has no nominal epsilon")
+        raise ValueError(f"mechanism.name = {self.name!r} makes no noise")
 
     def with_noise(self, noise: float) -> Self:
         """Return these settings with the noise itself (sigma, scale, kappa) in place of any target.

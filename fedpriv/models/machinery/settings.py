@@ -1,5 +1,6 @@
 """What the settings of every network have in common, and what all others ask of a network through them."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -34,6 +35,7 @@ class ModelSettings(Section):
         "default", description="uniform: every weight from U(-0.5, 0.5), as in DLG"
     )
 
+    @abstractmethod
     def network(self, shape: Shape, classes: int) -> "nn.Module":
         """Return a new network; its weights may come from the global generators of torch, numpy and Python alone.
 
@@ -44,7 +46,6 @@ class ModelSettings(Section):
         Raises:
             InputError: there is no such network for these images.
         """
-        raise NotImplementedError(f"model {self.name} does not say what builds it")
 
     @property
     def module(self) -> str:
