@@ -130,7 +130,8 @@ fedpriv.cli.flower.app(grid, context)
 @pytest.mark.essential
 def test_the_packed_app_runs_the_experiment_whole(packed: Path, tmp_path: Path) -> None:
     assert not (packed / "fedpriv" / "server").exists()
-    done = python("-c", RUN_PACKED, "2", str(packed), cwd=tmp_path)
+    # Ray tells its workers of the app's folder by PYTHONPATH, as here; what writes the report must not look there.
+    done = python("-c", RUN_PACKED, "2", str(packed), cwd=tmp_path, PYTHONPATH=str(packed))
     assert done.returncode == 0, done.stderr
     assert "round 1 of 1" in done.stderr
     assert "Proven for the whole run" in done.stdout
