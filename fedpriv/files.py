@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,8 @@ class WriteError(OSError):
 def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
     """Write a file so that it appears with all its content, in place of what had the name before.
 
-    A symbolic link of that name is replaced, and what it points to is left alone.
+    A symbolic link of that name is replaced, and what it points to is left alone. What is neither a file nor a link,
+    such as a device, is not replaced.
 
     Args:
         path: of the file; its folder exists.
@@ -60,6 +62,9 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool 
     Raises:
         WriteError: it cannot be written; nothing is left behind, and what was there stays.
     """
+    with _about(path):
+        if not _may_be_replaced(path):
+            raise OSError(errno.EINVAL, "it exists, and is no regular file")
     with _part(path, content, mode, durable=durable) as temporary:
         temporary.replace(path)
 
@@ -200,6 +205,15 @@ def writing_to(target: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise target_error(error, target) from None
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Folders, too, go on: no file can be renamed to one, and the system says why."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return True
+    return any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISLNK, stat.S_ISDIR))
 
 
 @contextmanager

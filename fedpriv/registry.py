@@ -9,10 +9,14 @@ points: in pyproject.toml of a package of yours
 
 import difflib
 import importlib
+import inspect
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.errors import InputError
 
@@ -20,6 +24,9 @@ __all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Registry", "
 
 
 Kind = TypeVar("Kind", bound=type[Any])
+
+# It becomes a key of experiment files, a part of lists and of file names.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class Registry(Mapping[str, type[Any]]):
@@ -29,10 +36,11 @@ class Registry(Mapping[str, type[Any]]):
         what: one thing of the kind, for people.
         package: where ours are; modules of packages inside it are not looked at.
         group: of entry points.
+        base: what they are subclasses of, as "module:class".
     """
 
-    def __init__(self, what: str, package: str, group: str) -> None:
-        self.what, self.package, self.group = what, package, group
+    def __init__(self, what: str, package: str, group: str, base: str) -> None:
+        self.what, self.package, self.group, self.base = what, package, group, base
         self._things: dict[str, type[Any]] = {}
         self._begun = False
 
@@ -71,9 +79,10 @@ class Registry(Mapping[str, type[Any]]):
                 importlib.import_module(module.name)
         self._things = dict(sorted(self._things.items()))
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+            # Importing a package runs its code, which may do anything: a sys.exit(0) must not look like success.
             try:
-                _enter(self._things, point.load())
-            except Exception as error:
+                _enter(self._things, check_complete(point.load(), self._base()))
+            except (Exception, SystemExit) as error:
                 self._begun = False
                 raise InputError(
                     f"{self.what} {point.name!r} of the package {point.dist.name if point.dist else point.value} "
@@ -81,10 +90,63 @@ class Registry(Mapping[str, type[Any]]):
                 ) from error
         return self._things
 
+    def _base(self) -> type[Any]:
+        module, _, name = self.base.partition(":")
+        base: type[Any] = getattr(importlib.import_module(module), name)
+        return base
+
+
+def check_complete(kind: Any, base: type[Any]) -> type[Any]:
+    """Return what another package has entered, if it is what the others of its kind are.
+
+    Args:
+        kind: whatever its entry point names.
+        base: what it has to be a subclass of.
+
+    Raises:
+        TypeError: it is no such class, its name cannot be one, a key of its own hides something of the base, or it
+            lacks an attribute that the base declares, or has one of another type.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise TypeError(f"{getattr(kind, '__qualname__', repr(kind))} is no subclass of {base.__qualname__}")
+    fields = getattr(kind, "model_fields", {})
+    known = getattr(base, "model_fields", {})
+    hidden = [key for key in fields if key not in known and key != "name" and hasattr(base, key)]
+    if hidden:
+        raise TypeError(f"{kind.__qualname__} has a key {hidden[0]!r}, which hides that of {base.__qualname__}")
+    ours = [each for each in reversed(kind.__mro__) if each.__module__.startswith("fedpriv.")]
+    declared = {key: value for each in ours for key, value in inspect.get_annotations(each).items()}
+    for key, annotation in declared.items():
+        if get_origin(annotation) is ClassVar and hasattr(kind, key):
+            _check_attribute(kind, key, get_args(annotation)[0])
+        elif get_origin(annotation) is ClassVar and key in inspect.get_annotations(base):
+            raise TypeError(f"{kind.__qualname__} lacks {key}")
+    name = _name(kind)
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise TypeError(
+            f"{kind.__qualname__} has the name {name!r}; allowed are letters, digits, _ and -, a letter or digit first"
+        )
+    return kind
+
+
+def _check_attribute(kind: type[Any], key: str, wanted: Any) -> None:
+    if wanted not in (bool, int, str) and get_origin(wanted) is not tuple:
+        return
+    value = getattr(kind, key)
+    try:
+        TypeAdapter(wanted).validate_python(value, strict=True)
+    except ValidationError:
+        shown = wanted if get_origin(wanted) else wanted.__name__
+        raise TypeError(f"{kind.__qualname__}.{key} = {value!r} is no {shown}") from None
+
+
+def _name(kind: type[Any]) -> Any:
+    fields = getattr(kind, "model_fields", {})
+    return fields["name"].default if "name" in fields else getattr(kind, "name", None)
+
 
 def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
-    fields = getattr(kind, "model_fields", {})
-    name = fields["name"].default if "name" in fields else kind.name
+    name = _name(kind)
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"{kind.__qualname__} lacks {', '.join(missing)}")
@@ -100,8 +162,8 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> s
     return f"; known: {', '.join(known)}" if else_known else ""
 
 
-MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms")
-ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks")
-DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets")
-MODELS = Registry("network", "fedpriv.models", "fedpriv.models")
-RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules")
+MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms", "fedpriv.mechanisms:MechanismSettings")
+ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings")
+DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets", "fedpriv.data.source:Source")
+MODELS = Registry("network", "fedpriv.models", "fedpriv.models", "fedpriv.models:ModelSettings")
+RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")

@@ -16,6 +16,7 @@ Where an attack takes minutes, its code is compiled if that pays, by the clock: 
 rounding, in two uninterrupted runs as well (:mod:`fedpriv.attacks.reconstruction.evaluation`).
 """
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedpriv.config import Experiment, load_run
+from fedpriv.config import Experiment, load_run, read_toml
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
@@ -217,6 +218,25 @@ class RunFolder:
         """
         return read_file(self.path / "summary.json", _SUMMARY)
 
+    def settings_digest(self) -> str:
+        """SHA-256 of what config.toml says, in hexadecimal digits, without the section [report], which may change."""
+        tree = {key: value for key, value in read_toml(self.path / "config.toml").items() if key != "report"}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
+
+    def checked_summary(self) -> Summary | None:
+        """Return :meth:`summary`, whose figures are of the settings that are in the folder now.
+
+        Raises:
+            InputError: they are of others, because config.toml was edited; or the file is damaged.
+        """
+        summary = self.summary()
+        if summary is not None and summary.settings not in ("", self.settings_digest()):
+            raise InputError(
+                f"{self.path / 'config.toml'} was changed after the run had ended, and its figures are of other "
+                f"settings: set it as it was, or go on with what it says now: {self.to_resume}"
+            )
+        return summary
+
     def ledger(self) -> Ledger | None:
         """What is proven; ``None`` until a run ends."""
         return read_file(self.path / "ledger.json", _LEDGER)
@@ -251,16 +271,15 @@ class RunFolder:
         """The summary of a run that has ended.
 
         Raises:
-            InputError: it has not, or the file is damaged.
+            InputError: it has not, or its settings were changed since, or the file is damaged.
         """
-        return self._needed("summary.json", _SUMMARY)
+        return self._needed("summary.json", self.checked_summary())
 
     def final_ledger(self) -> Ledger:
         """The ledger of a run that has ended; errors are those of :meth:`final_summary`."""
-        return self._needed("ledger.json", _LEDGER)
+        return self._needed("ledger.json", self.ledger())
 
-    def _needed(self, name: str, kind: TypeAdapter[T]) -> T:
-        record = read_file(self.path / name, kind)
+    def _needed(self, name: str, record: T | None) -> T:
         if record is None:
             raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
         return record

@@ -1,6 +1,7 @@
 """What sections of an experiment are made of: the base of all settings, and numbers with their ranges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import get_annotations
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -151,9 +152,26 @@ class Extensible(Section):
     model_config = ConfigDict(defer_build=True)
 
     @classmethod
-    def further(cls) -> Mapping[str, FieldInfo]:
-        """The further keys."""
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
+        """Whose each further key is, the key, and its field."""
         raise NotImplementedError
+
+    @classmethod
+    def further(cls) -> Mapping[str, FieldInfo]:
+        """The further keys.
+
+        Raises:
+            InputError: one is a key of the section itself, or hides another attribute of it, or two things read keys
+                of one name that are not the same.
+        """
+        own = {key for each in cls.__mro__ for key in get_annotations(each)}
+        fields: dict[str, FieldInfo] = {}
+        for kind, key, field in cls.entries():
+            if key in own or hasattr(cls, key) or repr(fields.setdefault(key, field)) != repr(field):
+                raise InputError(
+                    f"{kind.__module__}:{kind.__qualname__}: its key {key!r} is taken in {cls.__name__}; choose another"
+                )
+        return fields
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

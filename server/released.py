@@ -15,7 +15,7 @@ from fedpriv.records import Asked, Origin, Released
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
 
-__all__ = ["check_unchanged", "questions", "replay", "rounds_of"]
+__all__ = ["check_complete", "check_unchanged", "questions", "replay", "rounds_of"]
 
 
 def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequence[int]]]) -> tuple[Asked, ...]:
@@ -96,6 +96,26 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
                 raise InputError(
                     f"{folder.path}: {what} after round {line.round} was asked for; undo that, or start a new run"
                 )
+
+
+def check_complete(folder: RunFolder, rounds: int) -> None:
+    """Refuse a folder that lacks rounds: its ledger would count fewer releases than there were.
+
+    Args:
+        folder: of the run.
+        rounds: of the whole run.
+
+    Raises:
+        InputError: checkpoint, metrics.jsonl and asked.jsonl name different rounds, or one of them is damaged.
+    """
+    checkpoint = folder.load_checkpoint()
+    done = 0 if checkpoint is None else checkpoint.round
+    recorded = [record.round for record in folder.rounds()]
+    until = [number for number in recorded if number <= done]
+    kept = checkpoint is None or until == list(range(done + 1))
+    missing = {*range(1, done + 1), *recorded} - {0} - {line.round for line in folder.asked()}
+    if not 0 <= done <= rounds or not kept or missing:
+        raise InputError(f"{folder.path} is damaged: checkpoint, metrics.jsonl and asked.jsonl name different rounds")
 
 
 # What has become of a run if this part of its origin is another.

@@ -144,6 +144,16 @@ def test_a_path_that_is_wrong_is_named_as_it_was_given(path: str, number: int, h
     assert leftovers(here) == []
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_no_regular_file_is_not_replaced(durable: bool, here: Path) -> None:
+    """As a device is none: root could rename a file over it."""
+    os.mkfifo(here / "pipe")
+    with pytest.raises(WriteError, match="it exists, and is no regular file") as raised:
+        write_whole(here / "pipe", b"new", durable=durable)
+    assert raised.value.filename == str(here / "pipe")
+    assert [path.is_fifo() for path in here.iterdir()] == [True]
+
+
 @pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "🂡" * 63])
 def test_names_may_be_as_long_as_the_file_system_takes_them(name: str, here: Path) -> None:
     write_whole(here / name, b"new")

@@ -8,6 +8,7 @@ import math
 
 from fedpriv.accounting.proofs import Claim, Proof, smallest
 from fedpriv.accounting.release import Release
+from fedpriv.errors import InputError
 from fedpriv.records import Guarantee
 from fedpriv.registry import MECHANISMS
 
@@ -28,10 +29,14 @@ def guarantee(release: Release) -> Guarantee:
       accounting of the exact divergence, and privacy-loss distributions of the dominating pair. poisson: the
       same of Binomial(T, q) participations.
     - fixed, all: amplified, the smallest of the same and the unsampled bound.
+
+    Raises:
+        InputError: a proof of another package claims what is no epsilon.
     """
     proof = _proof(release)
-    pure, best = (_UNUSED, _UNUSED) if _is_unused(release) else (proof.pure(), proof.best())
-    nominal = proof.nominal()
+    unused = _is_unused(release)
+    pure, best = (_UNUSED, _UNUSED) if unused else (_sound(proof, proof.pure()), _sound(proof, proof.best()))
+    nominal = _sound(proof, proof.nominal())
     return Guarantee(
         adjacency=proof.adjacency,
         sampling=_sampling(release),
@@ -47,7 +52,8 @@ def guarantee(release: Release) -> Guarantee:
 
 def proven_epsilon(release: Release) -> float:
     """Return :func:`guarantee`'s epsilon alone, infinite where nothing is proven, without what only the notes need."""
-    return 0.0 if _is_unused(release) else _proof(release).best().epsilon
+    proof = _proof(release)
+    return 0.0 if _is_unused(release) else _sound(proof, proof.best()).epsilon
 
 
 def running_epsilon(release: Release) -> float:
@@ -57,7 +63,8 @@ def running_epsilon(release: Release) -> float:
     """
     if _is_unused(release):
         return 0.0
-    return smallest(_proof(release).cheap_claims()).epsilon
+    proof = _proof(release)
+    return smallest([_sound(proof, claim) for claim in proof.cheap_claims()]).epsilon
 
 
 def _is_unused(release: Release) -> bool:
@@ -67,6 +74,16 @@ def _is_unused(release: Release) -> bool:
 def _proof(release: Release) -> Proof:
     proof: Proof = MECHANISMS[release.mechanism].proof()(release)
     return proof
+
+
+def _sound(proof: Proof, claim: Claim) -> Claim:
+    """A claim, unless it is none: proofs of other packages are not ours to trust with a NaN or a negative figure."""
+    if isinstance(claim.epsilon, (int, float)) and claim.epsilon >= 0:
+        return claim
+    raise InputError(
+        f"mechanism {proof.release.mechanism}: the proof {type(proof).__qualname__} claims epsilon = {claim.epsilon} "
+        f"({claim.theorem}); allowed: numbers from 0 on, or infinity"
+    )
 
 
 def _finite(epsilon: float) -> float | None:

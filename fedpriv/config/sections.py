@@ -1,6 +1,6 @@
 """The sections of an experiment: every key with its default, its range and what it means."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -129,9 +129,10 @@ class FederationConfig(Extensible):
 
     @classmethod
     @override
-    def further(cls) -> Mapping[str, FieldInfo]:
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
         """What single rules read."""
-        return {key: field for kind in RULES.values() for key, field in kind.model_fields.items()}
+        for kind in RULES.values():
+            yield from ((kind, key, field) for key, field in kind.model_fields.items())
 
     @property
     def rule(self) -> Any:
@@ -238,9 +239,10 @@ class AdversaryConfig(Extensible):
 
     @classmethod
     @override
-    def further(cls) -> Mapping[str, FieldInfo]:
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
         """A section for each attack that there is."""
-        return {name: FieldInfo(annotation=kind, default_factory=kind) for name, kind in ATTACKS.items()}
+        for name, kind in ATTACKS.items():
+            yield kind, name, FieldInfo(annotation=kind, default_factory=kind)
 
 
 class EngineConfig(Section):

@@ -65,9 +65,11 @@ def attack_heard(
     experiment = _overheard(before, names, listened, stored)
     if not experiment.adversary.attacks:
         raise InputError(f"{path}: its settings name no attack; name one with --attack")
+    earlier = source.final_summary()
     folder = copy_run(source, out, leave_out=_LEFT_OUT)
     try:
         _put_in(folder, experiment, heard, stored.values())
+        folder.write_summary(earlier.model_copy(update={"settings": folder.settings_digest()}))
         if not stored:
             return write_attacked(folder, experiment, folder.final_summary(), command, Leakage())
         progress.stage(listened.verdict)

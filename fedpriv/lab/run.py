@@ -25,8 +25,9 @@ from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
 from fedpriv.records import COMPLETED, DataFacts, ModelFacts, Partition, Stop, Summary
 from fedpriv.runs import RunFolder
+from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
-from fedpriv.server.released import check_unchanged, replay, rounds_of
+from fedpriv.server.released import check_complete, check_unchanged, replay, rounds_of
 from fedpriv.world import World, build_world
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
@@ -98,6 +99,10 @@ def resume_run(path: Path, progress: Progress) -> Summary:
     experiment = folder.experiment()
     world = build_world(experiment, folder.secret(experiment))
     check_unchanged(world, folder)
+    check_complete(folder, experiment.federation.rounds)
+    if (checkpoint := folder.load_checkpoint()) is not None:
+        # Once the run goes on, what it does not fit ends it, and the folder says so.
+        ServerOptimizer(experiment, world.initial).load(checkpoint.tensors, checkpoint.round)
     progress.stage(_resuming(folder))
     return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
 
@@ -184,6 +189,8 @@ def _close(
 ) -> Summary:
     """Write what every ending of a run leaves behind: ledger and summary."""
     experiment = world.experiment
+    # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
+    check_complete(folder, experiment.federation.rounds)
     ledger = _ledger(world, folder)
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
@@ -192,6 +199,7 @@ def _close(
     stops = _stops(world, folder)
     summary = Summary(
         name=experiment.name,
+        settings=folder.settings_digest(),
         status=status,
         reason=reason or early_end(experiment, last, stops),
         rounds=last.round if last else 0,

@@ -93,7 +93,7 @@ def load_view(folder: Path) -> View:
         raise InputError(f"{folder} is not the folder of a run: it has no config.toml")
     run = RunFolder(folder)
     experiment = run.experiment()
-    summary, scores = run.summary(), run.scores()
+    summary, scores = run.checked_summary(), run.scores()
     pictures = {path.name: path for path in run.reconstructions.glob("*.png")}
     victims = _victim_keys(scores, pictures)
     shown = victims[: experiment.report.pictures]

@@ -18,11 +18,14 @@ from fedpriv.accounting import (
     gaussian_epsilon,
     gaussian_rdp,
     guarantee,
+    guarantees,
+    proven_epsilon,
     rdp_to_epsilon,
     running_epsilon,
     vmf_rdp,
 )
 from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.proofs import Claim, NoProof
 from fedpriv.errors import InputError
 from fedpriv.registry import MECHANISMS
 
@@ -366,6 +369,29 @@ def test_bad_releases_are_refused_in_one_line(change, words):
     with pytest.raises(InputError, match=words) as caught:
         replace(vmf(), **change)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("claimed", [-1e-9, -math.inf, math.nan, None, "3"])
+@pytest.mark.parametrize("figure", ["nominal", "pure", "best"])
+def test_a_proof_of_somebody_else_that_claims_no_epsilon_is_named(monkeypatch, figure, claimed):
+    class Optimist(NoProof):
+        def pure(self):
+            return Claim(claimed if figure == "pure" else 1.0, "trust me")
+
+        def nominal(self):
+            return Claim(claimed if figure == "nominal" else 1.0, "trust me")
+
+        def cheap_claims(self):
+            return [Claim(claimed if figure == "best" else 1.0, "trust me")]
+
+        def best(self):
+            return self.cheap_claims()[0]
+
+    monkeypatch.setattr(guarantees, "_proof", Optimist)
+    ask = [guarantee, proven_epsilon, running_epsilon] if figure == "best" else [guarantee]
+    for question in ask:
+        with pytest.raises(InputError, match=r"mechanism vmf: the proof .*Optimist claims epsilon = .* \(trust me\)"):
+            question(vmf())
 
 
 def test_numpy_numbers_are_numbers():

@@ -13,7 +13,7 @@ from fedpriv.attacks.settings import AttackSettings
 from fedpriv.data.source import Source as DataSource
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.models.machinery.settings import ModelSettings
-from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES, Registry
+from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES, Registry, check_complete
 from fedpriv.server.rules import CoordinateRule
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +73,9 @@ def test_one_that_is_not_complete_is_not_entered(registry: Registry, base: type,
     with pytest.raises(TypeError, match=f"Unfinished lacks .*{lacks}"):
         registry.register(unfinished)
     assert "unfinished" not in registry
+
+
+@pytest.mark.parametrize("registry", [ATTACKS, DATASETS, MECHANISMS, MODELS, RULES], ids=lambda registry: registry.what)
+def test_ours_are_what_those_of_others_have_to_be(registry: Registry) -> None:
+    base = registry._base()
+    assert all(check_complete(kind, base) is kind for name, kind in registry.items() if ":" not in name)

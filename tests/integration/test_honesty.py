@@ -12,6 +12,7 @@ from torch.nn import functional
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
+from fedpriv.lab.attack_stage import Leakage
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world
@@ -36,25 +37,61 @@ def test_a_round_that_fails_is_accounted_for(tmp_path: Path, monkeypatch: pytest
     assert ledger(tmp_path / "run")["pure_epsilon"] == 80.0
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "asked.jsonl"])
-@pytest.mark.parametrize("keep", [None, 0, 90])
-def test_a_folder_that_lost_rounds_is_not_resumed(name: str, keep: int | None, tmp_path: Path) -> None:
-    start_run(experiment(mechanism=VMF), tmp_path / "run", "", Silent())
-    path = tmp_path / "run" / name
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def cut(path: Path, keep: int | None) -> None:
+    """Keep so many bytes of a file, or of all but so many if that is negative; None: remove it."""
     content = path.read_bytes()
     path.unlink()
     if keep is not None:
         path.write_bytes(content[:keep])
+
+
+# The ledger rests on asked.jsonl: without a checkpoint metrics.jsonl still says that there were rounds.
+LOST = [
+    {name: keep, **other}
+    for name in ("metrics.jsonl", "asked.jsonl")
+    for keep in (None, 0, 90, -5)
+    for other in ({}, {"checkpoint/server.safetensors": None})
+    if name == "asked.jsonl" or not other
+]
+
+
+@pytest.mark.parametrize("lost", LOST, ids=str)
+def test_a_folder_that_lost_rounds_is_not_resumed(lost: dict[str, int | None], tmp_path: Path) -> None:
+    """It stays as it is: its ledger counts all rounds, and one that is written now would not."""
+    start_run(experiment(mechanism=VMF), tmp_path / "run", "", Silent())
+    for name, keep in lost.items():
+        cut(tmp_path / "run" / name, keep)
+    before = files(tmp_path / "run")
     with pytest.raises(InputError, match="damaged"):
         resume_run(tmp_path / "run", Silent())
+    assert files(tmp_path / "run") == before
+
+
+def test_no_ledger_is_written_of_a_folder_that_loses_rounds_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> Leakage:
+        cut(tmp_path / "run" / "asked.jsonl", 0)
+        raise RunFailedError("the attack failed")
+
+    monkeypatch.setattr(lab_run, "attack_observations", lose)
+    with pytest.raises(InputError, match="damaged"):
+        start_run(experiment(mechanism=VMF, adversary={"attacks": ["dlg"]}), tmp_path / "run", "", Silent())
+    assert not (tmp_path / "run" / "ledger.json").exists()
 
 
 def test_a_checkpoint_of_another_model_is_not_resumed(tmp_path: Path) -> None:
     start_run(experiment(), tmp_path / "run", "", Silent())
     settings = experiment(model={"hidden": [5]})
     RunFolder.open(tmp_path / "run").write_text("config.toml", settings.to_toml())
+    before = files(tmp_path / "run")
     with pytest.raises(InputError, match="does not fit"):
         resume_run(tmp_path / "run", Silent())
+    assert files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("damage", ["lost", "cut", "swapped"])

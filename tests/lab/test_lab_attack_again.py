@@ -14,9 +14,12 @@ from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.referee import Truth
 from fedpriv.errors import InputError
 from fedpriv.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
+from fedpriv.lab.audit import audit_run
 from fedpriv.lab.victims import Target
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
+from fedpriv.runs import RunFolder
+from fedpriv.sweep import read_record
 from fedpriv.world import World
 from tests.integration.small import experiment
 
@@ -309,6 +312,34 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert contents(run) == before
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "attack": attack,
+    "audit": lambda run: audit_run(RunFolder.open(run), 6, 10, Silent()),
+    "report": write_report,
+    "compare": lambda run: read_record(RunFolder.open(run), "run"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@pytest.mark.parametrize(
+    ("old", "new"), [("kappa = 200.0", "kappa = 2.0"), ("success_ssim = 0.6", "success_ssim = 0.1")]
+)
+def test_figures_are_not_shown_beside_settings_that_were_changed_later(
+    reader: Callable[[Path], object], old: str, new: str, run: Path
+) -> None:
+    file = run / "config.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    before = contents(run)
+    with pytest.raises(InputError, match=r"config\.toml was changed after the run had ended"):
+        reader(run)
+    assert contents(run) == before
+    # Comments, and what the report looks like, are nobody's figures.
+    file.write_text("# mine\n" + text.replace("pictures = 16", "pictures = 3"))
+    write_report(run)
 
 
 def test_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
