@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedpriv.budget import Budget
 from fedpriv.config import Experiment, FederationConfig
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.errors import RunFailedError
+from fedpriv.gradients.operator import first_line
 from fedpriv.plan import participants
 from fedpriv.progress import Progress
 from fedpriv.records import Asked, RoundRecord
@@ -181,9 +183,36 @@ class _Run:
         """Take the server's step; gradients of parameters that the server has made are about another network."""
         if honest:
             settings = self.federation.world.experiment.federation
-            self.optimizer.step(settings.rule.aggregate(honest, settings.weighting) if mean is None else mean)
+            self.optimizer.step(_aggregated(settings, honest) if mean is None else mean)
         else:
             self.optimizer.skip()
+
+
+def _aggregated(settings: FederationConfig, uploads: Sequence[Upload]) -> State:
+    """What the rule makes of a round's uploads; rules may be other packages', so that is checked before it is used.
+
+    Raises:
+        RunFailedError: the rule raises, or what it returns is no finite upload.
+    """
+    rule = f"aggregation rule {settings.aggregation}"
+    try:
+        found = settings.rule.aggregate(uploads, settings.weighting)
+    except Exception as error:
+        raise RunFailedError(f"{rule} failed: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(found, State):
+        raise RunFailedError(f"{rule} returned {type(found).__name__}, expected a State")
+    like = uploads[0].state
+    for given, wanted in ((found.parameters, like.parameters), (found.buffers, like.buffers)):
+        for name in dict.fromkeys([*wanted, *given]):
+            if name not in given or name not in wanted:
+                raise RunFailedError(f"{rule} {'added' if name in given else 'left out'} {name}")
+            value, shape = given[name], wanted[name].shape
+            if not isinstance(value, Tensor) or value.shape != shape:
+                what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise RunFailedError(f"{rule} returned {what} for {name}, expected a tensor of shape {tuple(shape)}")
+            if not bool(value.isfinite().all()):
+                raise RunFailedError(f"{rule} returned NaN or infinity in {name}: {_largest(uploads)}")
+    return found
 
 
 def _largest(uploads: Sequence[Upload]) -> str:

@@ -22,7 +22,7 @@ IMPORTED = [
     "fedpriv.attacks.reconstruction",
     "datasets",
     "dp_accounting",
-    "fedpriv.cli",
+    "fedpriv.cli.app",
     "fedpriv.deploy",
     "fedpriv.cli.display",
     "fedpriv.lab.audit",

@@ -1,8 +1,9 @@
 """What an attack on an own model is told, checked: its settings, and what is public of the upload."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from operator import index
 from typing import Any
 
@@ -28,16 +29,19 @@ __all__ = [
     "learning_rate_of",
     "logit_count",
     "mechanism_of",
+    "number",
     "on_scale",
+    "pairs_of",
     "per_channel",
     "public_pictures",
+    "seed_of",
     "wanted",
 ]
 
 
 def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
     """Return an attack's settings."""
-    if attack not in ATTACKS:
+    if not isinstance(attack, str) or attack not in ATTACKS:
         raise InputError(f"attack {attack!r} is not known; known: {', '.join(ATTACKS)}")
     kind = ATTACKS[attack]
     for key in settings:
@@ -52,9 +56,12 @@ def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """Return (C, H, W)."""
-    if len(tuple(shape)) != 3 or any(isinstance(side, bool) or int(side) != side or side < 1 for side in shape):
-        raise InputError(f"shape = {tuple(shape)}: (C, H, W) of one image is wanted, three whole numbers from 1")
-    channels, height, width = (int(side) for side in shape)
+    try:
+        channels, height, width = (index(side) for side in shape)
+    except (TypeError, ValueError):
+        channels = height = width = 0
+    if min(channels, height, width) < 1 or any(isinstance(side, bool) for side in shape):
+        raise InputError(f"shape = {shape!r}: (C, H, W) of one image is wanted, three whole numbers from 1")
     return channels, height, width
 
 
@@ -83,7 +90,10 @@ def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | No
 
 def per_channel(name: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
     """Return one number a channel."""
-    values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=np.float64)))
+    try:
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=np.float64)))
+    except (TypeError, ValueError):
+        raise InputError(f"{name} = {given!r}: a number, or a list of one for each channel, is wanted") from None
     if len(values) == 1:
         values *= channels
     if len(values) != channels:
@@ -104,6 +114,33 @@ def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
     return value
 
 
+def number(name: str, value: Any, words: str, holds: Callable[[float], bool]) -> float:
+    """Return a number of which something holds.
+
+    Args:
+        name: of the argument.
+        value: given.
+        words: what is wanted.
+        holds: whether a number is that.
+    """
+    fits = isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) and holds(float(value))
+    return float(wanted(name, value, fits, words))
+
+
+def seed_of(value: Any) -> int:
+    """Return a seed."""
+    fits = isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value < 2**63
+    return int(wanted("seed", value, fits, "a whole number from 0 to 2^63 - 1"))
+
+
+def pairs_of(given: Any) -> list[tuple[Any, Any]]:
+    """Return what is a sequence of pairs."""
+    try:
+        return [(before, sent) for before, sent in given]
+    except (TypeError, ValueError):
+        raise InputError("repeats: a list of pairs (parameters, upload) is wanted") from None
+
+
 def count(name: str, value: int) -> int:
     """Return a whole number from 1."""
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -115,7 +152,7 @@ def learning_rate_of(value: float | None, local_steps: int) -> float:
     if value is None and local_steps != 1:
         raise InputError(f"local_steps = {local_steps} is for a change of parameters: give its learning_rate, too")
     rate = 1.0 if value is None else value
-    return float(wanted("learning_rate", rate, math.isfinite(rate) and rate > 0, "a finite number above zero"))
+    return number("learning_rate", rate, "a finite number above zero", lambda value: 0 < value < math.inf)
 
 
 def example_count(examples: int | None, batch_size: int, local_steps: int) -> int:
@@ -134,6 +171,10 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
     """Return a mechanism's settings, with the noise itself."""
     if given is None:
         return mechanism_settings({})
+    if not isinstance(given, (MechanismSettings, Mapping)):
+        raise InputError(
+            f"mechanism = {given!r}: its settings are wanted, such as {{'name': 'gaussian', 'sigma': 1.0}}"
+        )
     try:
         config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
     except ValidationError as error:
@@ -192,7 +233,7 @@ def bounds_of(given: tuple[float, float] | None) -> Bounds:
         raise InputError(
             f"value_range = {given!r}: two numbers, the lowest and the highest value, are wanted"
         ) from None
-    if not (math.isfinite(high - low) and low < high):
+    if not (high - low <= torch.finfo(torch.float32).max and low < high):
         raise InputError(f"value_range = {given!r}: finite numbers are wanted, the lower one first")
     return Bounds(low, high)
 

@@ -22,9 +22,12 @@ from fedpriv.attacks.own_model.arguments import (
     learning_rate_of,
     logit_count,
     mechanism_of,
+    number,
     on_scale,
+    pairs_of,
     per_channel,
     public_pictures,
+    seed_of,
     wanted,
 )
 from fedpriv.attacks.own_model.loss import Criterion, try_loss
@@ -114,6 +117,9 @@ def reconstruct(
         AttackWarning: something makes the result mean less than it seems to, such as active dropout, or values on a
             bound where neither range nor normalisation was given.
     """
+    wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
+    wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
+    seed_of(seed)
     config = attack_config(attack, settings)
     size = image_shape(shape)
     if (reason := whole_numbers(model)) is not None:
@@ -132,14 +138,14 @@ def reconstruct(
         local_steps=count("local_steps", local_steps),
         learning_rate=learning_rate_of(learning_rate, local_steps),
         optimizer=wanted("optimizer", optimizer, optimizer in ("sgd", "adam"), "sgd or adam"),
-        momentum=float(wanted("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1")),
+        momentum=number("momentum", momentum, "a number from 0 to below 1", lambda value: 0 <= value < 1),
         client_examples=example_count(examples, batch_size, local_steps),
         mechanism=mechanism_of(mechanism).model_dump(mode="json", exclude_none=True),
     )
     before = present(model) if parameters is None else named_vector(parameters, model, "parameters")
     pairs = [(before, named_vector(upload, model, "upload"))]
-    for number, (earlier, sent) in enumerate(repeats, 1):
-        where = f"repeats, {number}"
+    for place, (earlier, sent) in enumerate(pairs_of(repeats), 1):
+        where = f"repeats, {place}"
         pairs.append(
             (named_vector(earlier, model, f"{where}: parameters"), named_vector(sent, model, f"{where}: upload"))
         )
@@ -148,8 +154,8 @@ def reconstruct(
     gradients = [{name: share * value for name, value in sent.items()} for _, sent in pairs]
     try:
         heard = tuple(
-            Observation(number, 0, start, gradient, public, None, known)
-            for number, ((start, _), gradient) in enumerate(zip(pairs, gradients, strict=True), 1)
+            Observation(place, 0, start, gradient, public, None, known)
+            for place, ((start, _), gradient) in enumerate(zip(pairs, gradients, strict=True), 1)
         )
     except ValueError as error:
         raise InputError(str(error)) from None
@@ -157,7 +163,7 @@ def reconstruct(
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else public_pictures(public_images, size, bounds)
     try:
-        campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, images))
+        campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
     except RuntimeError as error:
         raise InputError(f"attack {attack} does not get through the model: {one_line(error)}") from error
     if campaign.failures:

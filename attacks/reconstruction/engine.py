@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,14 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     twice_differentiable,
 )
 from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.matching.memory import chunks
+from fedpriv.attacks.reconstruction.matching.memory import MEASURED, chunks
 from fedpriv.attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from fedpriv.attacks.reconstruction.upload_model.repeated import join
 from fedpriv.attacks.settings import AttackSettings
+from fedpriv.errors import InputError, printable
+from fedpriv.gradients.operator import first_line
 from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackJob", "Heard", "run_attack"]
@@ -119,23 +122,63 @@ def _run(
     restarts = int(job.config.restarts)
     owners = [number for number in range(len(victims)) for _ in range(restarts)]
     rows = [victims[number] for number in owners]
+    if victims[0].model.examples > MEASURED:
+        # Refused, if it is, before random starts are drawn that do not fit either.
+        next(chunks(scene.network, rows[:1], scene.shape, scene.classes))
     starts = [scene.starts(job.seed, attack.name, victim, restarts) for victim in victims]
     images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
     trace = Trace(job.progress, job.config.iterations, owners)
     attempts: dict[int, Attempt] = {}
     notes: dict[int, str] = {}
-    runs = attack.runs()
+    with _of_others(attack):
+        runs = attack.runs()
     for turn, run in enumerate(runs):
         mine = [row for row in range(len(rows)) if row % restarts % len(runs) == turn]
         for part in chunks(scene.network, [rows[row] for row in mine], scene.shape, scene.classes):
             these = mine[part.start : part.stop]
-            outcome = run(
-                scene, [rows[row] for row in these], images[these], logits[these], job.config, trace.of(these)
-            )
+            with _of_others(attack):
+                outcome = run(
+                    scene, [rows[row] for row in these], images[these], logits[these], job.config, trace.of(these)
+                )
+                _check(attack, scene, outcome, images[these].shape)
             attempts |= zip(these, _attempts(scene, outcome), strict=True)
-            notes |= zip(these, outcome.notes, strict=True)
+            notes |= zip(these, map(printable, outcome.notes), strict=True)
     first = [number * restarts for number in range(len(victims))]
     return [(tuple(attempts[row + restart] for restart in range(restarts)), notes[row]) for row in first]
+
+
+@contextmanager
+def _of_others(attack: type[AttackSettings]) -> Iterator[None]:
+    """Refuse with what an attack of another package raises: it fails, and all else goes on; a bug of ours is one."""
+    try:
+        yield
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if attack.__module__.startswith("fedpriv."):
+            raise
+        raise AttackRefused(
+            f"{attack.name} ({attack.__module__}) failed: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _check(attack: type[AttackSettings], scene: Scene, outcome: Outcome, shape: torch.Size) -> None:
+    """Refuse an outcome that cannot be one of these rows: what scores it expects what :class:`Outcome` says."""
+    labels, rows = outcome.labels, len(outcome.notes)
+    wanted = {"images": shape, "labels": shape[:2], "losses": shape[:1], "iterations": shape[:1]}
+    for what, like in wanted.items():
+        given = getattr(outcome, what)
+        if given.shape != like:
+            raise AttackRefused(f"{attack.name} returned {what} of shape {tuple(given.shape)}, expected {tuple(like)}")
+        if what in ("labels", "iterations") and (given.is_floating_point() or given.dtype == torch.bool):
+            raise AttackRefused(f"{attack.name} returned {what} as {given.dtype}, expected whole numbers")
+    if labels.numel() and not -1 <= int(labels.min()) <= int(labels.max()) < scene.classes:
+        raise AttackRefused(
+            f"{attack.name} returned labels from {int(labels.min())} to {int(labels.max())}; allowed is from -1 (none) "
+            f"to {scene.classes - 1}"
+        )
+    if rows != shape[0]:
+        raise AttackRefused(f"{attack.name} returned {rows} notes, expected {shape[0]}")
 
 
 def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:

@@ -1,5 +1,16 @@
 """The command line: one module a command, and what they show on the terminal."""
 
-from fedpriv.cli.app import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C is one line also while modules load, which takes up to a second."""
+    try:
+        from fedpriv.cli import app
+
+        app.main()
+    except KeyboardInterrupt:
+        print("fedpriv: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -263,7 +263,9 @@ def _difference(left: _Pass, right: _Pass, without: int | None = None, tolerance
     Without the gradients of one example.
     """
     kept = [row for row in range(len(next(iter(left.rows.values())))) if row != without]
-    values = (value[kept].abs().nan_to_num(posinf=0.0).max() for value in left.rows.values() if tolerance)
+    values = (
+        value[kept].abs().nan_to_num(posinf=0.0).max() for value in left.rows.values() if tolerance and value.numel()
+    )
     largest = max(map(float, values), default=0.0)
     for name, value in left.rows.items():
         if not torch.allclose(

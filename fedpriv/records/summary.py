@@ -37,10 +37,10 @@ class Summary(Model):
     """summary.json.
 
     ``settings`` is the digest of the settings that the figures are of (``RunFolder.settings_digest``); empty in
-    summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each attack in it, all uploads
-    together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between guess and ceiling.
-    ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership`` is there after an
-    audit.
+    summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
+    attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
+    guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
+    is there after an audit.
     """
 
     name: str = ""

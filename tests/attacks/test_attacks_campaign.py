@@ -1,7 +1,8 @@
 """Many victims: what is broken is named and left out, the rest gives what it gives alone, and bugs are not hidden."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from fedpriv.attacks.campaign import attack_each, fault
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
+from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.registry import ATTACKS
 
 CONFIG = IgaSettings(iterations=5, restarts=2)
 
@@ -140,6 +143,72 @@ def test_other_exceptions_are_not_swallowed(error: Exception, monkeypatch: pytes
     model = mlp()
     with pytest.raises(type(error)):
         attack_each(AttackJob("iga", observe_digits(model, 2)[0], model, CONFIG, 0))
+
+
+def _good(images: torch.Tensor) -> dict[str, Any]:
+    rows = len(images)
+    return {
+        "images": torch.zeros_like(images),
+        "labels": torch.zeros(images.shape[:2], dtype=torch.int64),
+        "losses": torch.ones(rows),
+        "iterations": torch.ones(rows, dtype=torch.int64),
+        "notes": ("",) * rows,
+    }
+
+
+ODD: dict[str, tuple[str, Callable[[torch.Tensor], Any], str]] = {
+    "images": ("images", lambda images: images[..., :3], "images of shape"),
+    "labels": ("labels", lambda images: torch.zeros(len(images), 7, dtype=torch.int64), "labels of shape"),
+    "broken labels": ("labels", lambda images: torch.full(images.shape[:2], 0.5), "labels as torch.float32"),
+    "labels too large": ("labels", lambda images: torch.full(images.shape[:2], 10), "labels from 10 to 10; allowed"),
+    "labels too small": ("labels", lambda images: torch.full(images.shape[:2], -2), "labels from -2 to -2; allowed"),
+    "losses": ("losses", lambda images: torch.ones(len(images) + 1), "losses of shape"),
+    "broken steps": ("iterations", lambda images: torch.ones(len(images)), "iterations as torch.float32"),
+    "notes": ("notes", lambda images: (), "0 notes, expected"),
+    "no tensor": ("images", lambda images: None, "theirs (strange) failed: AttributeError"),
+    "a note of numbers": ("notes", lambda images: 3, "theirs (strange) failed: TypeError"),
+    "raises": ("images", lambda images: {}["a"], "theirs (strange) failed: KeyError: 'a'"),
+}
+
+
+def _theirs(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]) -> AttackJob:
+    """An attack of another package on three uploads."""
+    settings = type(
+        "Theirs",
+        (IgaSettings,),
+        {
+            "__module__": "strange",
+            "__annotations__": {"name": ClassVar[str]},
+            "name": "theirs",
+            "runs": classmethod(lambda _: (run,)),
+        },
+    )
+    monkeypatch.setitem(ATTACKS._every(), "theirs", settings)
+    return AttackJob("theirs", observe_digits(mlp(), 3)[0], mlp(), settings(iterations=1), 0)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_attack_of_others_that_misbehaves_fails_with_the_reason(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the upload of client 1; the others are attacked."""
+    what, change, words = ODD[odd]
+
+    def run(scene: Any, rows: Any, images: torch.Tensor, *_: Any) -> Outcome:
+        fields = _good(images)
+        return Outcome(**(fields | {what: change(images)} if any(row.client == 1 for row in rows) else fields))
+
+    result = attack_each(_theirs(monkeypatch, run))
+    assert set(result.found) == {0, 2}
+    assert words in result.failures[1] and "\n" not in result.failures[1]
+
+
+def test_notes_of_others_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone surrogate, which no file holds, and a line break."""
+
+    def run(scene: Any, rows: Any, images: torch.Tensor, *_: Any) -> Outcome:
+        return Outcome(**_good(images) | {"notes": ("a\ud800b\nc",) * len(images)})
+
+    found = attack_each(_theirs(monkeypatch, run)).found
+    assert [one.note for one in found.values()] == ["a b c"] * 3
 
 
 def test_a_network_that_cannot_be_differentiated_fails_every_victim_with_the_reason() -> None:

@@ -451,6 +451,28 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no noise": ({"mechanism": {"name": "vmf"}}, "vmf needs exactly one of"),
     "target": ({"mechanism": {"name": "vmf", "epsilon": 3.0}}, "give the noise itself"),
     "shares": ({"mechanism": {"name": "hgm", "sigma": 1.0}}, "needs the redistribution"),
+    **{
+        f"{name} {value!r}": ({name: value}, f"{name} = {value!r}: ")
+        for name, values in {
+            "upload": [None, 3, "ab"],
+            "parameters": [3],
+            "shape": [None, 8, (1, 8, "8"), (1, 8, 8.5), (True, 8, 8)],
+            "learning_rate": ["x", True, float("nan")],
+            "momentum": ["x", True],
+            "mean": ["a", [[0.0]]],
+            "seed": [-1, 1.5, "a", True, None, 2**63],
+            "mechanism": [3, "gaussian"],
+            "progress": [3],
+            "value_range": [(0, 1e39)],
+        }.items()
+        for value in values
+    },
+    "an upload by numbers": ({"upload": dict(enumerate(LIST))}, "upload: its keys are [0, 1, 2]; names of the model's"),
+    "a list of attacks": ({"attack": ["iga"]}, "attack ['iga'] is not known"),
+    "a repeat that is no pair": ({"repeats": [LIST]}, "repeats: a list of pairs (parameters, upload) is wanted"),
+    "a number of repeats": ({"repeats": 3}, "repeats: a list of pairs (parameters, upload) is wanted"),
+    "a batch larger than memory": ({"batch_size": 10**9}, "one dummy batch of 1000000000 image(s) through this"),
+    "a batch of loops": ({"batch_size": 10**8, "learning_rate": 0.1, "local_steps": 10}, "one dummy batch of"),
     "loss": ({"loss": lambda logits, labels: logits}, "the loss must be one finite number for a batch"),
     "loss of numbers only": ({"loss": F.nll_loss}, "the loss cannot be computed from logits and label probabilities"),
     "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0).double())}, "class weights?"),
@@ -481,6 +503,12 @@ def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
     with pytest.raises(InputError) as caught:
         reconstruct(model, F.cross_entropy, [torch.ones_like(value) for value in model.parameters()], SHAPE)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [None, lambda images: images, Small, 3])
+def test_what_is_no_model_is_one_line(model: Any) -> None:
+    with pytest.raises(InputError, match=r"^model = .*: an instance of torch\.nn\.Module is wanted$"):
+        reconstruct(model, F.cross_entropy, LIST, SHAPE)
 
 
 def table_row() -> tuple[nn.Module, Tensor, list[Tensor]]:

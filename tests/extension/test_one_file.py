@@ -5,16 +5,24 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
+from pydantic.fields import FieldInfo
 
-from fedpriv.attacks.settings import AttackSettings
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.settings import AttackSettings, MatchingSettings
+from fedpriv.config import AdversaryConfig, FederationConfig
+from fedpriv.data.sets.digits import Digits
 from fedpriv.data.source import Source as DataSource
+from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings
+from fedpriv.mechanisms.laplace import LaplaceSettings
 from fedpriv.models.machinery.settings import ModelSettings
 from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES, Registry, check_complete
 from fedpriv.server.rules import CoordinateRule
+from fedpriv.server.rules.mean import Mean
+from fedpriv.settings import Extensible
 
 ROOT = Path(__file__).parents[2]
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
@@ -79,3 +87,58 @@ def test_one_that_is_not_complete_is_not_entered(registry: Registry, base: type,
 def test_ours_are_what_those_of_others_have_to_be(registry: Registry) -> None:
     base = registry._base()
     assert all(check_complete(kind, base) is kind for name, kind in registry.items() if ":" not in name)
+
+
+NAME = "name: ClassVar[str] ="
+LITERAL = "name: Literal['odd'] = 'odd'"
+
+
+def somebodys(code: str) -> Any:
+    """A class that another package has written."""
+    names: dict[str, Any] = {"__name__": "strange", "ClassVar": ClassVar, "Literal": Literal}
+    names |= {kind.__name__: kind for kind in (Mean, ClosedFormSettings, MatchingSettings, Digits, LaplaceSettings)}
+    exec(code, names)
+    return names["Odd"]
+
+
+@pytest.mark.parametrize(
+    ("registry", "code", "words"),
+    [
+        (RULES, "class Odd: name = 'odd'", "Odd is no subclass of Rule"),
+        (RULES, f"class Odd(Mean): {NAME} 'a/b'", "Odd has the name 'a/b'; allowed are letters"),
+        (RULES, f"class Odd(Mean): {NAME} ''", "Odd has the name ''"),
+        (RULES, f"class Odd(Mean): {NAME} 3", "Odd.name = 3 is no str"),
+        (RULES, f"class Odd(Mean): {NAME} 'odd'; needed: int = 3", "a key 'needed', which hides that of Rule"),
+        (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'a,b'", "Odd has the name 'a,b'"),
+        (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; title: ClassVar[str] = 3", r"Odd.title = 3 is no str"),
+        (ATTACKS, f"class Odd(MatchingSettings): {NAME} 'odd'; title: ClassVar[str] = ''", "Odd lacks reference"),
+        (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; needs: ClassVar[tuple] = ('all',)", "Odd.needs = "),
+        (DATASETS, f"class Odd(Digits): {NAME} 'odd'; where: ClassVar[str] = None", "Odd.where = None is no str"),
+        (MECHANISMS, "class Odd(LaplaceSettings): name: Literal['o.d'] = 'o.d'", r"Odd has the name 'o\.d'"),
+        (MECHANISMS, f"class Odd(LaplaceSettings): {LITERAL}; draws: int = 3", "a key 'draws', which hides that of Me"),
+        (MODELS, f"class Odd(LaplaceSettings): {LITERAL}", "Odd is no subclass of ModelSettings"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Field name")
+def test_one_that_is_not_what_it_should_be_is_named(registry: Registry, code: str, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        check_complete(somebodys(code), registry._base())
+
+
+@pytest.mark.parametrize("section", [FederationConfig, AdversaryConfig])
+@pytest.mark.parametrize("key", ["rounds", "rule", "crafts", "copy", "trim"])
+def test_no_key_hides_another(section: type[Extensible], key: str) -> None:
+    """A key of the section, a property of it, an attribute of every model, and another key of another thing."""
+    theirs = FieldInfo(annotation=str, default="")
+
+    class Wider(section):  # type: ignore[misc, valid-type]
+        @classmethod
+        def entries(cls) -> Iterator[tuple[type, str, FieldInfo]]:
+            yield from super().entries()
+            yield Mean, key, theirs
+
+    if key in section.further() or key in section.model_fields or hasattr(section, key):
+        with pytest.raises(InputError, match=f"rules.mean:Mean: its key '{key}' is taken in Wider; choose another"):
+            Wider.further()
+    else:
+        assert Wider.further()[key] is theirs

@@ -212,6 +212,11 @@ def test_examples_that_decide_how_many_random_numbers_are_drawn_are_found(kind: 
     refused(kind(between), "depends on the others of its batch: they decide how many random numbers are drawn")
 
 
+def test_a_parameter_without_elements_is_no_trouble() -> None:
+    """As it is of a layer of width 0."""
+    accepted(Dense(lambda model, h: h + model.empty.sum(), empty=nn.Parameter(torch.zeros(0, 3))))
+
+
 def test_as_many_examples_are_tried_as_are_no_size_in_the_model() -> None:
     """With 5 examples its PReLU, which has no rule, would be computed from each alone, and nothing seen of mixing."""
     model = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 5), nn.PReLU(2), nn.Flatten(), Model(MIXING["mixup"]))

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from fedpriv.lab import run as lab_run
 from fedpriv.progress import Silent
 from fedpriv.report import reported, write_report
 from fedpriv.runs import RunFolder
+from fedpriv.server.rules.mean import Mean
+from fedpriv.world import State
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
 
@@ -50,6 +53,43 @@ def test_an_upload_100_times_too_large_is_refused_and_in_the_report(
         (failure,) = record.failures
         assert re.fullmatch(r"sent an upload of norm [0-9.e+]+; at most [0-9.]+ is allowed", failure.reason)
         assert failure.reason in write_report(tmp_path / "run").read_text()
+
+
+def _changed(state: State, **parameters: object) -> State:
+    return State({**state.parameters, **parameters}, state.buffers)  # type: ignore[dict-item]
+
+
+ODD_RULES: dict[str, tuple[Callable[[State], object], str]] = {
+    "nothing": (lambda state: None, "returned NoneType, expected a State"),
+    "raises": (lambda state: {}["a"], "failed: KeyError: 'a'"),
+    "a tensor less": (lambda state: State({}, {}), "left out"),
+    "a tensor more": (lambda state: _changed(state, extra=torch.ones(1)), "added extra"),
+    "another shape": (
+        lambda state: _changed(state, **{name: value[:1] for name, value in state.parameters.items()}),
+        r"returned \(1, .*, expected a tensor of shape",
+    ),
+    "no tensor": (
+        lambda state: _changed(state, **dict.fromkeys(state.parameters)),
+        "returned NoneType for .*, expected a tensor",
+    ),
+    "NaN": (
+        lambda state: _changed(state, **{name: value * torch.nan for name, value in state.parameters.items()}),
+        "returned NaN or infinity in",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_RULES)
+def test_a_rule_that_misbehaves_is_named_and_what_there_is_stays(
+    odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, words = ODD_RULES[odd]
+    monkeypatch.setattr(Mean, "aggregate", lambda _, uploads, weighting: make(uploads[0].state))
+    with pytest.raises(RunFailedError, match=f"aggregation rule mean {words}") as caught:
+        start_run(experiment(), tmp_path / "run", "", Silent())
+    assert "\n" not in str(caught.value)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"] == str(caught.value)
+    assert (tmp_path / "run" / "ledger.json").exists()
 
 
 def test_too_few_uploads_for_krum_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradient
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
-__all__ = ["chunks", "keep_freed_memory", "row_bytes"]
+__all__ = ["MEASURED", "chunks", "keep_freed_memory", "row_bytes"]
 
 # What one chunk of rows may take on a CPU. The number is fixed: results must not depend on what else runs.
 CPU_BYTES = 2**30
@@ -25,6 +25,8 @@ PEAK = 3
 COPIES = 6
 # Numbers of intermediate results for one pixel on the vmap route, a guess on the high side for small networks.
 PER_PIXEL = 256
+# Examples with which memory is measured; what more take follows in proportion.
+MEASURED = 4096
 # A block a little below 32 MiB, the largest whose release makes glibc keep blocks of that size (mallopt(3), the dynamic
 # M_MMAP_THRESHOLD).
 SIGN_BYTES = 31 * 2**20
@@ -80,7 +82,8 @@ def row_bytes(
     model = victim.model
     units = model.examples if model.needs_examples else 1
     number = torch.finfo(network.dtype).bits // 8
-    images = torch.zeros(1, model.examples, *shape, dtype=network.dtype, device=network.device)
+    measured = min(model.examples, MEASURED)
+    images = torch.zeros(1, measured, *shape, dtype=network.dtype, device=network.device)
     ghost = not ghost_obstacle(network, images.shape[2:], classes)
     if model.training is not None:
         # Each step's gradients are kept, and the parameters after it.
@@ -93,9 +96,9 @@ def row_bytes(
         else 0
     )
     if not ghost:
-        return out + images.numel() * PER_PIXEL * number
-    labels = torch.full((1, model.examples, classes), 1 / classes, dtype=network.dtype, device=network.device)
-    return out + PEAK * _saved_bytes(network, victim, images.requires_grad_(), labels)
+        return out + model.examples * images[0, 0].numel() * PER_PIXEL * number
+    labels = torch.full((1, measured, classes), 1 / classes, dtype=network.dtype, device=network.device)
+    return out + PEAK * _saved_bytes(network, victim, images.requires_grad_(), labels) * model.examples // measured
 
 
 def _saved_bytes(network: Network, victim: Victim, images: Tensor, labels: Tensor) -> int:
