@@ -10,7 +10,7 @@ from pydantic import Field
 from fedpriv.attacks.access import Access
 from fedpriv.errors import InputError
 from fedpriv.records import Score
-from fedpriv.registry import ATTACKS
+from fedpriv.registry import ATTACKS, suggestion
 from fedpriv.settings import Count, Section
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def known_attack(name: str) -> type[AttackSettings]:
         InputError: there is none of this name.
     """
     if name not in ATTACKS:
-        raise InputError(f"attack {name!r} is not known; known: {', '.join(ATTACKS)}")
+        raise InputError(f"attack {name!r} is not known{suggestion(name, tuple(ATTACKS))}")
     kind: type[AttackSettings] = ATTACKS[name]
     return kind
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from fedpriv.errors import InputError
 from fedpriv.registry import Registry, suggestion
@@ -24,6 +24,7 @@ __all__ = [
     "Real",
     "Registered",
     "Section",
+    "allowed_words",
     "enumerated",
 ]
 
@@ -179,6 +180,29 @@ class Extensible(Section):
         for key, field in cls.further().items():
             cls.model_fields.setdefault(key, field)
         return handler(source)
+
+
+def allowed_words(detail: ErrorDetails) -> str:
+    """What a validator's error says, in plain words: "allowed is from 1", not "Input should be greater than ..."."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    bounds = {"greater_than_equal": "from", "greater_than": "above", "less_than_equal": "up to", "less_than": "below"}
+    if kind in bounds:
+        (bound,) = context.values()
+        return f"allowed is {bounds[kind]} {bound if isinstance(bound, int) else format(bound, 'g')}"
+    for start, words in _WANTED.items():
+        if kind.startswith(start):
+            return words
+    return detail["msg"].removeprefix("Value error, ")
+
+
+_WANTED = {
+    "int_": "a whole number is wanted",
+    "float_": "a number is wanted",
+    "finite_number": "a finite number is wanted",
+    "bool_": "true or false is wanted",
+    "string_type": "a text is wanted",
+    "tuple_type": "a list is wanted",
+}
 
 
 def enumerated(words: Sequence[str], last: str) -> str:

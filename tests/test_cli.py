@@ -77,7 +77,7 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
         (["run", "missing.toml"], "missing.toml: no such file"),
         (
             ["run", "small.toml", "--set", "mechanism.epsilonn=5"],
-            "unknown key mechanism.epsilonn; did you mean epsilon?",
+            "unknown key mechanism.epsilonn; did you mean mechanism.epsilon?",
         ),
         (["run", "small.toml", "--set", "training.batch_size=5000"], "is larger than the data of client 0"),
         (["run", "small.toml", "--set", "engine.device=cuda"], "this machine has no cuda device"),

@@ -17,6 +17,7 @@ from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.registry import ATTACKS, suggestion
+from fedpriv.settings import allowed_words
 
 __all__ = [
     "Bounds",
@@ -42,7 +43,7 @@ __all__ = [
 def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
     """Return an attack's settings."""
     if not isinstance(attack, str) or attack not in ATTACKS:
-        raise InputError(f"attack {attack!r} is not known; known: {', '.join(ATTACKS)}")
+        raise InputError(f"attack {attack!r} is not known{suggestion(str(attack), tuple(ATTACKS))}")
     kind = ATTACKS[attack]
     for key in settings:
         if key not in kind.model_fields:
@@ -51,7 +52,7 @@ def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
         return kind.model_validate(dict(settings))
     except ValidationError as error:
         detail = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, detail['loc']))} = {detail['input']!r}: {detail['msg']}") from None
+        raise InputError(f"{'.'.join(map(str, detail['loc']))} = {detail['input']!r}: {allowed_words(detail)}") from None
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -180,7 +181,7 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(["mechanism", *map(str, detail["loc"])])
-        raise InputError(f"{where}: {detail['msg'].removeprefix('Value error, ')}") from None
+        raise InputError(f"{where}: {allowed_words(detail)}") from None
     if config.parameter and config.noise is None:
         raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
     return config

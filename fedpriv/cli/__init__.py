@@ -12,5 +12,5 @@ def main() -> None:
 
         app.main()
     except KeyboardInterrupt:
-        print("fedpriv: interrupted", file=sys.stderr)
+        sys.stderr.write("fedpriv: interrupted\n")
         sys.exit(130)

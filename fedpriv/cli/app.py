@@ -209,7 +209,7 @@ def main() -> None:
     except InputError as error:
         code = _complain(str(error), _EXIT_INPUT)
     except click.UsageError as error:
-        code = _complain(error.format_message(), _EXIT_INPUT)
+        code = _complain(_once(error.format_message()), _EXIT_INPUT)
     except RunFailedError as error:
         code = _complain(str(error), _EXIT_FAILED)
     except RunInterruptedError as error:
@@ -240,9 +240,15 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _once(text: str) -> str:
+    """Typer and click both say what may have been meant."""
+    said, meant, close = text.partition(" Did you mean ")
+    return f"{said}{meant}{close.partition(meant)[0]}" if meant else text
+
+
 def _complain(text: str, code: int) -> int:
     if not text:
-        # A command without arguments: its help was printed.
-        return code
+        # A command without arguments: its help was printed, which is all that was asked for.
+        return 0
     err.print(f"fedpriv: {' '.join(printable(text).split())}", style="red", markup=False, soft_wrap=True)
     return code

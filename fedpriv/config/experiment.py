@@ -31,7 +31,7 @@ class Experiment(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         "experiment", description="names the run"
     )
-    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = Field(
+    seed: Annotated[Integer, Field(ge=0, le=2**63 - 1)] = Field(
         0, description="every random choice derives from it but the noise, unless noise = 'reproducible'"
     )
     noise: Literal["secret", "reproducible"] = Field(

@@ -1,6 +1,7 @@
 """What is wrong with an experiment, for people: the key, what was given, and what is allowed."""
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
@@ -12,12 +13,13 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 from fedpriv.registry import suggestion
-from fedpriv.settings import Choice, enumerated
+from fedpriv.settings import Choice, allowed_words, enumerated
 
 __all__ = ["validated"]
 
 Section = TypeVar("Section", bound=BaseModel)
 
+_MEAN = "did you mean "
 _LONGEST_VALUE = 200  # characters of a wrong value that an error quotes
 
 
@@ -46,7 +48,8 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     given = detail["input"]
     if detail["type"] == "extra_forbidden":
         known = list(section.model_fields)
-        return f"unknown key {key}{_other(location[-1], section) or suggestion(location[-1], known)}"
+        close = _other(location[-1], section) or suggestion(location[-1], known)
+        return f"unknown key {key}{close.replace(_MEAN, _MEAN + key.removesuffix(location[-1]))}"
     if detail["type"] == "union_tag_invalid":
         return _explain_name(detail, key)
     message = _plain_words(detail, key, section)
@@ -54,24 +57,29 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:
         return f"{key}: {message}" if key else message
     shown = repr(given)
     shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[: _LONGEST_VALUE - 4]} ..."
-    return f"{key} = {shown} is not allowed: {message[0].lower()}{message[1:]}"
+    return f"{key} = {shown} is not allowed{_joined(message)}"
 
 
 def _explain_name(detail: ErrorDetails, key: str) -> str:
     context = detail.get("ctx", {})
     choices = re.findall(r"'([^']*)'", context.get("expected_tags", ""))
     close = suggestion(str(context.get("tag", "")), choices, else_known=False)
-    return f"{key}.name = {context.get('tag')!r} is not allowed: allowed: {', '.join(choices)}{close}"
+    return f"{key}.name = {context.get('tag')!r} is not allowed; allowed: {', '.join(choices)}{close}"
+
+
+def _joined(message: str) -> str:
+    """What is allowed, behind "is not allowed"."""
+    return f"{'; ' if message.startswith('allowed') else ': '}{message[0].lower()}{message[1:]}"
 
 
 def _plain_words(detail: ErrorDetails, key: str, section: type[BaseModel]) -> str:
     """What is allowed, without the validator's own terms."""
-    message = detail["msg"].removeprefix("Value error, ")
+    message = allowed_words(detail)
     match detail["type"]:
         case "model_type" | "model_attributes_type" | "union_tag_not_found":
             return f"{key} is a section, such as [{key}] with keys of its own; known: {', '.join(section.model_fields)}"
         case "tuple_type":
-            return "a list is wanted, such as [1]"
+            return f"{message}, such as {_example(detail['input'], key, section)}"
         case "string_pattern_mismatch":
             return "letters, digits, dots, hyphens and underscores are allowed, a letter or digit first"
         case "literal_error":
@@ -79,6 +87,13 @@ def _plain_words(detail: ErrorDetails, key: str, section: type[BaseModel]) -> st
             return f"allowed: {', '.join(choices)}{suggestion(str(detail['input']), choices, else_known=False)}"
         case _:
             return message
+
+
+def _example(given: Any, key: str, section: type[BaseModel]) -> str:
+    """A list that a field allows: of its default, or else of what was given."""
+    field = section.model_fields.get(key.rpartition(".")[2])
+    default = field.get_default(call_default_factory=False) if field else None
+    return json.dumps(list(default) if isinstance(default, tuple) and default else [given])
 
 
 def _found(location: list[str], kind: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:

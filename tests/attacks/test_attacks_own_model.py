@@ -423,7 +423,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "attack": ({"attack": "gan"}, "attack 'gan' is not known"),
     "setting": ({"itertions": 3}, "iga has no setting 'itertions'; did you mean iterations?"),
     "another attack's setting": ({"attack": "dlg", "tv": 3}, "dlg has no setting 'tv'"),
-    "value of a setting": ({"tv": -1}, "tv = -1: Input should be greater than or equal to 0"),
+    "value of a setting": ({"tv": -1}, "tv = -1: allowed is from 0"),
     "shape": ({"shape": (8, 8)}, "shape = (8, 8): (C, H, W) of one image is wanted"),
     "shape that does not fit": ({"shape": (3, 8, 8)}, "the model does not take images of shape (1, 3, 8, 8)"),
     "classes": ({"classes": 7}, "classes = 7, but the model has 10 logits"),

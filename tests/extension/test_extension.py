@@ -78,7 +78,7 @@ def fedpriv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_they_are_settings_like_ours(installed: Path) -> None:
     assert fedpriv(installed, "config", "check", "mine.toml").returncode == 0
     wrong = fedpriv(installed, "config", "check", "mine.toml", "--set", "mechanism.stepp=3")
-    assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean step?" in wrong.stderr
+    assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean mechanism.step?" in wrong.stderr
     wrong = fedpriv(installed, "config", "check", "mine.toml", "--set", "model.hidden=[3]")
     assert wrong.returncode == 2
     assert "unknown key model.hidden: mlp reads it, narrow reads init, units; leave it out" in wrong.stderr

@@ -82,11 +82,11 @@ def test_trials_run_inline_whatever_the_base_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"grid": {"training.learning_rat": [1]}}, "unknown key training.learning_rat; did you mean learning_rate?"),
+        ({"grid": {"training.learning_rat": [1]}}, "unknown key training.learning_rat; did you mean training.learning_rate?"),
         ({"set": {"training": {"sed": 1}}}, "unknown key training.sed"),
         ({"base": {"dat": {}}}, "unknown key dat; did you mean data?"),
         ({"seed": [1]}, "unknown key seed; did you mean seeds?"),
-        ({"audit": {"reference": 6}}, "unknown key audit.reference; did you mean references?"),
+        ({"audit": {"reference": 6}}, "unknown key audit.reference; did you mean audit.references?"),
         ({"audit": {"references": 7}}, "an even number from 6"),
         ({"resources": {"cpus": 0}}, "resources.cpus = 0 is not allowed"),
         ({"grid": {}}, "grid is empty: no trial would run"),

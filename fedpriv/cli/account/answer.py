@@ -1,7 +1,8 @@
 """From what was asked to a line of the ledger."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from fedpriv.accounting import (
@@ -89,6 +90,24 @@ def answer(asked: Asked) -> Answer:
         InputError: not exactly one noise is given, a number is out of range, no amplification is proven for the
             sampling, no noise reaches the target, or there is no ceiling.
     """
+    with _in_options(asked):
+        return _answered(asked)
+
+
+@contextmanager
+def _in_options(asked: Asked) -> Iterator[None]:
+    """Name numbers that are out of range as they were given: the accounting knows no options."""
+    try:
+        yield
+    except InputError as error:
+        target = "--epsilon" if asked.target_epsilon is None else "--target-epsilon"
+        options = {"rate": "--sampling-rate", "epsilon": target, "participations": "--participations"}
+        options |= {"delta": "--delta", _parameter(asked).name: f"--{_parameter(asked).name}"}
+        name, equals, rest = str(error).partition(" = ")
+        raise (InputError(f"{options[name]} {rest}") if equals and name in options else error) from None
+
+
+def _answered(asked: Asked) -> Answer:
     option, value = _given_noise(asked)
     baselines = [_baseline(text) for text in asked.ceiling or ()]
     sampling, rate = _sampling(asked)
