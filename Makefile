@@ -41,7 +41,7 @@ help:
 $(APP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedpriv needs Python 3.11 to 3.13; try make PYTHON=python3.12")'
 	test -x $(BIN)/python || ($(CREATE))
-	@echo "installing into $(VENV): $(if $(TORCH),about 1.5 GB,about 6 GB with CUDA's libraries; minutes with pip)"
+	@echo "installing into $(VENV): $(if $(TORCH),about 1.5 GB,about 6 GB with CUDA's libraries; seconds with uv, minutes with pip)"
 	$(INSTALL) --editable .
 	@touch $@
 

@@ -111,7 +111,7 @@ _PUBLIC = (
 _SECRET = (
     "the images",
     "which examples are in a batch",
-    "every random seed (one travels in this lab's own messages, where one machine plays all parts)",
+    "every random seed (in a simulation the messages hold the experiment's seed; the adversary does not look at it)",
     "the random numbers of the mechanism",
 )
 

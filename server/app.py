@@ -28,6 +28,8 @@ __all__ = ["Started", "app", "server_app", "started_app"]
 
 # How long a run that Flower has started waits for its clients.
 _CONNECT_SECONDS = 60.0
+# How long it waits for more SuperNodes while their number stays the same, and when it says that it waits.
+_STEADY_SECONDS, _TELL_SECONDS = 15.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,27 @@ class Started:
     command: str
     grid: Grid
 
-    def connected(self) -> int:
-        """Wait until there is a SuperNode for each client, a minute at most, and return how many there are."""
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        while (nodes := len(list(self.grid.get_node_ids()))) < self.experiment.federation.clients:
-            if time.monotonic() > deadline:
+    def connected(self, tell: Callable[[int], None]) -> int:
+        """Wait until there is a SuperNode for each client, and return how many there are.
+
+        That is a minute at most; a quarter of one where some are there and no other one comes.
+
+        Args:
+            tell: told how many there are, after two seconds in which some were missing.
+        """
+        began = changed = time.monotonic()
+        nodes, told = 0, False
+        while (now := len(list(self.grid.get_node_ids()))) < self.experiment.federation.clients:
+            clock = time.monotonic()
+            if now != nodes:
+                nodes, changed = now, clock
+            if clock - began > _CONNECT_SECONDS or (nodes and clock - changed > _STEADY_SECONDS):
                 break
+            if not told and clock - began > _TELL_SECONDS:
+                tell(nodes)
+                told = True
             time.sleep(0.1)
-        return nodes
+        return now
 
     def federate(self, world: World, folder: RunFolder, progress: Progress) -> None:
         """Run the rounds; see :func:`~fedpriv.server.rounds.run_rounds`."""

@@ -58,7 +58,11 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["mechanism.delta=0"], "mechanism.delta = 0 is not allowed"),
         ("", ["mechanism.name=vmf"], "vmf needs exactly one of epsilon, kappa or target_epsilon; none is set"),
         (VMF, ["mechanism.sigma=1"], "unknown key mechanism.sigma: gaussian and hgm read it, vmf reads unit, delta"),
-        ("", ["mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean mechanism.kappa? vmf reads it, none reads unit"),
+        (
+            "",
+            ["mechanism.kapa=3"],
+            "mechanism.kapa; did you mean mechanism.kappa? vmf reads it, none reads unit",
+        ),
         (VMF, ["mechanism.name=laplace"], "mechanism.epsilon = 50 is vmf's (the paper's, 2 kappa); say how much noise"),
         (VMF, ["seed=-1", "mechanism.kapa=3"], "(1) seed = -1 is not allowed"),
         (

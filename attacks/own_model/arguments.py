@@ -52,7 +52,9 @@ def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
         return kind.model_validate(dict(settings))
     except ValidationError as error:
         detail = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, detail['loc']))} = {detail['input']!r}: {allowed_words(detail)}") from None
+        raise InputError(
+            f"{'.'.join(map(str, detail['loc']))} = {detail['input']!r}: {allowed_words(detail)}"
+        ) from None
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:

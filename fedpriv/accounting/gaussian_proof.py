@@ -43,7 +43,7 @@ _SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "clas
 
 
 _ROUNDING = (
-    "Amplification by Poisson batches takes it that rounding of the other examples' gradients does not depend on the "
+    "Amplification by Poisson batches assumes that rounding of the other examples' gradients does not depend on the "
     "size of the batch. That holds, up to the last digits, for parameters that training leads to; a server that crafts "
     "parameters can make much of it."
 )
@@ -103,7 +103,7 @@ class GaussianProof(Proof):
             return (
                 f"Poisson-sampled {self.mechanism}: (1 - q) N(0) + q N(1) and (1 - q) N(0) + q N(-1) in units of "
                 f"{self.norm}, which dominate (opposite gradients have the largest delta at every epsilon, by the "
-                "trade-off of normal laws: Dong, Roth and Su 2022, Section 2.2)"
+                "trade-off of normal distributions: Dong, Roth and Su 2022, Section 2.2)"
             )
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 

@@ -196,7 +196,7 @@ class DirectionalProof(PureProof):
     @override
     def renyi_theorem(self) -> str:
         return (
-            "Renyi accounting with the exact divergence of antipodal VMF laws, "
+            "Renyi accounting with the exact divergence of antipodal VMF distributions, "
             "[log M((2a - 1) kappa) - log M(kappa)] / (a - 1), added over blocks and participations"
         )
 
@@ -212,15 +212,15 @@ class DirectionalProof(PureProof):
     @override
     def pair_theorem(self) -> str:
         return (
-            "VMF laws around opposite directions, which dominate (delta at every epsilon grows with the angle between "
-            "the centres)"
+            "VMF distributions around opposite directions, which dominate (delta at every epsilon grows with the angle "
+            "between the centres)"
         )
 
     @override
     def reference(self) -> Reference:
         theorem = (
-            f"VMF laws around the directions of the {self.release.unit}'s gradient and uniform directions in their "
-            "place; losses of blocks and participations are independent whatever the parameters, so that they compose "
+            f"VMF distributions around the directions of the {self.release.unit}'s gradient and uniform directions in "
+            "their place; losses of blocks and participations are independent whatever the parameters, so that they compose "
             "exactly"
         )
         return Reference(

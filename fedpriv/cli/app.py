@@ -153,8 +153,8 @@ def config_check(
 
         for text in check_experiment(experiment):
             print_warning(text)
-    tried = "tried on its data and network" if deep else "its settings; --deep also tries them on data and network"
-    print_line(f"{file}: valid, experiment {experiment.name} ({tried})")
+    said = "a run can start" if deep else "the settings are valid. To also load the data and the network, add --deep"
+    print_line(f"{file}: {said}.")
 
 
 @config_app.command("show", epilog="Example:\n\n  fedpriv config show configs/quickstart.toml --json")

@@ -52,7 +52,7 @@ class _FolderByDefault(TyperGroup):
 
 attack_app = typer.Typer(
     cls=_FolderByDefault,
-    help="Make other attacks on what an earlier run heard, list the attacks, or tune one.",
+    help="Run other attacks on what an earlier run heard, list the attacks, or tune one.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack dlg\n\n"

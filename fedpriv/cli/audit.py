@@ -23,7 +23,7 @@ def audit(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Tell members of the training data in DIR from non-members; trains reference models like the run's."""
+    """Membership inference on DIR's models (trains reference models)."""
     from fedpriv.cli.display import shown
     from fedpriv.lab.audit import audit_run
     from fedpriv.report import reported

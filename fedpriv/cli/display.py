@@ -6,10 +6,11 @@ from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
+from rich.table import Column
 
 from fedpriv.cli.terminal import err
 from fedpriv.progress import Progress, Silent
-from fedpriv.records import RoundRecord, Stop
+from fedpriv.records import RoundRecord, Stop, shown_epsilon
 
 __all__ = ["Display", "shown"]
 
@@ -29,10 +30,11 @@ class Display(Progress):
         self._bars = bars.Progress(
             bars.SpinnerColumn(),
             bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=20),
-            bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[figures]}", markup=False),
-            bars.TimeElapsedColumn(),
+            bars.BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
+            bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            bars.TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            # The only column that gives way where the line is too short for all.
+            bars.TextColumn("{task.fields[figures]}", markup=False, table_column=Column()),
             console=console,
             disable=not console.is_terminal,
         )
@@ -56,7 +58,7 @@ class Display(Progress):
         figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
         if record.epsilon is not None:
             # While a run goes on, cheaper bounds are computed than for its final ledger.
-            figures += f"  ε ≤ {record.epsilon:.4g} (final may be lower)"
+            figures += f"  ε ≤ {shown_epsilon(record.epsilon)}"
         self._advance("rounds", record.round, rounds, figures)
         if not self._console.is_terminal and record.round % max(1, rounds // _LINES_PER_RUN) == 0:
             self._console.print(f"round {record.round} of {rounds}: {figures}", markup=False, highlight=False)

@@ -20,7 +20,12 @@ def _run(started: Started) -> None:
     Raises:
         RunFailedError: there are fewer SuperNodes than the experiment has clients.
     """
-    clients, nodes = started.experiment.federation.clients, started.connected()
+    clients = started.experiment.federation.clients
+
+    def tell(nodes: int) -> None:
+        err.print(f"waiting for SuperNodes: {nodes} of {clients} are connected", markup=False, soft_wrap=True)
+
+    nodes = started.connected(tell)
     if nodes < clients:
         raise RunFailedError(
             f"federation.clients = {clients}, but {nodes} SuperNodes are connected; a run needs one for each client: "

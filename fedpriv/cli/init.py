@@ -44,7 +44,8 @@ def init(
         if _SCHEMA in text:
             write_whole(folder / _SCHEMA, (_home() / _SCHEMA).read_bytes())
         write_whole(folder / "README.md", _readme(name, _header(examples[name])).encode())
-    print_line(f"{folder}: {name}.toml and README.md; begin with: cd {shlex.quote(str(folder))}")
+    schema = f", {_SCHEMA} (for editors that complete keys)" if _SCHEMA in text else ""
+    print_line(f"{folder}: {name}.toml, README.md{schema}; begin with: cd {shlex.quote(str(folder))}")
 
 
 def _home() -> Path:

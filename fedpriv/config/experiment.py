@@ -32,12 +32,12 @@ class Experiment(Section):
         "experiment", description="names the run"
     )
     seed: Annotated[Integer, Field(ge=0, le=2**63 - 1)] = Field(
-        0, description="every random choice derives from it but the noise, unless noise = 'reproducible'"
+        0, description="Seeds every random choice. The noise uses it only with noise = 'reproducible'."
     )
     noise: Literal["secret", "reproducible"] = Field(
         "secret",
-        description="of a mechanism: keyed by the operating system, and kept in the run's folder; or by the seed, for "
-        "experiments that must repeat: whoever guesses the seed can subtract it",
+        description="Where the noise's random key comes from. secret: the operating system (the key is kept in the "
+        "run's folder). reproducible: the seed; anyone who knows it can subtract the noise.",
     )
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     model: Annotated[SerializeAsAny[ModelSettings], MODEL] = Field(

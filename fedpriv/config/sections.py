@@ -101,7 +101,9 @@ class FederationConfig(Extensible):
     server_momentum: Momentum = Field(0.0, description="of the server's SGD")
     round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
     max_update_norm: Positive | None = Field(
-        None, description="longer uploads (Euclidean norm) are refused; unset: only those that no mechanism lets out"
+        None,
+        description="longer uploads (Euclidean norm) are refused; "
+        "unset: only uploads longer than the mechanism can produce are refused",
     )
 
     @model_validator(mode="after")

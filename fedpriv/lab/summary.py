@@ -18,7 +18,17 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
-from fedpriv.records import COMPLETED, AttackResult, Guarantee, LeakageRate, RoundRecord, Score, Stop, recovered
+from fedpriv.records import (
+    COMPLETED,
+    AttackResult,
+    Guarantee,
+    LeakageRate,
+    RoundRecord,
+    Score,
+    Stop,
+    recovered,
+    shown_epsilon,
+)
 
 __all__ = ["attack_results", "early_end", "verdict", "versions"]
 
@@ -174,7 +184,7 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
     when = f"after round {first}" if first == last else f"between rounds {first} and {last}"
     return (
         f"{len(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
-        f"taken them above federation.target_epsilon = {_figure(experiment.federation.target_epsilon or 0.0)}."
+        f"taken them above federation.target_epsilon = {shown_epsilon(experiment.federation.target_epsilon or 0.0)}."
     )
 
 
@@ -314,16 +324,12 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client; {noise})"
     if worst.epsilon is None:
         return [f"No finite epsilon is proven {conditions}: {worst.theorem.get('epsilon', 'no theorem applies')}."]
-    sentence = f"Proven for the whole run: epsilon {_figure(worst.epsilon)} at delta {worst.delta:g} {conditions}"
+    sentence = f"Proven for the whole run: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}"
     if worst.pure_epsilon is not None:
-        sentence += f"; pure epsilon {_figure(worst.pure_epsilon)}"
+        sentence += f"; pure epsilon {shown_epsilon(worst.pure_epsilon)}"
     if worst.epsilon < _WEAK_EPSILON:
         return [sentence + "."]
-    return [sentence + ".", "So large an epsilon guarantees next to nothing; what was measured is the evidence here."]
-
-
-def _figure(epsilon: float) -> str:
-    return f"{epsilon:,.0f}" if epsilon >= 1000 else f"{epsilon:.4g}"
+    return [sentence + ".", "An epsilon this large guarantees almost nothing; rely on the measurement."]
 
 
 def versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ from fedpriv.records.attacks import (
     ThreatModel,
     recovered,
 )
-from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop
+from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
 from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
@@ -52,4 +52,5 @@ __all__ = [
     "read_file",
     "read_text",
     "recovered",
+    "shown_epsilon",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Ceiling", "Guarantee", "Ledger", "LedgerLine", "Stop"]
+__all__ = ["Ceiling", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
 
 
 @dataclass(frozen=True)
@@ -159,3 +159,8 @@ class Stop(Record):
 
 def _size(figure: float | None) -> float:
     return math.inf if figure is None else figure
+
+
+def shown_epsilon(epsilon: float) -> str:
+    """Return an epsilon as people are shown it: four digits, and from 1000 on all of them."""
+    return f"{epsilon:,.0f}" if epsilon >= 1000 else f"{epsilon:.4g}"

@@ -82,7 +82,7 @@ def test_trials_run_inline_whatever_the_base_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"grid": {"training.learning_rat": [1]}}, "unknown key training.learning_rat; did you mean training.learning_rate?"),
+        ({"grid": {"training.learning_rat": [1]}}, "key training.learning_rat; did you mean training.learning_rate?"),
         ({"set": {"training": {"sed": 1}}}, "unknown key training.sed"),
         ({"base": {"dat": {}}}, "unknown key dat; did you mean data?"),
         ({"seed": [1]}, "unknown key seed; did you mean seeds?"),

@@ -44,14 +44,18 @@ def print_account(answer: Answer) -> None:
     asked, proven = answer.asked, answer.guarantee
     means = answer.parameter.meaning
     if asked.target_epsilon is not None:
-        means = f"the least noise for epsilon {_number(asked.target_epsilon)}: {means}"
+        extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
+        means = f"{means}; the {extreme} that still proves epsilon {_number(asked.target_epsilon)}"
     figures = _columns("left", "right", "left")
     figures.add_row(answer.parameter.name, _bold(answer.release.noise), means)
     figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
     figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
     figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
     for ceiling in answer.ceilings:
-        meaning = f"no attack succeeds more often, where a guess does with {_number(ceiling.k0)}"
+        meaning = (
+            "no attack succeeds more often than this if a guess without any upload succeeds with probability "
+            f"{_number(ceiling.k0)}"
+        )
         figures.add_row("ceiling", _bold(ceiling.gamma), meaning)
     out.print(figures)
     out.print()
