@@ -1,13 +1,18 @@
 """The command line as a user meets it: one clear line and the right exit code."""
 
 import gzip
+import io
 import json
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from fedpriv.cli.display import Display
 from tests.command_line import fedpriv
 
 SMALL = """
@@ -70,9 +75,58 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
     assert done.stderr == ""
 
 
+def test_quiet_runs_still_warn(here: Path) -> None:
+    changes = ("--set", "adversary.victims=999999", "--set", 'adversary.attacks=["closed_form"]')
+    done = fedpriv("run", "small.toml", "--out", "out", "-q", *changes, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "warning: adversary.victims = 999999, but a round has 3 uploads: those are attacked\n" in done.stderr
+
+
+def test_no_command_is_no_mistake(here: Path) -> None:
+    done = fedpriv(cwd=here)
+    assert done.returncode == 0
+    assert "Usage: fedpriv" in done.stdout + done.stderr
+
+
+def test_ctrl_c_while_modules_load_is_one_line() -> None:
+    code = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from fedpriv.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "fedpriv: interrupted\n")
+
+
+@pytest.mark.parametrize("figures", ["accuracy 100.0%  loss 12.345  ε ≤ 123,456,789", "loss 1.23e-05"])
+def test_count_and_time_are_visible_in_80_columns(figures: str) -> None:
+    console = Console(width=80, force_terminal=True, file=io.StringIO())
+    display = Display(console)
+    display._advance("closed_form", 715, 1716, figures)
+    console.print(display._bars)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "715/1716" in shown
+    assert "0:00:00" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["rnu"], "fedpriv: No such command 'rnu'. Did you mean 'run'?\n"),
+        (["account", "gausian"], "fedpriv: No such command 'gausian'. Did you mean 'gaussian'?\n"),
+        (["config", "check", "small.toml", "--set", "adversary.attacks=closed"], 'wanted, such as ["dlg", "iga"]\n'),
+        (["config", "check", "small.toml", "--set", "federation.rounds=abc"], "allowed: a whole number is wanted\n"),
+        (["config", "check", "small.toml", "--set", "seed=99999999999999999999"], "up to 9223372036854775807\n"),
+        (["config", "check", "small.toml", "--set", "mechanism.delta=0"], "= 0 is not allowed; allowed is above 0\n"),
+        (["account", "gaussian", "--sampling-rate", "2", "--sigma", "1"], "--sampling-rate 2.0: allowed is from"),
+        (["account", "gaussian", "--sigma", "-1"], "--sigma -1.0: allowed is from"),
+        (["account", "gaussian", "--target-epsilon", "0"], "--target-epsilon 0.0: allowed is above 0"),
+        (["account", "gaussian", "--epsilon", "-1"], "--epsilon -1"),
         (["run"], "run needs either an experiment FILE or --resume DIR"),
         (["run", "missing.toml"], "missing.toml: no such file"),
         (

@@ -220,8 +220,8 @@ class DirectionalProof(PureProof):
     def reference(self) -> Reference:
         theorem = (
             f"VMF distributions around the directions of the {self.release.unit}'s gradient and uniform directions in "
-            "their place; losses of blocks and participations are independent whatever the parameters, so that they compose "
-            "exactly"
+            "their place; losses of blocks and participations are independent whatever the parameters, so that they "
+            "compose exactly"
         )
         return Reference(
             tuple((DirectionalReference(self.noise, dimension), count) for dimension, count in self._sizes), theorem

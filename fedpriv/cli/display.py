@@ -8,7 +8,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from fedpriv.cli.terminal import err
+from fedpriv.cli.terminal import err, print_warning
 from fedpriv.progress import Progress, Silent
 from fedpriv.records import RoundRecord, Stop, shown_epsilon
 
@@ -84,6 +84,14 @@ class Display(Progress):
         self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
 
 
+class Warnings(Silent):
+    """Prints warnings only: whoever wants to see the result alone must not take it for more than it is."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        print_warning(text)
+
+
 def shown(silent: bool) -> AbstractContextManager[Progress]:
-    """Return who is told of a run, on standard error; ``silent``: nobody."""
-    return nullcontext(Silent()) if silent else Display(err)
+    """Return who is told of a run, on standard error; ``silent``: of its warnings only."""
+    return nullcontext(Warnings()) if silent else Display(err)

@@ -43,7 +43,7 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
 
 
 def default_folder(experiment: Experiment) -> Path:
