@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings, Runs
 from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count, Integer, NonNegative, Positive
+from fedpriv.settings import Count, NonNegative, Positive, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,13 +54,13 @@ class CustomSettings(MatchingSettings):
     iterations: Count = Field(1000, description="steps")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
     learning_rate: Positive = Field(0.1, description="of Adam, at the start")
-    warm_up: Integer = Field(0, ge=0, description="steps of Adam over which the learning rate rises to the schedule's")
+    warm_up: Steps = Field(0, description="steps of Adam over which the learning rate rises to the schedule's")
     tv: NonNegative = Field(1e-4, description="weight of the total variation, at the end")
     tv_start: NonNegative = Field(0.0, description="the same at the start; falls with the square of the steps left")
-    opponents_start: NonNegative = Field(0.0, description="x")
     opponents: NonNegative = Field(
-        0.0, description="weight of the total variation of channels and their differences (double opponents)"
+        0.0, description="weight of the total variation of channels and their differences, at the end"
     )
+    opponents_start: NonNegative = Field(0.0, description="the same at the start; falls likewise")
     public_mean: NonNegative = Field(0.0, description="weight of the squared distance from the mean public image")
     gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
 

@@ -14,6 +14,7 @@ blocks, which overlap, say how long the parts are in relation to each other. Blo
 next are not used.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +26,16 @@ from torch import Tensor
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 
-__all__ = ["Filtered", "HeardBlocks", "filtered", "heard_blocks"]
+__all__ = ["HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "heard_blocks"]
 
 TURNS = 20  # of rows and directions, before rows are weighted by what they are likely to say
 WEIGHED = 5  # more turns, with these weights
-FILTERS = 4  # rounds of lengths and the noise that belongs to them
-STEPS = 200  # of one search for lengths
+FILTERS = 3  # rounds of lengths and the noise that belongs to them
+STEPS = 100  # of one search for lengths
 UNSEEN = 1e6  # variance of a pixel that no block holds
+
+Mismatch = Callable[[Tensor], Tensor]
+"""Image (P,) -> minus the logarithm of an upload's density given that image, but for a constant; differentiable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,19 +82,22 @@ class HeardBlocks:
 
     def agreement(self, image: Tensor) -> Tensor:
         """The sum over its blocks of each row's cosines with an image (P,): (m,)."""
-        return (self.rows * self.directions(image)[self.phases]).sum(dim=1)
+        cosines: Tensor = (self.rows * self.directions(image)[self.phases]).sum(dim=1)
+        return cosines
 
 
 @dataclass(frozen=True, eq=False)
-class Filtered:
-    """An image that the rows leave possible.
+class Lengths:
+    """The lengths of an image's parts.
 
     Attributes:
-        image: (P,), on the scale of the network's input; float64 on the CPU.
-        surprise: minus the logarithm of its density, but for a constant.
+        sign: of all directions, 1.0 or -1.0.
+        lengths: (J,).
+        surprise: minus the logarithm of their density, but for a constant.
     """
 
-    image: Tensor
+    sign: float
+    lengths: Tensor
     surprise: float
 
 
@@ -121,88 +128,93 @@ def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> Hear
     return HeardBlocks(rows, phases, blocks, parts - parts[0], kappa, length)
 
 
-def filtered(heard: HeardBlocks, prior: GaussianPrior) -> tuple[Filtered, Filtered]:
-    """Estimate the image with one sign and with the other.
-
-    Args:
-        heard: the rows.
-        prior: of images, float64 on the CPU.
-    """
-    signs = _row_signs(heard)
-    search = _Lengths(heard, signs, prior)
-    return search.settle(1.0), search.settle(-1.0)
-
-
 def _row_signs(heard: HeardBlocks) -> Tensor:
     """What each row says of its sign, (m,): from -1 to 1, and 0 where it says nothing; all of them may be reversed."""
     _, vectors = torch.linalg.eigh(heard.rows @ heard.rows.mT)
-    signs = vectors[:, -1]
+    signs: Tensor = vectors[:, -1]
     for _ in range(TURNS):
         signs = heard.agreement(signs @ heard.rows)
         signs = signs / signs.norm().clamp(min=1e-30)
-    blocks = heard.blocks.amax(dim=1) - torch.where(heard.blocks > 0, heard.blocks, heard.blocks.max()).amin(dim=1) + 1
+    blocks = (heard.blocks > 0).sum(dim=1) / heard.length
     silence = blocks[heard.phases] * float(log_mgf(heard.length, heard.kappa))
     for _ in range(WEIGHED):
         exponents = heard.kappa * heard.agreement(signs @ heard.rows)
         size = exponents.abs()
+        # The posterior mean of the sign: it is as likely to be 1, -1, or nothing, which makes draws uniform.
         told = (1 - (-2 * size).exp()) / (1 + (-2 * size).exp() + (silence - size).clamp(max=700).exp())
         signs = told * exponents.sign() if bool((told > 0.5).any()) else signs
     return signs
 
 
-class _Lengths:
-    """The search for the lengths of the image's parts, and what is left of the noise in their directions."""
+class LengthSearch:
+    """The search for the lengths of an image's parts, and the filter of the noise in their directions.
 
-    def __init__(self, heard: HeardBlocks, signs: Tensor, prior: GaussianPrior) -> None:
+    Args:
+        heard: the rows.
+        prior: of images, float64 on the CPU.
+    """
+
+    def __init__(self, heard: HeardBlocks, prior: GaussianPrior) -> None:
+        signs = _row_signs(heard)
         self._heard = heard
         self._prior = prior
         self._sums = heard.sums(signs)
         self._rows = signs.new_zeros(len(heard.blocks)).index_add(0, heard.phases, signs.square())
         self._sizes = heard.parts.bincount().double()
         direction = self._sums.sum(dim=0)
-        self._start = self._of_parts(direction).sqrt()
-        self._unit = direction / self._start.clamp(min=1e-30)[heard.parts]
-
-    def settle(self, sign: float) -> Filtered:
-        """Search with the directions as they are (1.0) or all reversed (-1.0)."""
-        prior, unit = self._prior, sign * self._unit
+        squares = signs.new_zeros(len(self._sizes)).index_add(0, heard.parts, direction.square())
+        self._unit = direction / squares.sqrt().clamp(min=1e-30)[heard.parts]
         energy = prior.mean.square().sum() + prior.variances.sum() + (prior.pixels - len(prior.variances)) * prior.rest
-        lengths = self._start * (energy / self._start.square().sum().clamp(min=1e-30)).sqrt()
-        value = 0.0
+        self._start = (squares * energy / squares.sum().clamp(min=1e-30)).sqrt()
+
+    def settle(self, sign: float) -> Lengths:
+        """Search with the rows alone; sign: 1.0, or -1.0 for the other sign of all directions."""
+        found = Lengths(sign, self._start, 0.0)
         for _ in range(FILTERS):
-            _, noise = self._seen(sign, lengths[self._heard.parts] * unit)
-            lengths, value = self._search(lengths, unit, _Filter(prior, noise))
-        seen, noise = self._seen(sign, lengths[self._heard.parts] * unit)
-        return Filtered(_Filter(prior, noise).image(seen), value)
+            found = self.refine(found, self._mismatch(sign))
+        return found
 
-    def _seen(self, sign: float, image: Tensor) -> tuple[Tensor, Tensor]:
-        """What the rows say of each pixel, were the blocks as long as an image's, and the noise's variance: (P,)."""
-        heard = self._heard
-        factors = heard.cosine / heard.norms(image)
-        precision = (self._rows[:, None] * factors.square()).sum(dim=0) / heard.across
-        seen = sign * (factors * self._sums).sum(dim=0) / heard.across / precision.clamp(min=1 / UNSEEN)
-        return torch.where(precision > 1 / UNSEEN, seen, self._prior.mean), 1 / precision.clamp(min=1 / UNSEEN)
+    def refine(self, found: Lengths, mismatch: Mismatch) -> Lengths:
+        """Search from there on, with the noise that belongs to these lengths.
 
-    def _search(self, lengths: Tensor, unit: Tensor, noisy: "_Filter") -> tuple[Tensor, float]:
-        """The most probable lengths, and minus the logarithm of their density but for a constant."""
-        heard, sums = self._heard, self._sums * float((unit * self._unit).sum().sign())
+        Args:
+            found: where to start.
+            mismatch: of the rows, or of the whole upload.
+        """
+        unit = found.sign * self._unit
+        _, noise = self._seen(found)
+        energy = _Filter(self._prior, noise).of_parts(unit, self._heard.parts)
 
         def surprise(logarithms: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             leaf = torch.from_numpy(logarithms).requires_grad_()
-            image = leaf.exp()[heard.parts] * unit
-            value = noisy.energy(image) / 2 - ((self._sizes - 1) * leaf).sum()
-            if len(heard.blocks) > 1:
-                value = value - heard.kappa * (sums * heard.directions(image)).sum()
+            image = leaf.exp()[self._heard.parts] * unit
+            value = mismatch(image) + energy(leaf.exp()) / 2 - ((self._sizes - 1) * leaf).sum()
             (gradient,) = torch.autograd.grad(value, leaf)
-            return float(value.detach()), gradient.numpy()
+            return value.item(), gradient.numpy()
 
-        start = lengths.clamp(min=1e-6).log().numpy()
-        found = minimize(surprise, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
-        return torch.from_numpy(found.x).exp(), float(found.fun)
+        start = found.lengths.clamp(min=1e-6).log().numpy()
+        least = minimize(surprise, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+        return Lengths(found.sign, torch.from_numpy(least.x).exp(), float(least.fun))
 
-    def _of_parts(self, image: Tensor) -> Tensor:
-        """The squared lengths of an image's parts."""
-        return image.new_zeros(len(self._sizes)).index_add(0, self._heard.parts, image.square())
+    def image(self, found: Lengths) -> Tensor:
+        """The image (P,) with these lengths, on the scale of the network's input, without the noise in directions."""
+        seen, noise = self._seen(found)
+        return _Filter(self._prior, noise).image(seen)
+
+    def _mismatch(self, sign: float) -> Mismatch:
+        """Of the rows; a constant where all are cut alike."""
+        heard, sums = self._heard, sign * self._sums
+        if len(heard.blocks) == 1:
+            return lambda image: image.new_zeros(())
+        return lambda image: -heard.kappa * (sums * heard.directions(image)).sum()
+
+    def _seen(self, found: Lengths) -> tuple[Tensor, Tensor]:
+        """What the rows say of each pixel if these are the lengths, and the noise's variance: (P,)."""
+        heard = self._heard
+        factors = heard.cosine / heard.norms(found.lengths[heard.parts] * self._unit)
+        precision = (self._rows[:, None] * factors.square()).sum(dim=0) / heard.across
+        seen = found.sign * (factors * self._sums).sum(dim=0) / heard.across / precision.clamp(min=1 / UNSEEN)
+        return torch.where(precision > 1 / UNSEEN, seen, self._prior.mean), 1 / precision.clamp(min=1 / UNSEEN)
 
 
 class _Filter:
@@ -219,17 +231,28 @@ class _Filter:
         inner = torch.eye(len(gains), dtype=gains.dtype) + gains[:, None] * (prior.basis.mT @ scaled)
         self._left, self._right = scaled, torch.linalg.solve(inner, gains[:, None] * scaled.mT)
 
-    def energy(self, seen: Tensor) -> Tensor:
-        """The squared distance of what is seen (P,) from the mean in standard deviations; differentiable."""
-        offset = seen - self._prior.mean
-        return offset @ self._solve(offset)
+    def of_parts(self, unit: Tensor, parts: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return, of lengths (J,) of parts (P,) with directions (P,), how far the image is from the mean.
+
+        It is the squared distance in standard deviations, differentiable.
+        """
+
+        def summed(columns: Tensor) -> Tensor:
+            count = int(parts.max()) + 1
+            return columns.new_zeros(count, columns.shape[1]).index_add(0, parts, unit[:, None] * columns)
+
+        mean = self._prior.mean
+        matrix = summed((unit / self._diagonal)[:, None])[:, 0].diag() - summed(self._left) @ summed(self._right.mT).mT
+        linear, constant = summed(self._solve(mean)[:, None])[:, 0], mean @ self._solve(mean)
+        return lambda lengths: lengths @ (matrix @ lengths) - 2 * lengths @ linear + constant
 
     def image(self, seen: Tensor) -> Tensor:
         """The mean of the image (P,) given what is seen."""
         return seen - self._noise * self._solve(seen - self._prior.mean)
 
     def _solve(self, offset: Tensor) -> Tensor:
-        return offset / self._diagonal - self._left @ (self._right @ offset)
+        solved: Tensor = offset / self._diagonal - self._left @ (self._right @ offset)
+        return solved
 
 
 def _block_norms(images: Tensor, blocks: Tensor) -> Tensor:
