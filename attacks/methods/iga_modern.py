@@ -35,7 +35,7 @@ class IgaModernSettings(MatchingSettings):
         1e-3, description="weight of the total variation of channels and their differences, at the end"
     )
     opponents_start: NonNegative = Field(
-        0.05, description="the same at the start; falls with the square of the steps left; 0: constant"
+        0.1, description="the same at the start; falls with the square of the steps left; 0: constant"
     )
 
     @classmethod

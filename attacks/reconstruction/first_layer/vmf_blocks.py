@@ -26,12 +26,14 @@ from torch import Tensor
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 
-__all__ = ["HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "heard_blocks"]
+__all__ = ["SHARPEST", "HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "PixelFilter", "heard_blocks"]
 
 TURNS = 20  # of rows and directions, before rows are weighted by what they are likely to say
 WEIGHED = 5  # more turns, with these weights
+OVERLAPS = 100  # steps in which overlapping blocks agree on the lengths of what they share, before any prior
 FILTERS = 3  # rounds of lengths and the noise that belongs to them
 STEPS = 100  # of one search for lengths
+SHARPEST = 100  # of D: no more concentration is taken for true in the search, which could not follow
 UNSEEN = 1e6  # variance of a pixel that no block holds
 
 Mismatch = Callable[[Tensor], Tensor]
@@ -136,9 +138,11 @@ def _row_signs(heard: HeardBlocks) -> Tensor:
         signs = heard.agreement(signs @ heard.rows)
         signs = signs / signs.norm().clamp(min=1e-30)
     blocks = (heard.blocks > 0).sum(dim=1) / heard.length
-    silence = blocks[heard.phases] * float(log_mgf(heard.length, heard.kappa))
+    # Directions are estimates: no more certainty than they allow, or rows that differ a little count as silent.
+    kappa = min(heard.kappa, float(heard.length))
+    silence = blocks[heard.phases] * float(log_mgf(heard.length, kappa))
     for _ in range(WEIGHED):
-        exponents = heard.kappa * heard.agreement(signs @ heard.rows)
+        exponents = kappa * heard.agreement(signs @ heard.rows)
         size = exponents.abs()
         # The posterior mean of the sign: it is as likely to be 1, -1, or nothing, which makes draws uniform.
         told = (1 - (-2 * size).exp()) / (1 + (-2 * size).exp() + (silence - size).clamp(max=700).exp())
@@ -162,14 +166,16 @@ class LengthSearch:
         self._rows = signs.new_zeros(len(heard.blocks)).index_add(0, heard.phases, signs.square())
         self._sizes = heard.parts.bincount().double()
         direction = self._sums.sum(dim=0)
-        squares = signs.new_zeros(len(self._sizes)).index_add(0, heard.parts, direction.square())
-        self._unit = direction / squares.sqrt().clamp(min=1e-30)[heard.parts]
         energy = prior.mean.square().sum() + prior.variances.sum() + (prior.pixels - len(prior.variances)) * prior.rest
-        self._start = (squares * energy / squares.sum().clamp(min=1e-30)).sqrt()
+        self._typical = energy.sqrt()
+        self._start = self._of_parts(direction)
+        self._unit = direction / (direction.norm() / self._typical * self._start).clamp(min=1e-30)[heard.parts]
 
     def settle(self, sign: float) -> Lengths:
         """Search with the rows alone; sign: 1.0, or -1.0 for the other sign of all directions."""
         found = Lengths(sign, self._start, 0.0)
+        for _ in range(OVERLAPS if len(self._heard.blocks) > 1 else 0):
+            found = Lengths(sign, self._of_parts(self._seen(found)[0]), 0.0)
         for _ in range(FILTERS):
             found = self.refine(found, self._mismatch(sign))
         return found
@@ -183,7 +189,7 @@ class LengthSearch:
         """
         unit = found.sign * self._unit
         _, noise = self._seen(found)
-        energy = _Filter(self._prior, noise).of_parts(unit, self._heard.parts)
+        energy = PixelFilter(self._prior, noise).of_parts(unit, self._heard.parts)
 
         def surprise(logarithms: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             leaf = torch.from_numpy(logarithms).requires_grad_()
@@ -199,14 +205,19 @@ class LengthSearch:
     def image(self, found: Lengths) -> Tensor:
         """The image (P,) with these lengths, on the scale of the network's input, without the noise in directions."""
         seen, noise = self._seen(found)
-        return _Filter(self._prior, noise).image(seen)
+        return PixelFilter(self._prior, noise).image(seen)
+
+    def _of_parts(self, image: Tensor) -> Tensor:
+        """The lengths (J,) of an image's parts, which is first made as long as images are."""
+        squares = image.new_zeros(len(self._sizes)).index_add(0, self._heard.parts, image.square())
+        return self._typical * (squares / squares.sum().clamp(min=1e-60)).sqrt()
 
     def _mismatch(self, sign: float) -> Mismatch:
         """Of the rows; a constant where all are cut alike."""
         heard, sums = self._heard, sign * self._sums
         if len(heard.blocks) == 1:
             return lambda image: image.new_zeros(())
-        return lambda image: -heard.kappa * (sums * heard.directions(image)).sum()
+        return lambda image: -min(heard.kappa, SHARPEST * heard.length) * (sums * heard.directions(image)).sum()
 
     def _seen(self, found: Lengths) -> tuple[Tensor, Tensor]:
         """What the rows say of each pixel if these are the lengths, and the noise's variance: (P,)."""
@@ -214,10 +225,10 @@ class LengthSearch:
         factors = heard.cosine / heard.norms(found.lengths[heard.parts] * self._unit)
         precision = (self._rows[:, None] * factors.square()).sum(dim=0) / heard.across
         seen = found.sign * (factors * self._sums).sum(dim=0) / heard.across / precision.clamp(min=1 / UNSEEN)
-        return torch.where(precision > 1 / UNSEEN, seen, self._prior.mean), 1 / precision.clamp(min=1 / UNSEEN)
+        return seen, 1 / precision.clamp(min=1 / UNSEEN)
 
 
-class _Filter:
+class PixelFilter:
     """The prior of images of which each pixel (P,) is seen through noise of its own variance.
 
     The covariance is diagonal but for as many directions as the prior tells apart (Woodbury).

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer
-from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import HeardBlocks, LengthSearch, heard_blocks
+from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import SHARPEST, HeardBlocks, LengthSearch, heard_blocks
 from fedpriv.attacks.reconstruction.matching.distances import squared_distance
 from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher, Precision
 from fedpriv.attacks.reconstruction.scene import Scene
@@ -82,7 +82,8 @@ class _Upload:
         precision: Precision = "float32" if scene.network.device.type == "mps" else "float64"
         self._matcher = Matcher(scene.network, [victim], _relative_distance, precision)
         coordinates = sum(value.numel() for value in victim.gradient.values())
-        self._scale = math.ceil(coordinates / heard.length) / (2 * heard.across)
+        across = max(heard.across, 1 / (SHARPEST * heard.length))
+        self._scale = math.ceil(coordinates / heard.length) / (2 * across)
 
     def mismatch(self, label: int, image: Tensor) -> Tensor:
         """Minus the logarithm of the upload's density given an image (P,) and its label, but for a constant."""
