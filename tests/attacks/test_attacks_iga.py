@@ -115,7 +115,7 @@ def test_stays_in_the_box() -> None:
 def test_recovers_digits(make: Any) -> None:
     model = make()
     heard, truth, labels = observe_digits(model, 3, first=20)
-    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=80, tv=1e-5), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=80, tv=1e-5, tv_start=0.0), 0))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.8
@@ -126,7 +126,7 @@ def test_recovers_digits(make: Any) -> None:
 def test_recovers_digits_from_both_lenets(init: str) -> None:
     model = lenet(init)
     heard, truth, _ = observe_digits(model, 8, first=50)
-    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=600, tv=1e-6), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=600, tv=1e-6, tv_start=0.0), 0))
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.95
 
