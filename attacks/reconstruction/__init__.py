@@ -3,6 +3,7 @@
 ``run_attack`` runs one attack on many observations as one batch. Attacks are the modules of ``attacks.methods``.
 """
 
+from fedpriv.attacks.reconstruction.candidates.optimum import Optimum, best_decisions
 from fedpriv.attacks.reconstruction.engine import AttackJob, Heard, run_attack
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
@@ -16,8 +17,10 @@ __all__ = [
     "AttackRefused",
     "Attempt",
     "Heard",
+    "Optimum",
     "Progress",
     "Reconstruction",
+    "best_decisions",
     "other_batches",
     "preflight",
     "refusal",
