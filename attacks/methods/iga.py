@@ -26,7 +26,11 @@ class IgaSettings(MatchingSettings):
 
     iterations: Count = Field(2400, description="signed Adam steps")
     learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
-    tv: NonNegative = Field(1e-4, description="weight of the total variation")
+    tv: NonNegative = Field(1e-4, description="weight of the total variation, at the end")
+    tv_start: NonNegative = Field(
+        0.015,
+        description="the same at the start; falls with the square of the steps left; 0: constant, as in the paper",
+    )
 
     @classmethod
     @override

@@ -21,6 +21,7 @@ from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
 from fedpriv.attacks.reconstruction.first_layer.rank_one import exact, rank_one
 from fedpriv.attacks.reconstruction.first_layer.sparse_batch import SparseBatch, separate
+from fedpriv.attacks.reconstruction.first_layer.vmf_reading import read_blocks
 from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
 from fedpriv.attacks.reconstruction.matching.distances import squared_distance
 from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher
@@ -36,7 +37,6 @@ DRAWS = 20240513  # the seed of the rows that a batch is separated with; it deci
 SCALES = 25  # factors of an image that are tried at once
 ZOOMS = 3  # times
 NO_LAYER = "closed_form needs a network whose first layer multiplies the image itself (Linear behind flattening)"
-CUT = "closed_form needs rows of the first layer as they are; {} on blocks of a size cuts them"
 MIXED = (
     "the first layer's gradient is a mixture of {} examples that cannot be taken apart (noise, no ReLU, or too many)"
 )
@@ -98,7 +98,8 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
     if not victim.model.mechanism.blocks_of(tuple(victim.gradient)):
-        raise AttackRefused(CUT.format(victim.model.mechanism.name))
+        image, label = read_blocks(scene, victim, layer)
+        return _Read(scene.box(image[None]), label[None])
     if victim.model.examples > 1:
         return _read_batch(scene, victim, layer)
     weight, bias = _stacked(victim, layer)

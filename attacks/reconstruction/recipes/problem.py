@@ -11,7 +11,7 @@ from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT, read_labels
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
-from fedpriv.attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe
+from fedpriv.attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe, annealed
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
@@ -71,18 +71,25 @@ class Problem:
         recipe: the parts.
         scene: what is public.
         rows: the victim of each row.
-        config: the attack's settings, with the weight of each prior.
+        config: the attack's settings, with the weight of each prior: NAME, at the end, and where there is one
+            NAME_start.
     """
 
     def __init__(self, recipe: Recipe, scene: Scene, rows: Sequence[Victim], config: Any) -> None:
         precise = recipe.optimiser == "lbfgs" and scene.network.device.type != "mps"
         self._scene = scene
+        self._dtype = torch.float64 if precise else scene.mean.dtype
         self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)
         self._coordinates: Coordinates | None = None
         if recipe.variables == "decorrelated":
             self._coordinates = coordinates_of(scene.shape).to(scene.mean.double() if precise else scene.mean)
-        weights = {name: float(getattr(config, name)) for name in recipe.priors}
-        self._penalties = [(weight, PRIORS[name]) for name, weight in weights.items() if weight]
+        weights = {
+            name: (float(getattr(config, f"{name}_start", 0.0)), getattr(config, name)) for name in recipe.priors
+        }
+        used = {name: pair for name, pair in weights.items() if any(pair)}
+        self._penalties = [PRIORS[name] for name in used]
+        self._weights = tuple(used.values())
+        self._rows = len(rows)
         # Steps of Adam in pixels are followed by a projection; elsewhere the objective sees the projected images.
         self._projects = recipe.box and recipe.variables == "pixels" and recipe.optimiser != "lbfgs"
         self._inside = recipe.box and not self._projects
@@ -93,19 +100,31 @@ class Problem:
         """Whether there is more to minimise than the mismatch."""
         return bool(self._penalties)
 
+    def weights(self, done: int, steps: int) -> Tensor:
+        """Return the priors' weights (N, k), the same in each row, after so many of all steps."""
+        values = [annealed(start, end, done, steps) for start, end in self._weights]
+        return torch.tensor(values, dtype=self._dtype, device=self._scene.mean.device).expand(self._rows, -1)
+
     def select(self, rows: Tensor) -> "Problem":
         """Return the problem of some of the rows, by their numbers (n,)."""
         chosen = object.__new__(Problem)
         chosen.__dict__.update(self.__dict__)
         chosen._matcher, chosen.labels = self._matcher.select(rows), self.labels.select(rows)
+        chosen._rows = len(rows)
         return chosen
 
-    def losses(self, variables: Tensor, logits: Tensor) -> Tensor:
-        """Return what is minimised, (N,), of variables (N, B, C, H, W) and logits (N, B, classes)."""
+    def losses(self, variables: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+        """Return what is minimised, (N,).
+
+        Args:
+            variables: (N, B, C, H, W).
+            logits: (N, B, classes).
+            weights: (N, k), see :meth:`weights`. The derivatives by these are the priors' values.
+        """
         images = self.images(variables)
         total = self._matcher(images, self.labels.probabilities(logits))
-        for weight, penalty in self._penalties:
-            total = total + weight * penalty(self._scene, images)
+        for number, penalty in enumerate(self._penalties):
+            total = total + weights[:, number] * penalty(self._scene, images)
         return total
 
     def images(self, variables: Tensor) -> Tensor:
