@@ -3,23 +3,25 @@
 ``run_attack`` runs one attack on many observations as one batch. Attacks are the modules of ``attacks.methods``.
 """
 
-from fedpriv.attacks.reconstruction.engine import AttackJob, Heard, run_attack
+from fedpriv.attacks.reconstruction.engine import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model.model import refusal
 from fedpriv.attacks.reconstruction.upload_model.preflight import preflight
-from fedpriv.attacks.reconstruction.upload_model.repeated import other_batches
+from fedpriv.attacks.reconstruction.upload_model.repeated import Heard, OtherBatches, other_batches, stackable
 
 __all__ = [
     "AttackJob",
     "AttackRefused",
     "Attempt",
     "Heard",
+    "OtherBatches",
     "Progress",
     "Reconstruction",
     "other_batches",
     "preflight",
     "refusal",
     "run_attack",
+    "stackable",
 ]

@@ -12,14 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
 from fedpriv.attacks.reconstruction.matching.matcher import Objective
 from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
 from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.starts import Start
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
-__all__ = ["MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "STARTS", "Recipe"]
+__all__ = ["AROUND", "FOUND", "MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "STARTS", "Recipe"]
 
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
@@ -34,7 +35,7 @@ class Recipe:
         optimiser: lbfgs (in float64 where the device has it), adam, or signed-adam (Adam that sees the signs only).
         schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
         variables: pixels, or decorrelated (``recipes.coordinates``).
-        start: a key of :data:`STARTS`.
+        start: a key of :data:`STARTS` or of :data:`FOUND`.
         box: whether images stay within the valid range of pixels.
         priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
         labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
@@ -103,20 +104,13 @@ def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tenso
     return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
 
 
-def _around_closed_form(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
-    distinct = list({id(victim): victim for victim in rows}.values())
-    read = dict(zip(map(id, distinct), read_images(scene, distinct), strict=True))
-    # Each victim's first row starts at the very image.
-    first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
-    spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
-    images = torch.stack([read[id(victim)] for victim in rows])
-    return images + spread[:, None, None, None, None] * numbers
+FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {"closed-form": read_starts}
+"""Starts at images that were found, each with its label: (scene, distinct victims) -> one a victim."""
 
 
 STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None] = {
     "normal": None,
     "uniform": _uniform,
     "public-mean": _around_mean,
-    "closed-form": _around_closed_form,
 }
 """(scene, rows, standard normal numbers (N, B, C, H, W)) -> normalised images; ``None``: these are the variables."""

@@ -194,6 +194,8 @@ class Victim:
         labels: int64 (B,), where the threat model grants them.
         more: other uploads of the same examples, from other parameters; see
             ``upload_model.repeated``.
+        pool: how many images the uploads' batches are drawn from, where these are other batches of one client in each
+            round; 0: all uploads are of the same batch.
     """
 
     round: int
@@ -204,6 +206,7 @@ class Victim:
     note: str
     labels: Tensor | None = None
     more: tuple["Victim", ...] = ()
+    pool: int = 0
 
     @property
     def noise(self) -> Noise:
