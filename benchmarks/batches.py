@@ -31,10 +31,10 @@ from fedpriv.randomness import Secret, torch_stream
 
 CASES = (
     "tanh:8,tanh:16,tanh:32,sigmoid:16,relu:8,relu:16,relu:32,relu:64,relu:8:0.001,relu:16:0.001,tanh:8:0.001,"
-    "sigmoid:8:0.001,relu:4:0.003,tanh:4:0.003,relu:8:1,rounds:12:4:24"
+    "sigmoid:8:0.001,relu:4:0.003,tanh:4:0.003,relu:8:1,rounds:12:4:24,rounds-tanh:12:4:24"
 )
 PUBLIC = 2000
-RATE = 0.1  # of the model's steps between rounds
+RATE = 0.01  # of the model's steps between rounds
 RECOVERED = 0.6
 
 
@@ -71,13 +71,14 @@ class Lab:
         return self._dataset.x_train[rows].float() / 255, self._dataset.y_train[rows]
 
     def model(self, activation: str) -> nn.Module:
+        """The untrained network."""
         settings = MlpSettings(hidden=(256,), activation=activation)
         return build_model(settings, self._dataset.shape, self._dataset.classes, self._seed)
 
     def upload(
         self, model: nn.Module, images: Tensor, labels: Tensor, sigma: float, number: int = 1, own: int | None = None
     ) -> Observation:
-        """One FedSGD upload, as the mechanism releases it."""
+        """One FedSGD upload, as the mechanism releases it; ``own``: the client's images, by default the batch."""
         names = [name for name, _ in model.named_parameters()]
         x = self._dataset.normalise((images * 255).round().to(torch.uint8))
         rows = [
@@ -114,8 +115,8 @@ def measure(dataset: Dataset, case: str, seed: int) -> Row:
     kind, *numbers = case.split(":")
     lab = Lab(dataset, seed)
     images, labels = lab.batch(int(numbers[0]))
-    if kind == "rounds":
-        model = lab.model("relu")
+    if kind.startswith("rounds"):
+        model = lab.model("tanh" if kind.endswith("tanh") else "relu")
         heard: Observation | OtherBatches = lab.rounds(model, images, labels, int(numbers[1]), int(numbers[2]))
     else:
         model = lab.model(kind)

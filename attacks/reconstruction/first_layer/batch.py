@@ -22,6 +22,7 @@ from fedpriv.attacks.reconstruction.first_layer.denoise import denoised, faint_s
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer
 from fedpriv.attacks.reconstruction.first_layer.spectrum import Spectrum, take_apart
 from fedpriv.attacks.reconstruction.first_layer.switching import FirstLayer, images_of, settle_switches
+from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients.operator import wide_type
@@ -79,7 +80,7 @@ def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
         raise AttackRefused(NO_BIAS)
     spectrum = _spectrum(victim, layer, torch.cat([weight, bias[:, None]], dim=1))
     components = unmix(spectrum.right[:, :-1], scene.shape, noisy=float(spectrum.values[-1]) < WEAK * spectrum.edge)
-    mixing = faint_scaled(spectrum, spectrum.values[:, None] * torch.linalg.inv(components), scene.prior)
+    mixing = faint_scaled(spectrum, spectrum.values[:, None] * torch.linalg.inv(components), lambda: scene.prior)
     public, other_batches = _public_layer(victim, layer), victim.pool > 0
     notes = [_counted(spectrum, victim)]
     switching = _switches(scene, victim, layer)
@@ -97,11 +98,12 @@ def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
 def stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
     """The layer's matrix (outputs, P) and bias (outputs,): of several uploads one below the other, as of a wider layer.
 
-    Averages of several releases are scaled such that the noise is as large in all rows.
+    They are scaled such that the noise is as large in all rows.
     """
     if not victim.more:
         return layer.gradients(victim.gradient)
-    parts = [(_scale(victim, upload), *layer.gradients(upload.gradient)) for upload in victim.uploads]
+    scales = _scales(victim, layer)
+    parts = [(scale, *layer.gradients(upload.gradient)) for scale, upload in zip(scales, victim.uploads, strict=True)]
     weight = torch.cat([scale * matrix for scale, matrix, _ in parts])
     biases = [scale * vector for scale, _, vector in parts if vector is not None]
     return weight, torch.cat(biases) if biases else None
@@ -130,9 +132,16 @@ def first_layer_errors(scene: Scene, victim: Victim, bias: str, images: Tensor, 
     return errors * (weights.detach() * images.shape[1] / victim.model.examples)[:, :, None]
 
 
-def _scale(victim: Victim, upload: Victim) -> float:
-    """What an upload's rows are multiplied with, so that the noise is as large in those of all uploads."""
-    return math.sqrt(upload.model.releases / victim.model.releases)
+def _scales(victim: Victim, layer: InputLayer) -> list[float]:
+    """What the rows of each upload are multiplied with, relative to the first's.
+
+    Averages of several releases have less noise. Where there is none, rounding errors count, which grow with what is
+    rounded.
+    """
+    if max(victim.noise.variances, default=0.0) > 0:
+        return [math.sqrt(upload.model.releases / victim.model.releases) for upload in victim.uploads]
+    sizes = [float(layer.gradients(upload.gradient)[0].norm()) for upload in victim.uploads]
+    return [sizes[0] / size if size > 0 and sizes[0] > 0 else 1.0 for size in sizes]
 
 
 def _spectrum(victim: Victim, layer: InputLayer, matrix: Tensor) -> Spectrum:
@@ -218,26 +227,37 @@ class _Separation:
         """Go on with the network's own errors, and labels, until labels stay."""
         if len(self.mixing) > newton.MOST:
             return self
-        best, labels = self, self.labels
-        least = SOLVED
-        for _ in range(READINGS):
-            found = newton.polish(self.spectrum, best.mixing, self._errors(labels))
-            if not found.misfit < least:
-                break
-            best, least = replace(self, mixing=found.mixing), found.misfit
-            again = best.labels
-            if torch.equal(again, labels):
-                break
-            labels = again
+        best, least = self, SOLVED
+        for labels in self._readings():
+            current = self
+            for _ in range(READINGS):
+                found = newton.polish(self.spectrum, current.mixing, self._errors(labels))
+                current = replace(self, mixing=found.mixing)
+                if found.misfit < least:
+                    best, least = current, found.misfit
+                before, labels = labels, current.labels
+                if torch.equal(before, labels):
+                    break
         return best
 
+    def _readings(self) -> list[Tensor]:
+        """Labels (B,) to begin with: by each image's own errors; and, where these differ, by the last layer."""
+        (read,) = read_labels(self.scene, [self.victim])
+        own = self.labels
+        if read is None or len(read) != len(own):
+            return [own]
+        other = _assigned(self._cosines(), read)
+        return [own] if torch.equal(own, other) else [own, other]
+
     def _errors(self, labels: Tensor) -> newton.Errors:
+        scales = _scales(self.victim, self.layer)
+
         def errors(images: Tensor) -> Tensor:
             pictures = images.unflatten(2, self.scene.shape).to(labels.device)
             given = labels.expand(len(images), -1)
             parts = [
-                _scale(self.victim, upload) * first_layer_errors(self.scene, upload, self.bias, pictures, given)
-                for upload in self.victim.uploads
+                scale * first_layer_errors(self.scene, upload, self.bias, pictures, given)
+                for scale, upload in zip(scales, self.victim.uploads, strict=True)
             ]
             return torch.cat(parts, dim=2).double().cpu()
 

@@ -4,6 +4,8 @@ Given the errors E the gradient is ``E X`` plus normal noise, and images have a 
 images given the gradient is linear in it (a Wiener filter that takes into account which images are mixed).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -37,19 +39,25 @@ def denoised(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor
     return images
 
 
-def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor:
+def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], GaussianPrior]) -> Tensor:
     """Scale the columns of a mixing (B, B) such that each image ends in a one, or, faint ones, such that it is typical.
 
     Where noise covers what an image has at the bias, its length is the prior's, and its sign that which has more of the
     prior's mean.
+
+    Args:
+        spectrum: of the gradient.
+        mixing: (B, B), its columns known but for their scale.
+        prior: makes the prior of images, which takes time, where it is needed.
     """
     inverse = torch.linalg.inv(mixing)
     rows = inverse @ spectrum.scaled
     ones = rows[:, -1]
-    prior = prior.to(mixing)
-    outside = prior.pixels - len(prior.variances)
-    typical = (prior.mean.square().sum() + prior.variances.sum() + outside * prior.rest).sqrt()
-    along = rows[:, :-1] @ prior.mean
-    guessed = rows[:, :-1].norm(dim=1) / typical * torch.where(along < 0, -1.0, 1.0)
     faint = ones.abs() < FAINT * spectrum.deviation * inverse.norm(dim=1)
-    return mixing * torch.where(faint, guessed, ones)
+    if not bool(faint.any()):
+        return mixing * ones
+    fitted = prior().to(mixing)
+    outside = fitted.pixels - len(fitted.variances)
+    typical = (fitted.mean.square().sum() + fitted.variances.sum() + outside * fitted.rest).sqrt()
+    sign = torch.where(rows[:, :-1] @ fitted.mean < 0, -1.0, 1.0)
+    return mixing * torch.where(faint, rows[:, :-1].norm(dim=1) / typical * sign, ones)

@@ -20,7 +20,8 @@ __all__ = ["FirstLayer", "Switched", "images_of", "scaled", "settle_switches"]
 KEPT = (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0)  # of the units that seem off, the clearest; in each turn
 WEIGHTINGS = 4  # of the rows, in one turn
 SHRINKING = 0.3  # of what counts as zero, from one weighting to the next
-ABSENT = 0.3  # of an example's largest errors in a round: below that it seems not to be in the round
+FAINT = 0.3  # of an example's largest errors in a round: below that it seems not to be in the round
+GAP = 10.0  # between its errors in rounds with it and in rounds without it, once these are nearly zero
 RIDGE = 1e-13  # relative to the trace, so that a system can be solved
 
 Outputs = Callable[[Tensor], Tensor]
@@ -80,9 +81,8 @@ def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, sw
     """
     best = Switched(mixing, _certificate(spectrum, mixing, layer))
     for kept in KEPT:
-        if best.certificate.disagreeing == 0 and switching and kept == 1.0:
-            break
-        off = _off(spectrum, mixing, layer, kept, switching=switching)
+        certain = best.certificate.disagreeing == 0
+        off = _off(spectrum, mixing, layer, 1.0 if certain else kept, switching=switching)
         turned = scaled(spectrum, _smallest(spectrum, mixing, off))
         if turned is None:
             break
@@ -90,6 +90,8 @@ def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, sw
         certificate = _certificate(spectrum, mixing, layer)
         if not switching or certificate.disagreeing <= best.certificate.disagreeing:
             best = Switched(mixing, certificate)
+        if certain:
+            break
     return best
 
 
@@ -100,18 +102,22 @@ def _certificate(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer) -> Certi
 
 
 def _off(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, kept: float, *, switching: bool) -> Tensor:
-    """Which rows (B, rows) seem to be zero in each example's errors: units switched off, and rounds without it."""
-    off = torch.zeros(mixing.shape[1], len(spectrum.left), dtype=torch.bool)
+    """Which rows (B, rows) seem to be zero in each example's errors: units switched off, or rounds without it."""
     if switching:
         depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
         wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
-        off = depth.argsort(dim=1).argsort(dim=1) < wanted
-    if layer.other_batches:
-        parts = (spectrum.left @ mixing).mT.unflatten(1, (layer.rounds, -1))
-        sizes = parts.norm(dim=2)
-        absent = sizes < ABSENT * sizes.amax(dim=1, keepdim=True)
-        off = off | absent[:, :, None].expand_as(parts).flatten(1)
-    return off
+        return depth.argsort(dim=1).argsort(dim=1) < wanted
+    parts = (spectrum.left @ mixing).mT.unflatten(1, (layer.rounds, -1))
+    sizes = parts.norm(dim=2).clamp(min=1e-30)
+    absent = sizes < (FAINT * sizes.amax(dim=1, keepdim=True) if kept < 1 else _least_present(sizes))
+    return absent[:, :, None].expand_as(parts).flatten(1)
+
+
+def _least_present(sizes: Tensor) -> Tensor:
+    """The least size (B, 1) of each example's errors (B, rounds) above the first wide gap from the top."""
+    ordered = sizes.sort(dim=1, descending=True).values
+    wide = torch.cat([ordered[:, :-1] > GAP * ordered[:, 1:], torch.ones_like(ordered[:, :1], dtype=torch.bool)], dim=1)
+    return ordered.gather(1, wide.int().argmax(dim=1, keepdim=True))
 
 
 def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
