@@ -43,6 +43,7 @@ FULL = (
     "the first layer's gradient of {} outputs has the full rank {}: the images cannot be told apart (more examples "
     "than outputs, or noise that is not public)"
 )
+ALIKE = "the images of the batch differ by constants alone, and cannot be told apart"
 MANY = "{} images stand above the noise in the first layer's gradient; closed_form tells {} apart at most"
 
 
@@ -80,7 +81,10 @@ def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
         raise AttackRefused(NO_BIAS)
     spectrum = _spectrum(victim, layer, torch.cat([weight, bias[:, None]], dim=1))
     components = unmix(spectrum.right[:, :-1], scene.shape, noisy=float(spectrum.values[-1]) < WEAK * spectrum.edge)
-    mixing = faint_scaled(spectrum, spectrum.values[:, None] * torch.linalg.inv(components), lambda: scene.prior)
+    inverse, failed = torch.linalg.inv_ex(components)
+    if int(failed) or not bool(torch.isfinite(inverse).all()):
+        raise AttackRefused(ALIKE)
+    mixing = faint_scaled(spectrum, spectrum.values[:, None] * inverse, lambda: scene.prior)
     public, other_batches = _public_layer(victim, layer), victim.pool > 0
     notes = [_counted(spectrum, victim)]
     switching = _switches(scene, victim, layer)

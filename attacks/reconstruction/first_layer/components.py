@@ -38,7 +38,8 @@ def unmix(mixtures: Tensor, shape: tuple[int, int, int], *, noisy: bool) -> Tens
     starts = STARTS if len(mixtures) <= FEW else 1
     rotations = [_rotation(white, start) for start in range(starts)]
     sparsest = min(rotations, key=lambda rotation: float(_smooth_size(rotation @ white).mean()))
-    return sparsest @ whitening
+    unmixing: Tensor = sparsest @ whitening
+    return unmixing
 
 
 def _differences(images: Tensor, *, pooled: bool) -> Tensor:
@@ -72,14 +73,16 @@ def _rotation(white: Tensor, start: int) -> Tensor:
         curvature = (SMOOTH**2 / sizes**3).mean(dim=1)
         step = (rows / sizes) @ white.mT / white.shape[1] - curvature[:, None] * rotation
         left, _, right = torch.linalg.svd(step)
-        turned = left @ right
+        turned: Tensor = left @ right
         change = float((1 - (turned * rotation).sum(dim=1).abs()).max())
         rotation = turned
         if change < SETTLED:
             break
-    return rotation
+    settled: Tensor = rotation
+    return settled
 
 
 def _smooth_size(rows: Tensor) -> Tensor:
     """The absolute value without its kink; the smaller its mean at equal variance, the sparser a row."""
-    return (rows.square() + SMOOTH**2).sqrt()
+    sizes: Tensor = (rows.square() + SMOOTH**2).sqrt()
+    return sizes

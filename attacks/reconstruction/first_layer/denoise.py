@@ -54,10 +54,12 @@ def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], Gaussia
     rows = inverse @ spectrum.scaled
     ones = rows[:, -1]
     faint = ones.abs() < FAINT * spectrum.deviation * inverse.norm(dim=1)
+    lengths: Tensor = ones
     if not bool(faint.any()):
-        return mixing * ones
+        return mixing * lengths
     fitted = prior().to(mixing)
     outside = fitted.pixels - len(fitted.variances)
     typical = (fitted.mean.square().sum() + fitted.variances.sum() + outside * fitted.rest).sqrt()
     sign = torch.where(rows[:, :-1] @ fitted.mean < 0, -1.0, 1.0)
-    return mixing * torch.where(faint, rows[:, :-1].norm(dim=1) / typical * sign, ones)
+    lengths = torch.where(faint, rows[:, :-1].norm(dim=1) / typical * sign, ones)
+    return mixing * lengths

@@ -20,6 +20,7 @@ ROUNDING = 8.0  # rounding errors of sums, in units of the type's precision time
 SPARE = 16  # singular values beyond twice those that are expected, from which on there is noise alone
 DIRECT = 512  # up to so many rows or columns the singular values are computed directly
 PASSES = 4  # over larger matrices, to find the range of the leading singular vectors
+SHORT = (torch.bfloat16, torch.float16)  # types in which uploads may be sent
 PROBES = 20240513  # the seed of the random vectors that this starts from; it decides nothing but roundings
 
 
@@ -87,18 +88,37 @@ def take_apart(matrix: Tensor, deviation: float, expected: int) -> Spectrum:
     kept = min(rows, columns, 2 * expected + SPARE)
     left, values, right = _leading(precise, kept)
     squared = float(precise.square().sum())
-    rounding = ROUNDING * torch.finfo(matrix.dtype).eps * math.sqrt(squared / precise.numel())
+    rounding = ROUNDING * _precision(matrix) * math.sqrt(squared / precise.numel())
     deviation = max(deviation, rounding)
-    if kept < min(rows, columns) // 2:
-        rest = max(squared - float(values.square().sum()), 0.0)
-        deviation = max(deviation, math.sqrt(rest / ((rows - kept) * (columns - kept))))
+    above = int((values > noise_edge(rows, columns, deviation)).sum())
+    if kept < min(rows, columns):
+        deviation, above = _seen(precise.shape, squared, values[:above], deviation)
     edge = noise_edge(rows, columns, deviation)
-    above = int((values > edge).sum())
     explained = float(values[:above].square().sum())
     unexplained = max(1 - explained / squared, 0.0) if squared else 1.0
     return Spectrum(
         left[:, :above], values[:above], right[:above], deviation, edge, float(values[:1].sum()), unexplained
     )
+
+
+def _precision(matrix: Tensor) -> float:
+    """The relative precision of the shortest type that holds all numbers: that in which they were sent."""
+    short = [kind for kind in SHORT if torch.equal(matrix.to(kind).to(matrix.dtype), matrix)]
+    return float(torch.finfo(short[0] if short else matrix.dtype).eps)
+
+
+def _seen(shape: torch.Size, squared: float, values: Tensor, least: float) -> tuple[float, int]:
+    """The noise's deviation, and how many of the values are images: the fewest without which the rest looks like noise.
+
+    As the number of components is tested by Kritchman and Nadler (2008).
+    """
+    rows, columns = shape
+    rests = squared - torch.cat([values.new_zeros(1), values.square().cumsum(0)])
+    for above, (value, rest) in enumerate(zip(values.tolist(), rests.tolist(), strict=False)):
+        deviation = max(least, math.sqrt(max(rest, 0.0) / ((rows - above) * (columns - above))))
+        if value <= noise_edge(rows, columns, deviation):
+            return deviation, above
+    return least, len(values)
 
 
 def _leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -106,18 +106,21 @@ def _off(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, kept: float, *, 
     if switching:
         depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
         wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
-        return depth.argsort(dim=1).argsort(dim=1) < wanted
+        off: Tensor = depth.argsort(dim=1).argsort(dim=1) < wanted
+        return off
     parts = (spectrum.left @ mixing).mT.unflatten(1, (layer.rounds, -1))
     sizes = parts.norm(dim=2).clamp(min=1e-30)
     absent = sizes < (FAINT * sizes.amax(dim=1, keepdim=True) if kept < 1 else _least_present(sizes))
-    return absent[:, :, None].expand_as(parts).flatten(1)
+    missing: Tensor = absent[:, :, None].expand_as(parts).flatten(1)
+    return missing
 
 
 def _least_present(sizes: Tensor) -> Tensor:
     """The least size (B, 1) of each example's errors (B, rounds) above the first wide gap from the top."""
     ordered = sizes.sort(dim=1, descending=True).values
     wide = torch.cat([ordered[:, :-1] > GAP * ordered[:, 1:], torch.ones_like(ordered[:, :1], dtype=torch.bool)], dim=1)
-    return ordered.gather(1, wide.int().argmax(dim=1, keepdim=True))
+    least: Tensor = ordered.gather(1, wide.int().argmax(dim=1, keepdim=True))
+    return least
 
 
 def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
@@ -137,4 +140,5 @@ def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
         traces = products.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=1e-30)
         solved, _ = torch.linalg.solve_ex(products + traces[:, None, None] * ridge, start[:, :, None])
         vectors = solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-30)
-    return vectors.mT
+    turned: Tensor = vectors.mT
+    return turned

@@ -5,7 +5,8 @@ coordinates in which the prior is standard normal: where the upload says nothing
 pixels that belong together average the noise. Two things keep the search away from local optima. The likelihood's share
 grows from where it just moves the start to its full weight, as if the noise fell from large to its true level. And
 kinks of the network are smoothed at first (``posterior.smoothing``). Where a first Linear
-layer gives the images in closed form, the last part of the search, with the network as it is, starts there too. A
+layer gives the images in closed form, or the last one a batch's features, the last part of the search, with the network
+as it is, starts there too. A
 sharper part counts only where it gains more than noise would explain: kinks offer many narrow peaks, and the highest is
 not where most of the probability lies. The most probable of all starts' results is kept.
 
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.features.inversion import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT
 from fedpriv.attacks.reconstruction.matching.memory import chunks
@@ -79,7 +81,7 @@ def run_map(
         return tell
 
     starts = _starts(scene, rows, images, logits)
-    read = _closed_form(scene, rows)
+    read = _found(scene, rows)
     settled: list[Ended] = []
     readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
     for part in _parts(scene, [*readable, *_mirrored(scene, readable)]):
@@ -164,16 +166,18 @@ def _likely(scene: Scene, starts: Sequence[Start]) -> list[Start]:
     ]
 
 
-def _closed_form(scene: Scene, rows: Sequence[Victim]) -> dict[int, tuple[Tensor, Tensor | None]]:
-    """Coordinates (B, C, H, W) and labels (B,) of the victims, by their ids, whose first layer can be read."""
+def _found(scene: Scene, rows: Sequence[Victim]) -> dict[int, tuple[Tensor, Tensor | None]]:
+    """Coordinates (B, C, H, W) and labels (B,) of the victims, by their ids, whose first or last layer can be read."""
     whitening = Whitening(scene.prior, scene.shape)
     starts: dict[int, tuple[Tensor, Tensor | None]] = {}
     for victim in _distinct(rows):
-        try:
-            (read,) = read_starts(scene, [victim])
-        except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
-            continue
-        starts[id(victim)] = whitening.coordinates(read.images), read.labels
+        for read in (read_starts, read_feature_starts) if victim.model.examples > 1 else (read_starts,):
+            try:
+                (found,) = read(scene, [victim])
+            except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
+                continue
+            starts[id(victim)] = whitening.coordinates(found.images), found.labels
+            break
     return starts
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.reconstruction.features.inversion import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
 from fedpriv.attacks.reconstruction.matching.matcher import Objective
@@ -34,7 +35,7 @@ class Recipe:
         objective: how expected and heard upload are compared: a key of :data:`OBJECTIVES`.
         optimiser: lbfgs (in float64 where the device has it), adam, or signed-adam (Adam that sees the signs only).
         schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
-        variables: pixels, or decorrelated (``recipes.coordinates``).
+        variables: pixels, or decorrelated (``matching.coordinates``).
         start: a key of :data:`STARTS` or of :data:`FOUND`.
         box: whether images stay within the valid range of pixels.
         priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
@@ -45,7 +46,7 @@ class Recipe:
     optimiser: Literal["lbfgs", "adam", "signed-adam"]
     schedule: Literal["constant", "steps", "cosine"] = "constant"
     variables: Literal["pixels", "decorrelated"] = "pixels"
-    start: Literal["normal", "uniform", "public-mean", "closed-form"] = "normal"
+    start: Literal["normal", "uniform", "public-mean", "closed-form", "features"] = "normal"
     box: bool = False
     priors: tuple[Literal["tv", "public_mean", "gaussian"], ...] = ()
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
@@ -104,7 +105,10 @@ def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tenso
     return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
 
 
-FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {"closed-form": read_starts}
+FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {
+    "closed-form": read_starts,
+    "features": read_feature_starts,
+}
 """Starts at images that were found, each with its label: (scene, distinct victims) -> one a victim."""
 
 

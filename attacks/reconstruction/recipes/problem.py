@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT, read_labels
+from fedpriv.attacks.reconstruction.matching.coordinates import Coordinates, coordinates_of
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
 from fedpriv.attacks.reconstruction.recipes.parts import AROUND, FOUND, OBJECTIVES, PRIORS, STARTS, Recipe
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.starts import Start
