@@ -4,6 +4,9 @@ Images that are roughly right, with the public weights, say which units they swi
 combination of the gradient's left factors that is smallest there: in absolute values, so that units that are guessed
 wrong do not matter (as SPEAR++ for sparse errors, but started from images and without drawing rows). Better errors
 give better images, and these a better guess; where the certificate reaches 1 that ends at the truth.
+
+Without such units, several rounds with other batches show zeros as well: an example's errors vanish in all rounds
+without it, and they are the combination whose lengths in the rounds have the smallest sum.
 """
 
 from collections.abc import Callable
@@ -20,8 +23,6 @@ __all__ = ["FirstLayer", "Switched", "images_of", "scaled", "settle_switches"]
 KEPT = (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0)  # of the units that seem off, the clearest; in each turn
 WEIGHTINGS = 4  # of the rows, in one turn
 SHRINKING = 0.3  # of what counts as zero, from one weighting to the next
-FAINT = 0.3  # of an example's largest errors in a round: below that it seems not to be in the round
-GAP = 10.0  # between its errors in rounds with it and in rounds without it, once these are nearly zero
 RIDGE = 1e-13  # relative to the trace, so that a system can be solved
 
 Outputs = Callable[[Tensor], Tensor]
@@ -80,10 +81,13 @@ def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, sw
         switching: whether its units switch; else only rounds without an example show zeros.
     """
     best = Switched(mixing, _certificate(spectrum, mixing, layer))
-    for kept in KEPT:
-        certain = best.certificate.disagreeing == 0
-        off = _off(spectrum, mixing, layer, 1.0 if certain else kept, switching=switching)
-        turned = scaled(spectrum, _smallest(spectrum, mixing, off))
+    for turn, kept in enumerate(KEPT):
+        certain = switching and best.certificate.disagreeing == 0
+        if switching:
+            off = _off(spectrum, mixing, layer, 1.0 if certain else kept)
+            turned = scaled(spectrum, _smallest(spectrum, mixing, off))
+        else:
+            turned = scaled(spectrum, _fewest_rounds(spectrum, mixing, layer.rounds, turn))
         if turned is None:
             break
         mixing = turned
@@ -101,44 +105,46 @@ def _certificate(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer) -> Certi
     return certify(spectrum.left @ mixing, noise, outputs, layer.rounds if layer.other_batches else 1)
 
 
-def _off(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, kept: float, *, switching: bool) -> Tensor:
-    """Which rows (B, rows) seem to be zero in each example's errors: units switched off, or rounds without it."""
-    if switching:
-        depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
-        wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
-        off: Tensor = depth.argsort(dim=1).argsort(dim=1) < wanted
-        return off
-    parts = (spectrum.left @ mixing).mT.unflatten(1, (layer.rounds, -1))
-    sizes = parts.norm(dim=2).clamp(min=1e-30)
-    absent = sizes < (FAINT * sizes.amax(dim=1, keepdim=True) if kept < 1 else _least_present(sizes))
-    missing: Tensor = absent[:, :, None].expand_as(parts).flatten(1)
-    return missing
-
-
-def _least_present(sizes: Tensor) -> Tensor:
-    """The least size (B, 1) of each example's errors (B, rounds) above the first wide gap from the top."""
-    ordered = sizes.sort(dim=1, descending=True).values
-    wide = torch.cat([ordered[:, :-1] > GAP * ordered[:, 1:], torch.ones_like(ordered[:, :1], dtype=torch.bool)], dim=1)
-    least: Tensor = ordered.gather(1, wide.int().argmax(dim=1, keepdim=True))
-    return least
+def _off(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, kept: float) -> Tensor:
+    """Which rows (B, rows) are zero in each example's errors, because it seems to switch the unit off."""
+    depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
+    wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
+    off: Tensor = depth.argsort(dim=1).argsort(dim=1) < wanted
+    return off
 
 
 def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
-    """Mixing (B, B) whose errors are smallest, in absolute values, in rows (B, rows) that seem to be zero.
-
-    Least squares with weights, the same for all examples at once; each column keeps its share of where it started.
-    """
-    start = (mixing / mixing.norm(dim=0)).mT
-    vectors, counted = start, off.to(start)
-    ridge = RIDGE * torch.eye(len(start), dtype=start.dtype)
+    """Mixing (B, B) whose errors are smallest, in absolute values, in rows (B, rows) that seem to be zero."""
+    vectors, counted = (mixing / mixing.norm(dim=0)).mT, off.to(mixing)
+    start = vectors
     for weighting in range(WEIGHTINGS):
         sizes = (vectors @ spectrum.left.mT).abs()
         typical = (sizes * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
         least = torch.maximum(typical * SHRINKING**weighting, spectrum.noise_of(vectors))[:, None]
-        weights = counted / (sizes.square() + least.square()).sqrt().clamp(min=1e-30)
-        products = torch.stack([(spectrum.left * row[:, None]).mT @ spectrum.left for row in weights])
-        traces = products.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=1e-30)
-        solved, _ = torch.linalg.solve_ex(products + traces[:, None, None] * ridge, start[:, :, None])
-        vectors = solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-30)
+        vectors = _weighted(spectrum, start, counted / (sizes.square() + least.square()).sqrt().clamp(min=1e-30))
     turned: Tensor = vectors.mT
     return turned
+
+
+def _fewest_rounds(spectrum: Spectrum, mixing: Tensor, rounds: int, turn: int) -> Tensor:
+    """Mixing (B, B) whose errors have the smallest sum of lengths over the rounds, so that they vanish in many."""
+    vectors = start = (mixing / mixing.norm(dim=0)).mT
+    for weighting in range(WEIGHTINGS):
+        parts = (vectors @ spectrum.left.mT).unflatten(1, (rounds, -1))
+        sizes = parts.norm(dim=2, keepdim=True)
+        least = sizes.mean(dim=1) * SHRINKING ** (turn + weighting)
+        least = torch.maximum(least, spectrum.noise_of(vectors)[:, None])[:, :, None]
+        weights = 1 / (sizes.square() + least.square()).sqrt().clamp(min=1e-30)
+        vectors = _weighted(spectrum, start, weights.expand_as(parts).flatten(1))
+    turned: Tensor = vectors.mT
+    return turned
+
+
+def _weighted(spectrum: Spectrum, start: Tensor, weights: Tensor) -> Tensor:
+    """Unit vectors (B, B) with the least weighted squares, by weights (B, rows), that keep their share of the start."""
+    ridge = RIDGE * torch.eye(len(start), dtype=start.dtype)
+    products = torch.stack([(spectrum.left * row[:, None]).mT @ spectrum.left for row in weights])
+    traces = products.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=1e-30)
+    solved, _ = torch.linalg.solve_ex(products + traces[:, None, None] * ridge, start[:, :, None])
+    vectors: Tensor = solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return vectors
