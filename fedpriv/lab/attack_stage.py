@@ -19,7 +19,7 @@ from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
-from fedpriv.attacks.reconstruction import AttackJob, other_batches
+from fedpriv.attacks.reconstruction import AttackJob, Heard, OtherBatches, other_batches, stackable
 from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
@@ -94,18 +94,30 @@ class Leakage:
 
 @dataclass(frozen=True, eq=False)
 class _Heard:
-    """One observation, and what only the referee may know of it; ``more``: other uploads of the same examples."""
+    """One observation, and what only the referee may know of it.
+
+    ``more``: other uploads of the same examples. ``stacked``: uploads of other batches of the client's, this one first;
+    the truth is then all images that are in any of them.
+    """
 
     target: Target
     kind: str
     observation: Observation
     truth: Truth
     more: tuple[Observation, ...] = ()
+    stacked: tuple["_Heard", ...] = ()
 
     @property
-    def uploads(self) -> Observation | tuple[Observation, ...]:
-        """What an attack is given: one upload, or several of the same examples."""
+    def uploads(self) -> Heard:
+        """What an attack is given: one upload, several of the same examples, or several of other batches."""
+        if self.stacked:
+            return OtherBatches(tuple(member.observation for member in self.stacked))
         return (self.observation, *self.more) if self.more else self.observation
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What is attacked with it."""
+        return tuple(member.target for member in self.stacked) or (self.target,)
 
 
 def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
@@ -149,7 +161,9 @@ def _attack_observations(
     for name in surplus(folder, recorded):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
+    stacks: list[_Heard] = []
     if world.experiment.adversary.join_uploads:
+        stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
         heard, leakage = _joined(heard, leakage, progress)
     # The test images are public in this laboratory; no client has any of them.
     images = world.dataset.x_test.float() / 255
@@ -158,6 +172,8 @@ def _attack_observations(
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
         suited = [upload for upload in heard if _suits(attack, upload.target)]
+        if ATTACKS[attack.name].stacks:
+            suited = _with_stacks(suited, stacks)
         if not suited:
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
@@ -165,7 +181,7 @@ def _attack_observations(
         campaign = _campaign(world, attack, suited, known, progress)
         for number, result in campaign.found.items():
             upload = suited[number]
-            attacked[upload.target] = upload
+            attacked |= dict.fromkeys(upload.targets, upload)
             note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
             result = replace(result, attack=attack.label, note=note)
             threshold = world.experiment.adversary.success_ssim
@@ -178,7 +194,7 @@ def _attack_observations(
         for text in _failures(attack, suited, campaign):
             leakage = leakage.refused(text, progress)
     progress.stage("scoring and writing the report")
-    for upload in attacked.values():
+    for upload in {id(upload): upload for upload in attacked.values()}.values():
         scored = score_guesses(public, upload.truth, world.dataset.std)
         leakage = leakage.plus(scored)
         _save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
@@ -229,9 +245,7 @@ def _heard(
 
 def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
     """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
-    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
-    for upload in heard:
-        groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
+    groups = _groups(heard)
     if all(len(members) == 1 for members in groups.values()):
         return list(heard), leakage.refused("adversary.join_uploads: no client was heard more than once", progress)
     reasons = {
@@ -246,6 +260,37 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
             members = [replace(members[0], more=tuple(upload.observation for upload in members[1:]))]
         joined += members
     return joined, leakage
+
+
+def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], list[_Heard]]:
+    """What was heard of the same clients, in the same way."""
+    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
+    for upload in heard:
+        groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
+    return groups
+
+
+def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
+    """Each client's uploads of other batches, as one."""
+    groups = [members for members in _groups(heard).values() if stackable([one.observation for one in members])]
+    return [replace(members[0], truth=_union(members), stacked=tuple(members)) for members in groups]
+
+
+def _union(members: Sequence[_Heard]) -> Truth:
+    """All images that are in any of the uploads, each once, numbered anew."""
+    images = torch.cat([member.truth.images for member in members])
+    labels = torch.cat([member.truth.labels for member in members])
+    seen: dict[bytes, int] = {}
+    for number, image in enumerate(images):
+        seen.setdefault(image.cpu().numpy().tobytes(), number)
+    rows = torch.tensor(list(seen.values()))
+    return replace(members[0].truth, images=images[rows], labels=labels[rows], owners=None)
+
+
+def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
+    """Stacks in place of the uploads that are in them."""
+    inside = {(target, stack.kind) for stack in stacks for target in stack.targets}
+    return [*(upload for upload in heard if (upload.target, upload.kind) not in inside), *stacks]
 
 
 def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:

@@ -21,6 +21,9 @@ from fedpriv.attacks.reconstruction.upload_model.model import Victim
 __all__ = ["Heard", "OtherBatches", "join", "other_batches", "stack", "stackable", "uploads_of"]
 
 
+MOST = 128  # images of a client that its rounds show together
+
+
 @dataclass(frozen=True)
 class OtherBatches:
     """Uploads of one client in several rounds, of other mini-batches of its images.
@@ -44,14 +47,18 @@ def uploads_of(heard: Heard) -> tuple[Observation, ...]:
 
 
 def stackable(observations: Sequence[Observation]) -> bool:
-    """Whether these uploads are of other mini-batches of one client's images, by what is public."""
+    """Whether these uploads are of other mini-batches of one client's images, by what is public.
+
+    Of several images each, for single ones are read without the other rounds, and of at most :data:`MOST` in all.
+    """
     first = observations[0].settings
     alike = all(
         other.client == observations[0].client and replace(other.settings, mechanism={}) == replace(first, mechanism={})
         for other in observations[1:]
     )
-    fewer = first.batch_size is not None and first.batch_size * first.local_steps < first.client_examples
-    return len(observations) > 1 and alike and fewer and first.clients == 1
+    if len(observations) < 2 or not alike or first.clients > 1 or first.batch_size is None:
+        return False
+    return 1 < first.batch_size * first.local_steps < first.client_examples <= MOST
 
 
 def other_batches(observations: Sequence[Observation]) -> str | None:
@@ -73,7 +80,8 @@ def other_batches(observations: Sequence[Observation]) -> str | None:
     if public.batch_size * public.local_steps < public.client_examples:
         return (
             f"client {first.client} uses {public.batch_size * public.local_steps} of its {public.client_examples} "
-            "examples in a round, and others in the next; only uploads of the same examples can be attacked together"
+            "examples in a round, and others in the next; only closed_form can attack such uploads together, "
+            f"of at most {MOST} examples"
         )
     return None
 
