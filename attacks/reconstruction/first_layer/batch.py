@@ -7,6 +7,7 @@ roughly which (``components``). Where units switch off, their zeros make that ex
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +34,7 @@ MOST = 128  # images that are told apart
 WEAK = 8.0  # times the noise's edge below which an image is searched in averaged pixels
 AUDIBLE = 1e-6  # deviation of the noise in an image, on the scale of the network's input, from which the prior is asked
 READINGS = 4  # turns of labels and images
+CLEAR = 10.0  # times the noise in the left factors: what is left there is no more than noise
 SOLVED = 0.05  # of the squared left factors: more than that is left where the model of the upload does not hold
 PROBE = 20261123  # the seed of the images that tell whether units switch; it decides nothing else
 PROBED = 16
@@ -242,16 +244,25 @@ class _Separation:
                 before, labels = labels, current.labels
                 if torch.equal(before, labels):
                     break
+            if least < CLEAR * self._noise:
+                break
         return best
 
-    def _readings(self) -> list[Tensor]:
+    @property
+    def _noise(self) -> float:
+        """The share of the noise in the squared left factors."""
+        rows, count = self.spectrum.left.shape
+        return rows * count * self.spectrum.deviation**2 / float(self.spectrum.values.square().sum())
+
+    def _readings(self) -> Iterator[Tensor]:
         """Labels (B,) to begin with: by each image's own errors; and, where these differ, by the last layer."""
-        (read,) = read_labels(self.scene, [self.victim])
         own = self.labels
-        if read is None or len(read) != len(own):
-            return [own]
-        other = _assigned(self._cosines(), read)
-        return [own] if torch.equal(own, other) else [own, other]
+        yield own
+        (read,) = read_labels(self.scene, [self.victim])
+        if read is not None and len(read) == len(own):
+            other = _assigned(self._cosines(), read)
+            if not torch.equal(own, other):
+                yield other
 
     def _errors(self, labels: Tensor) -> newton.Errors:
         scales = _scales(self.victim, self.layer)
