@@ -32,7 +32,7 @@ __all__ = ["BatchRead", "first_layer_errors", "read_batch", "stacked"]
 
 MOST = 128  # images that are told apart
 WEAK = 8.0  # times the noise's edge below which an image is searched in averaged pixels
-AUDIBLE = 1e-6  # deviation of the noise in an image, on the scale of the network's input, from which the prior is asked
+AUDIBLE = 1e-4  # deviation of the noise in an image, on the scale of the network's input, from which the prior is asked
 READINGS = 4  # turns of labels and images
 CLEAR = 10.0  # times the noise in the left factors: what is left there is no more than noise
 SOLVED = 0.05  # of the squared left factors: more than that is left where the model of the upload does not hold
