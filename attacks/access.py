@@ -15,6 +15,7 @@ class Access(StrEnum):
     BATCH_SIZE = "batch-size"
     LABELS = "labels"
     PUBLIC_DATA = "public-data"
+    CANDIDATES = "candidates"
     ACTIVE = "active"
 
     @property
@@ -31,5 +32,6 @@ _WORDS = {
     Access.BATCH_SIZE: "the batch size",
     Access.LABELS: "the labels of the attacked batch",
     Access.PUBLIC_DATA: "public images of the same kind",
+    Access.CANDIDATES: "for each image a list of records, one of which it is",
     Access.ACTIVE: "sending parameters of the adversary's own making",
 }

@@ -4,11 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
-__all__ = ["GREY", "Guess", "best_guess_mse", "guesses"]
+from fedpriv import metrics
+
+__all__ = ["GREY", "Guess", "best_guess_mse", "guesses", "recovery_chance"]
 
 GREY = 0.5
+
+# Public pictures that are offered as guesses, and those that they are tried on.
+OFFERED, TRIED = 48, 192
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +79,42 @@ def best_guess_mse(guesses: Sequence[Guess], originals: Tensor, labels: Tensor) 
     true = originals.cpu().double()
     errors = [(true - guess.offer(labels).double()).square().flatten(1).mean(dim=1) for guess in guesses]
     return torch.stack(errors).amin(dim=0)
+
+
+def recovery_chance(public_images: Tensor, guesses: Sequence[Guess], success_ssim: float) -> float:
+    """Return an estimate of how often the best constant picture counts as a recovered image, from above.
+
+    Each guess and some public images are offered for other public images. Of each the upper Clopper-Pearson limit is
+    taken, at a confidence that holds for all of them together (Bonferroni), and of these the largest. It is an estimate
+    all the same: a better picture may exist that is not among those that were tried.
+
+    Args:
+        public_images: (N, C, H, W) on the [0, 1] scale.
+        guesses: of these images; they are what a recovered image must beat.
+        success_ssim: from which SSIM on an image counts as recovered.
+
+    Returns:
+        From 0 to 1; 1 where there are too few public images to try anything on.
+    """
+    offered = public_images[:OFFERED]
+    tried = public_images[OFFERED : OFFERED + TRIED]
+    if len(tried) == 0:
+        return 1.0
+    constant = [guess.image for guess in guesses if guess.by_class is None]
+    pictures = torch.cat([offered, *(image[None] for image in constant)])
+    true = tried.cpu().double().flatten(1)
+    bar = torch.stack([(true - image.double().flatten()).square().mean(dim=1) for image in constant]).amin(dim=0)
+    hits = [_hits(picture.expand_as(tried), tried, bar, success_ssim) for picture in pictures]
+    level = 1 - (1 - CONFIDENCE) / len(pictures)
+    ends = binomtest(max(hits), len(tried)).proportion_ci(2 * level - 1, method="exact")
+    return float(ends.high)
+
+
+def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float) -> int:
+    near = metrics.mse(tried, offered) < bar
+    if not bool(near.any()):
+        return 0
+    return int((metrics.ssim(tried[near], offered[near]) >= success_ssim).sum())
 
 
 def _class_means(images: Tensor, labels: Tensor, classes: int, mean: Tensor) -> Tensor:

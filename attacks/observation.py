@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from fedpriv.attacks.candidates import Candidates
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
@@ -109,6 +110,7 @@ class Observation:
         settings: what is public.
         redistribution: the public shares r of the noise, for the mechanism hgm.
         labels: the labels behind it, ascending, where the threat model grants them.
+        candidates: for each image a list of records, where the threat model grants them; not stored with the rest.
     """
 
     round: int
@@ -118,6 +120,7 @@ class Observation:
     settings: PublicSettings
     redistribution: Redistribution | None = None
     labels: tuple[int, ...] | None = None
+    candidates: Candidates | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and not all(0 <= label < self.settings.classes for label in self.labels):

@@ -6,6 +6,7 @@ Re-identification asks another question than these: does the picture, good or ba
 each of some other images of the same data set? A picture that nobody would call recovered may still tell its owner.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,10 @@ class Truth:
         owners: for each image its client and its number in that client's batch; ``None``: ``client``, and their order.
         clients: how many clients' uploads are in the sum; 1 for a single upload.
         others: (N, C, H, W) on the [0, 1] scale: images of the same data set among which the original is to be picked
-            out; ``None``: nothing is to be picked.
+            out, no two of them alike, and none of them like an original; ``None``: nothing is to be picked.
+        other_labels: int64 (N,).
+        labels_known: whether the adversary knows the originals' labels, and so which of the others are out.
+        releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
     """
 
     round: int
@@ -47,6 +51,9 @@ class Truth:
     owners: tuple[tuple[int, int], ...] | None = None
     clients: int = 1
     others: Tensor | None = None
+    other_labels: Tensor | None = None
+    labels_known: bool = False
+    releases: tuple[int, ...] | None = None
 
     def place(self, number: int) -> tuple[int, int]:
         """The client of an image, and the image's number in that client's batch."""
@@ -105,7 +112,7 @@ def score(
     reasons: list[str | None] = []
     for restart, attempt in enumerate(reconstruction.attempts):
         chosen = restart == reconstruction.chosen
-        rows, columns = _pairs(truth.images, attempt.images.clamp(0, 1))
+        rows, columns = _in_order(truth) if reconstruction.picked else _pairs(truth.images, attempt.images.clamp(0, 1))
         if len(rows) == 0:
             continue
         images = attempt.images[columns].clamp(0, 1)
@@ -120,7 +127,10 @@ def score(
             perceptual=chosen and perceptual,
             labels=labels,
             bar=bar,
-            success_ssim=success_ssim,
+            # What was in the adversary's hands already is not recovered.
+            success_ssim=math.inf if reconstruction.picked else success_ssim,
+            offered=1 if reconstruction.picked else len(attempt.images),
+            picked=reconstruction.picked,
             attack=reconstruction.attack,
             upload=upload,
             restart=restart,
@@ -159,6 +169,7 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
             labels=[None] * count,
             bar=torch.zeros(count),
             success_ssim=0.0,
+            offered=1,
             attack=guess.name,
             upload="none",
             restart=0,
@@ -181,12 +192,14 @@ def _lines(
     labels: Sequence[int | None],
     bar: Tensor,
     success_ssim: float,
+    offered: int,
     **about: Any,
 ) -> tuple[list[Score], str | None]:
     """Compare images (B, C, H, W) with the true ones of these numbers (B,); return one line each, why without LPIPS.
 
-    Recovered is what reaches the SSIM and has an MSE below the bar of its true image. ``about``: the fields of
-    :class:`Score` that all lines have in common.
+    Recovered is what reaches the SSIM and has an MSE below the bar of its true image. ``offered``: images from which
+    the one that goes with a true image was chosen by its error. ``about``: the fields of :class:`Score` that all lines
+    have in common.
     """
     originals, scale = truth.images[rows], torch.tensor(std, dtype=torch.float64)[:, None, None]
     mse, ssim = metrics.mse(originals, images), metrics.ssim(originals, images)
@@ -214,10 +227,29 @@ def _lines(
             clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
+            chance=_chance(truth, true_label, offered) if truth.others is not None else None,
+            releases=None if truth.releases is None else truth.releases[image],
             **about,
         )
         lines.append(line)
     return lines, reason
+
+
+def _chance(truth: Truth, label: int, offered: int) -> float:
+    """How often an image is picked out by a guess, if the candidates are as likely as it is.
+
+    A guess that may offer several images, of which the referee takes the nearest, is right as many times more often.
+    """
+    others = truth.others if truth.others is not None else torch.empty(0)
+    alike = len(others)
+    if truth.labels_known and truth.other_labels is not None:
+        alike = int((truth.other_labels == label).sum())
+    return min(1.0, offered / (1 + alike))
+
+
+def _in_order(truth: Truth) -> tuple[Tensor, Tensor]:
+    numbers = torch.arange(len(truth.images))
+    return numbers, numbers
 
 
 def _last(reasons: Sequence[str | None]) -> str | None:

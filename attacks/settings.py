@@ -78,6 +78,11 @@ class AttackSettings(Section):
         return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in recipes)) for kind in kinds}
 
     @classmethod
+    def picks(cls) -> bool:
+        """Whether it picks images out of a list, rather than making any."""
+        return Access.CANDIDATES in cls.needs
+
+    @classmethod
     def active(cls) -> bool:
         """Whether the clients must have been sent parameters of the adversary's own making: a worst case."""
         return Access.ACTIVE in cls.needs

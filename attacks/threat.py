@@ -24,6 +24,7 @@ _KNOWLEDGE = {
     Access.BATCH_SIZE: "knows_batch_size",
     Access.LABELS: "knows_labels",
     Access.PUBLIC_DATA: "knows_public_data",
+    Access.CANDIDATES: "knows_candidates",
 }
 
 

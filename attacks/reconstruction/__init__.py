@@ -3,6 +3,7 @@
 ``run_attack`` runs one attack on many observations as one batch. Attacks are the modules of ``attacks.methods``.
 """
 
+from fedpriv.attacks.reconstruction.candidates.optimum import Optimum, best_decisions
 from fedpriv.attacks.reconstruction.engine import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
@@ -16,9 +17,11 @@ __all__ = [
     "AttackRefused",
     "Attempt",
     "Heard",
+    "Optimum",
     "OtherBatches",
     "Progress",
     "Reconstruction",
+    "best_decisions",
     "other_batches",
     "preflight",
     "refusal",

@@ -162,4 +162,5 @@ def _result(name: str, victim: Victim, attempts: tuple[Attempt, ...], note: str,
     chosen = min(range(len(losses)), key=losses.__getitem__)
     failed = NOT_FINITE if math.isinf(losses[chosen]) else ""
     notes = "; ".join(text for text in (victim.note, note, failed) if text)
-    return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds)
+    picked = ATTACKS[name].picks()
+    return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds, picked)

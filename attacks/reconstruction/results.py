@@ -55,6 +55,8 @@ class Reconstruction:
         chosen: the number of the restart with the lowest loss of its own; the truth has no part in the choice.
         note: what the figures rest on, or why they mean little; may be empty.
         seconds: wall time of the attack divided by the number of victims that went through it together.
+        picked: whether the images were picked out of lists, one for each image of the upload and in their order: then
+            nothing was reconstructed.
     """
 
     round: int
@@ -64,6 +66,7 @@ class Reconstruction:
     chosen: int
     note: str
     seconds: float
+    picked: bool = False
 
     @property
     def images(self) -> Tensor:

@@ -209,11 +209,9 @@ def _results(results: Sequence[AttackResult]) -> Table:
         table.add_row(
             f"{result.attack} (active)" if result.active else result.attack,
             result.upload,
-            f"{result.recovered} of {result.victims}",
+            "n/a" if result.picked else f"{result.recovered} of {result.victims}",
             "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
-            f"{result.ssim:.3f}",
-            f"{result.psnr:.1f}",
-            f"{result.mse:.2g}",
+            *(("n/a",) * 3 if result.picked else (f"{result.ssim:.3f}", f"{result.psnr:.1f}", f"{result.mse:.2g}")),
             "n/a" if result.label_accuracy is None else f"{result.label_accuracy:.0%}",
         )
     return table

@@ -178,6 +178,9 @@ class AdversaryConfig(Extensible):
     knows_batch_size: bool = Field(True, description="whether they know the batch size")
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
+    knows_candidates: bool = Field(
+        False, description="whether they hold, for each image, a list of 100 records, one of which it is"
+    )
     attacks: Annotated[tuple[Annotated[str, Registered(ATTACKS)], ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
@@ -186,6 +189,11 @@ class AdversaryConfig(Extensible):
     )
     victims: Count = Field(4, description="uploads attacked in each of these rounds, lowest client first")
     counterfactual: bool = Field(True, description="also attack what the client would have sent without the mechanism")
+    best_decision: bool = Field(
+        True,
+        description="also compute how often the best decision among 100 candidates is right; takes 100 gradients for "
+        "each attacked image behind a mechanism",
+    )
     join_uploads: bool = Field(
         False,
         description="attack a client's uploads of all attacked rounds together, where it uses all its data in each",

@@ -20,6 +20,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, target_error, writing
 from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.lab.preflight import attack_warnings
+from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
@@ -259,16 +260,26 @@ def write_attacked(
 
     Raises:
         WriteError: a file cannot be written.
+        RunFailedError: an attack succeeded more often than is claimed to be possible; all is written.
     """
     _append_command(folder, command)
     records = folder.rounds()
     last = records[-1] if records else None
     threshold, scores = experiment.adversary.success_ssim, leakage.scores
     sentences = verdict(
-        experiment, earlier.status, last, earlier.ledger, scores, earlier.stops, leakage.unattacked, leakage.refusals
+        experiment,
+        earlier.status,
+        last,
+        earlier.ledger,
+        scores,
+        earlier.stops,
+        leakage.unattacked,
+        leakage.refusals,
+        leakage.rates,
     )
     changes = {
         "attacks": attack_results(scores, threshold, leakage.lpips_reason, experiment.seed),
+        "rates": leakage.rates,
         "attack_seconds": {**earlier.attack_seconds, **leakage.seconds},
         "verdict": (*_on_the_wire(folder), *sentences),
         "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refusals))),
@@ -278,4 +289,5 @@ def write_attacked(
     }
     summary = earlier.model_copy(update=changes)
     folder.write_summary(summary)
+    refuse_exceeded(summary.rates)
     return summary

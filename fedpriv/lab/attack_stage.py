@@ -16,17 +16,28 @@ from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.baselines import guesses, recovery_chance
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
-from fedpriv.attacks.reconstruction import AttackJob, Heard, OtherBatches, other_batches, stackable
+from fedpriv.attacks.reconstruction import (
+    AttackJob,
+    AttackRefused,
+    Heard,
+    Optimum,
+    OtherBatches,
+    best_decisions,
+    other_batches,
+    stackable,
+)
 from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
+from fedpriv.lab.rates import leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
     Target,
     approximation,
+    candidates,
     chosen,
     read_target,
     surplus,
@@ -36,9 +47,10 @@ from fedpriv.lab.victims import (
 )
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
-from fedpriv.records import Score
+from fedpriv.records import LeakageRate, Score
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder, picture_name
+from fedpriv.server.released import rounds_of
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
@@ -72,6 +84,7 @@ class Leakage:
         lpips_reason: why there is no LPIPS; ``None`` where it was computed.
         refusals: what could not be attacked, and why.
         unattacked: how many of the uploads that were heard no attack could work on.
+        rates: how often attacks succeeded, between guess and ceiling; of all that is in the folder.
         seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
             scores, which are the same whenever the same attacks are made.
     """
@@ -80,6 +93,7 @@ class Leakage:
     lpips_reason: str | None = None
     refusals: tuple[str, ...] = ()
     unattacked: int = 0
+    rates: tuple[LeakageRate, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def plus(self, scored: Scores) -> "Leakage":
@@ -160,7 +174,7 @@ def _attack_observations(
     wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
     for name in surplus(folder, recorded):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
-    heard, leakage = _heard(world, folder, wanted, leakage, progress) if allowed else ([], leakage)
+    heard, leakage = _heard(world, folder, wanted, threat, leakage, progress) if allowed else ([], leakage)
     stacks: list[_Heard] = []
     if world.experiment.adversary.join_uploads:
         stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
@@ -201,10 +215,14 @@ def _attack_observations(
         _save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
         folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
+    leakage = _with_best_decisions(world, leakage, [each for each in heard if each.target in attacked], progress)
     missed = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
-    return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed)
+    rates = leakage_rates(world, scores)
+    if any(rate.ceiling is not None for rate in rates):
+        rates += recovery_rates(world, scores, recovery_chance(images, public, world.experiment.adversary.success_ssim))
+    return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed, rates=rates)
 
 
 def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
@@ -220,13 +238,20 @@ def _suits(attack: PlannedAttack, target: Target) -> bool:
 
 
 def _heard(
-    world: World, folder: RunFolder, wanted: Sequence[Target], leakage: Leakage, progress: Progress
+    world: World,
+    folder: RunFolder,
+    wanted: Sequence[Target],
+    threat: ThreatModel,
+    leakage: Leakage,
+    progress: Progress,
 ) -> tuple[list[_Heard], Leakage]:
     """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
     heard: list[_Heard] = []
+    lines = folder.asked()
+    asked = {plan.client: rounds_of(plan.client, lines) for plan in world.plans}
     empty = damaged = 0
     for target in wanted:
-        known = truth(world, target)
+        known = truth(world, target, asked)
         if len(known.images) == 0:
             empty += 1
             continue
@@ -236,6 +261,8 @@ def _heard(
             damaged += 1
             leakage = leakage.refused(f"{target.title} is left out: {error}", progress)
             continue
+        if Access.CANDIDATES in threat.grants:
+            observation = replace(observation, candidates=candidates(world, target, known))
         heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:
         text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
@@ -257,7 +284,9 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
     joined: list[_Heard] = []
     for key, members in groups.items():
         if reasons[key] is None:
-            members = [replace(members[0], more=tuple(upload.observation for upload in members[1:]))]
+            # All that was heard of the images up to the last of these rounds.
+            known = replace(members[0].truth, releases=members[-1].truth.releases)
+            members = [replace(members[0], truth=known, more=tuple(upload.observation for upload in members[1:]))]
         joined += members
     return joined, leakage
 
@@ -284,7 +313,9 @@ def _union(members: Sequence[_Heard]) -> Truth:
     for number, image in enumerate(images):
         seen.setdefault(image.cpu().numpy().tobytes(), number)
     rows = torch.tensor(list(seen.values()))
-    return replace(members[0].truth, images=images[rows], labels=labels[rows], owners=None)
+    return replace(
+        members[-1].truth, round=members[0].truth.round, images=images[rows], labels=labels[rows], owners=None
+    )
 
 
 def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
@@ -304,6 +335,37 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     if world.experiment.adversary.counterfactual:
         kinds[UNPROTECTED] = without_mechanism(world, observation, target)
     return kinds
+
+
+def _with_best_decisions(world: World, leakage: Leakage, heard: Sequence[_Heard], progress: Progress) -> Leakage:
+    """Add to the scores of protected uploads how often the best decision among the candidates is right."""
+    heard = [upload for upload in heard if upload.kind == PROTECTED and not upload.more]
+    if not world.experiment.adversary.best_decision or not world.experiment.mechanism.protects or not heard:
+        return leakage
+    progress.stage("computing the best decision among the candidates")
+    found: dict[tuple[int, int, int], Optimum] = {}
+    for upload in heard:
+        listed = candidates(world, upload.target, upload.truth)
+        if listed is None:
+            continue
+        known = upload.truth
+        try:
+            optima = best_decisions(
+                world.model, upload.observation, listed, known.images, known.labels, world.experiment.seed
+            )
+        except AttackRefused as error:
+            return leakage.refused(f"best decision: {error}", progress)
+        for number, optimum in enumerate(optima):
+            client, place = known.place(number)
+            found[known.round, client, place] = optimum
+    scores = tuple(_with_best(score, found.get(score.victim)) for score in leakage.scores)
+    return replace(leakage, scores=scores)
+
+
+def _with_best(score: Score, optimum: Optimum | None) -> Score:
+    if optimum is None or score.upload != PROTECTED:
+        return score
+    return replace(score, best=optimum.right / optimum.draws, draws=optimum.draws)
 
 
 def _campaign(

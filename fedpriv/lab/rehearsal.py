@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
@@ -81,9 +82,17 @@ def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
     if threat_model(adversary).refusal(name, ATTACKS[name].needs) is not None:
         return ""  # of which the warnings about the settings tell
     config = getattr(adversary, name)
+    if ATTACKS[name].picks():
+        heard = [replace(each, candidates=_random_records(stage)) for each in heard]
     short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
     campaign = attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
     return next(iter(campaign.failures.values()), "")
+
+
+def _random_records(stage: World) -> Candidates:
+    """For each image of the upload itself and one other."""
+    images, labels = stage.dataset.x_train.float() / 255, stage.dataset.y_train
+    return Candidates.of_all(torch.cat([images, 1 - images]), labels.repeat(2), len(images))
 
 
 @contextmanager

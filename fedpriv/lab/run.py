@@ -17,6 +17,7 @@ from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.preflight import warnings_for
+from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.summary import attack_results, early_end, verdict, versions
 from fedpriv.lab.victims import OTHERS
@@ -72,7 +73,7 @@ def start_run(
 
     Raises:
         InputError: the settings do not fit the data, the model or the machine; nothing was written.
-        RunFailedError: the run could not be finished; the folder tells why.
+        RunFailedError: the run could not be finished, the folder tells why; or an attack exceeds a proven ceiling.
         RunInterruptedError: Ctrl-C; the folder can be resumed.
     """
     secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
@@ -141,7 +142,9 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
         _end_early(close, folder, "interrupted", reason)
         raise RunInterruptedError(reason) from None
     with writing(folder.to_resume):
-        return close(COMPLETED, None, leakage)
+        summary = close(COMPLETED, None, leakage)
+    refuse_exceeded(summary.rates)
+    return summary
 
 
 def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
@@ -199,9 +202,12 @@ def _close(
         attacks=attack_results(
             leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason, experiment.seed
         ),
+        rates=leakage.rates,
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
-        verdict=verdict(experiment, status, last, worst, leakage.scores, stops, leakage.unattacked, leakage.refusals),
+        verdict=verdict(
+            experiment, status, last, worst, leakage.scores, stops, leakage.unattacked, leakage.refusals, leakage.rates
+        ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
         versions=versions(),

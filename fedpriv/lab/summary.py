@@ -6,6 +6,7 @@ mechanism, and a proven epsilon never appears without its adjacency, participati
 
 import platform
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
-from fedpriv.records import COMPLETED, AttackResult, Guarantee, RoundRecord, Score, Stop, recovered
+from fedpriv.records import COMPLETED, AttackResult, Guarantee, LeakageRate, RoundRecord, Score, Stop, recovered
 
 __all__ = ["attack_results", "early_end", "verdict", "versions"]
 
@@ -81,6 +82,7 @@ def _condense(
         candidates=min((score.candidates for score in group if score.candidates is not None), default=None),
         intervals=_intervals(group, seed),
         active=is_active(group[0].attack),
+        picked=group[0].picked,
     )
 
 
@@ -115,6 +117,7 @@ def verdict(
     stops: Sequence[Stop] = (),
     unattacked: int = 0,
     refusals: Sequence[str] = (),
+    rates: Sequence[LeakageRate] = (),
 ) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
 
@@ -127,6 +130,7 @@ def verdict(
         stops: clients that are no longer asked.
         unattacked: uploads that were heard and that no attack could work on.
         refusals: what was not attacked, and why.
+        rates: how often attacks succeeded, between guess and ceiling.
     """
     finished = status == COMPLETED
     parts = by_conduct(scores)
@@ -134,6 +138,7 @@ def verdict(
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
     sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
+    sentences += [_between(rate) for rate in _notable(rates, scores)]
     sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
     if not finished:
@@ -178,6 +183,8 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         return ["No attack was run, so nothing is said about what the uploads leak."]
     bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
     mechanism = experiment.mechanism.name
+    if bare is None and protected is None and any(score.picked for score in scores):
+        return []  # nothing was reconstructed
     if bare is None and protected is None:
         threat = threat_model(experiment.adversary)
         if not threat.grants_uploads:
@@ -233,12 +240,7 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
 
 def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
     """What a reader must know with the numbers of recovered images."""
-    sentences = [
-        f"{'By the active server’s pictures' if active else 'By the pictures'} made {text}"
-        for active, part in parts.items()
-        for kind in ("unprotected", "protected")
-        if (text := _picked(part, kind))
-    ]
+    sentences = []
     if any(score.clients > 1 for part in parts.values() for score in part):
         how = "was carried out" if experiment.federation.secure_aggregation else "is assumed here, not carried out"
         sentences.append(f"The adversary had only sums of uploads: secure aggregation {how}.")
@@ -256,27 +258,43 @@ def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: S
     return [f"{texts[0][0].upper()}{texts[0][1:]}." for texts in said.values() if texts]
 
 
-def _picked(scores: Sequence[Score], upload: str) -> str:
-    """Say how often originals are told from others by the best attack's pictures, if that is news and no chance."""
-    ranks: dict[str, list[Score]] = {}
-    for score in scores:
-        if score.chosen and score.upload == upload and score.rank is not None:
-            ranks.setdefault(score.attack, []).append(score)
-    told_apart = {attack: sum(score.rank == 1 for score in group) for attack, group in ranks.items()}
-    best = max(told_apart, key=lambda attack: told_apart[attack] / len(ranks[attack]), default=None)
-    if best is None:
-        return ""
-    hits, images = told_apart[best], len(ranks[best])
-    whole = recovered(scores, upload)
-    if whole is not None and hits <= whole.images:
-        return ""  # of those who were recovered that goes without saying
-    candidates = min(score.candidates or 1 for score in ranks[best])
-    # The best of several attacks has as many chances to be lucky.
-    chance = binomtest(hits, images, 1 / candidates, alternative="greater").pvalue
-    if round(len(ranks) * chance, 9) >= _CHANCE:
-        return ""
-    how = "with the mechanism" if upload == "protected" else "without protection"
-    return f"{how}, {hits} of {images} originals are told from {candidates - 1} others."
+def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[LeakageRate]:
+    """How often originals are told from others: behind a mechanism always, without one if it is news and no chance."""
+    best: dict[tuple[bool, str], LeakageRate] = {}
+    tried: Counter[tuple[bool, str]] = Counter()
+    for rate in (rate for rate in rates if rate.event == "told"):
+        key = is_active(rate.attack), rate.upload
+        tried[key] += 1
+        if key not in best or rate.share > best[key].share:
+            best[key] = rate
+    return [
+        rate
+        for key, rate in best.items()
+        if rate.upload == "protected" or (not _goes_without_saying(rate, scores) and not _is_chance(rate, tried[key]))
+    ]
+
+
+def _goes_without_saying(rate: LeakageRate, scores: Sequence[Score]) -> bool:
+    """Whether as many were recovered."""
+    whole = recovered(by_conduct(scores)[is_active(rate.attack)], rate.upload)
+    return whole is not None and rate.hits <= whole.images
+
+
+def _is_chance(rate: LeakageRate, attacks: int) -> bool:
+    """Whether a guess would do as well: the best of several attacks has as many chances to be lucky."""
+    chance = binomtest(rate.hits, rate.images, rate.chance, alternative="greater").pvalue
+    return bool(round(attacks * chance, 9) >= _CHANCE)
+
+
+def _between(rate: LeakageRate) -> str:
+    """Guess, measured, best decision and ceiling in one sentence."""
+    how = "with the mechanism" if rate.upload == "protected" else "without protection"
+    figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images} ({rate.attack})"]
+    if rate.best is not None:
+        figures.append(f"the best decision on these candidates {rate.best.value:.1%}")
+    if rate.ceiling is not None:
+        figures.append(f"no attack more than {rate.ceiling:.1%}")
+    return f"Told from other images, {how}: {', '.join(figures)}."
 
 
 def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ An upload is a function of the settings, so that nothing of this has to be sent 
 to the adversary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
+from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.observation import (
     Observation,
     list_observations,
@@ -30,7 +31,17 @@ from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
 from fedpriv.world import State, World, build_world
 
-__all__ = ["Target", "approximation", "chosen", "read_target", "surplus", "targets", "truth", "without_mechanism"]
+__all__ = [
+    "Target",
+    "approximation",
+    "candidates",
+    "chosen",
+    "read_target",
+    "surplus",
+    "targets",
+    "truth",
+    "without_mechanism",
+]
 
 _LISTED = 12
 
@@ -134,13 +145,20 @@ def surplus(folder: RunFolder, wanted: Sequence[Target]) -> tuple[str, ...]:
     return tuple(path.name for path in list_observations(folder.observations) if path.stem not in stems)
 
 
-def truth(world: World, target: Target) -> Truth:
-    """Rebuild the images behind what was heard, and draw the others from which they are to be told."""
+def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | None = None) -> Truth:
+    """Rebuild the images behind what was heard, and draw the others from which they are to be told.
+
+    Args:
+        world: the experiment, built.
+        target: what was heard.
+        asked: client -> the rounds in which it was asked; ``None``: how often images were used is not counted.
+    """
     rows = [world.uploaded_rows(client, target.round) for client in target.clients]
     owners = [
         (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))
     ]
     chosen_rows = torch.cat(rows)
+    others = _others(world, target, chosen_rows)
     return Truth(
         round=target.round,
         client=target.client,
@@ -148,7 +166,29 @@ def truth(world: World, target: Target) -> Truth:
         labels=world.dataset.y_train[chosen_rows],
         owners=tuple(owners),
         clients=len(target.clients),
-        others=_others(world, target, chosen_rows),
+        others=world.dataset.x_train[others].float() / 255,
+        other_labels=world.dataset.y_train[others],
+        labels_known=_labels_told(world),
+        releases=None if asked is None else _releases(world, target, rows, asked),
+    )
+
+
+def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
+    """Return for each image behind what was heard a list of records, itself among them, in random order.
+
+    ``None``: there are no others.
+    """
+    if known.others is None or known.other_labels is None or len(known.others) == 0:
+        return None
+    own, others = len(known.images), len(known.others)
+    stream = numpy_stream(world.experiment.seed, "candidate order", target.round, target.client)
+    order = torch.from_numpy(stream.permutation(own + others))
+    place = torch.empty_like(order).index_put((order,), torch.arange(own + others))
+    lists = [torch.cat([place[number : number + 1], place[own:]]).sort().values for number in range(own)]
+    return Candidates(
+        torch.cat([known.images, known.others])[order],
+        torch.cat([known.labels, known.other_labels])[order],
+        torch.stack(lists),
     )
 
 
@@ -164,7 +204,7 @@ def without_mechanism(world: World, observation: Observation, target: Target) ->
         for client in target.clients
     ]
     (heard,) = observe(bare, target.round, before, uploads)
-    return replace(heard, labels=observation.labels)
+    return replace(heard, labels=observation.labels, candidates=observation.candidates)
 
 
 def approximation(world: World, target: Target) -> str:
@@ -187,12 +227,43 @@ def approximation(world: World, target: Target) -> str:
 
 
 def _others(world: World, target: Target, own: Tensor) -> Tensor:
-    """Images of the data set that are not behind this upload, on the [0, 1] scale: at most 99."""
+    """Rows of training images that are not behind this upload, at most 99, no two of them alike.
+
+    They are as likely to be behind it as those that are: drawn from other clients' shares, whose images no other upload
+    of this client can rule out; from its own share only where the others have too few.
+    """
     dataset = world.dataset
-    trained, examples = len(dataset.y_train), len(dataset.y_train) + len(dataset.y_test)
     stream = numpy_stream(world.experiment.seed, "candidates", target.round, target.client)
-    order = stream.permutation(examples)
-    rows = torch.from_numpy(order[~np.isin(order, own.numpy())][:OTHERS])
-    pictures = [dataset.x_train[row] if row < trained else dataset.x_test[row - trained] for row in rows.tolist()]
-    empty = dataset.x_train[:0]
-    return (torch.stack(pictures) if pictures else empty).float() / 255
+    order = stream.permutation(len(dataset.y_train))
+    mine = np.concatenate([world.partitions[client] for client in target.clients])
+    foreign = np.isin(order, mine, invert=True)
+    rows = np.concatenate([order[foreign], order[~foreign & ~np.isin(order, own.numpy())]])
+    seen = {dataset.x_train[row].numpy().tobytes() for row in own.tolist()}
+    others: list[int] = []
+    for row in rows.tolist():
+        picture = dataset.x_train[row].numpy().tobytes()
+        if picture not in seen and len(others) < OTHERS:
+            seen.add(picture)
+            others.append(row)
+    return torch.tensor(others, dtype=torch.int64)
+
+
+def _labels_told(world: World) -> bool:
+    """Whether labels alone can rule candidates out: they are known, or the client holds few classes."""
+    return world.experiment.adversary.knows_labels or world.experiment.data.partition != "iid"
+
+
+def _releases(
+    world: World, target: Target, rows: Sequence[Tensor], asked: Mapping[int, Sequence[int]]
+) -> tuple[int, ...]:
+    """In how many releases each image was used up to this round: all that whoever listens may have heard of it."""
+    counts: list[int] = []
+    for client, used in zip(target.clients, rows, strict=True):
+        plan = world.plans[client]
+        rounds = [number for number in asked.get(client, ()) if number <= target.round]
+        if plan.config.unit == "update":
+            counts += [len(rounds)] * len(used)
+            continue
+        batches = [world.partitions[client][plan.batch(step)] for number in rounds for step in plan.steps(number)]
+        counts += [sum(row in batch for batch in batches) for row in used.tolist()]
+    return tuple(counts)

@@ -17,6 +17,8 @@ from fedpriv.registry import MECHANISMS
 from fedpriv.settings import Epsilon
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
@@ -138,6 +140,20 @@ class NormalNoise(Mechanism):
         from fedpriv.mechanisms.machinery.law import Noise
 
         return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
+
+    @override
+    def draw_products(
+        self,
+        grams: NDArray[np.float64],
+        dimensions: Sequence[int],
+        variances: Sequence[float],
+        sources: NDArray[np.int64],
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64] | None:
+        from fedpriv.mechanisms.machinery.products import normal_products
+
+        (gram,), (variance,) = grams, variances
+        return normal_products(gram, variance, sources, rng)[None]
 
 
 @dataclass(frozen=True)

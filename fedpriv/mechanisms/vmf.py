@@ -18,6 +18,8 @@ from fedpriv.registry import MECHANISMS
 from fedpriv.settings import Epsilon, NonNegative
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
@@ -170,6 +172,31 @@ class VmfMechanism(Mechanism):
         runs = block_runs(self.blocks, tensors)
         variances = [examples * (self.scale / divisor) ** 2 * self._across(size) for _, size in runs]
         return Noise(tuple(count * size for count, size in runs), tuple(variances))
+
+    @override
+    def draw_products(
+        self,
+        grams: NDArray[np.float64],
+        dimensions: Sequence[int],
+        variances: Sequence[float],
+        sources: NDArray[np.int64],
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64] | None:
+        import numpy as np
+
+        from fedpriv.mechanisms.machinery.products import directional_products
+
+        lengths = np.sqrt(np.diagonal(grams, axis1=1, axis2=2))
+        if self.kappa == 0:  # nothing is expected
+            return np.zeros((len(grams), len(sources), grams.shape[1]))
+        if block_length(self.blocks) is not None or not np.all(lengths > 0):
+            return None
+        # The mean of a draw is shorter than the draw, by the mean cosine.
+        drawn = lengths.mean(axis=1) / [self._length(size) / self.scale for size in dimensions]
+        parts = zip(grams, dimensions, drawn, strict=True)
+        return np.stack(
+            [directional_products(gram, self.kappa, size, length, sources, rng) for gram, size, length in parts]
+        )
 
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
         """Return the length of the mean over that of the gradient; 0, and constant, where there is no direction."""

@@ -3,7 +3,16 @@
 :class:`fedpriv.runs.RunFolder` writes and reads the files; a sweep's own records are in :mod:`fedpriv.sweep.record`.
 """
 
-from fedpriv.records.attacks import CONFIDENCE, AttackResult, Interval, Recovered, Score, ThreatModel, recovered
+from fedpriv.records.attacks import (
+    CONFIDENCE,
+    AttackResult,
+    Interval,
+    LeakageRate,
+    Recovered,
+    Score,
+    ThreatModel,
+    recovered,
+)
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
@@ -23,6 +32,7 @@ __all__ = [
     "Failure",
     "Guarantee",
     "Interval",
+    "LeakageRate",
     "Ledger",
     "LedgerLine",
     "Membership",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["CONFIDENCE", "AttackResult", "Interval", "Recovered", "Score", "ThreatModel", "recovered"]
+__all__ = ["CONFIDENCE", "AttackResult", "Interval", "LeakageRate", "Recovered", "Score", "ThreatModel", "recovered"]
 
 CONFIDENCE = 0.95
 """Nominal coverage of all intervals."""
@@ -60,6 +60,11 @@ class Score(Record):
         rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
             against. ``None`` where there are no candidates, and in files of versions without them.
         candidates: how many images there were to pick from, the original among them.
+        chance: how often a guess picks the original out of these, at the most; ``None`` likewise.
+        picked: whether the image was picked out of a list that the adversary held: then nothing was reconstructed.
+        releases: in how many releases the image was used by the time of the upload; ``None`` where that is not known.
+        best: how often the best decision among the candidates is right (estimated); ``None`` where it was not computed.
+        draws: uploads from which that was estimated.
     """
 
     round: int
@@ -83,6 +88,11 @@ class Score(Record):
     clients: int = 1
     rank: int | None = None
     candidates: int | None = None
+    chance: float | None = None
+    picked: bool = False
+    releases: int | None = None
+    best: float | None = None
+    draws: int = 0
 
     @property
     def victim(self) -> tuple[int, int, int]:
@@ -112,7 +122,7 @@ def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
     Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
     was not recovered.
     """
-    chosen = [score for score in scores if score.chosen and score.upload == upload]
+    chosen = [score for score in scores if score.chosen and score.upload == upload and not score.picked]
     sources = {score.source for score in chosen}
     victims = {score.victim for score in scores if score.source in sources}
     return Recovered(len({score.victim for score in chosen if score.recovered}), len(victims)) if victims else None
@@ -137,6 +147,8 @@ class AttackResult(Record):
         confidence: nominal coverage of the intervals.
         active: whether the clients had been sent parameters made for this attack: a worst case, not to be compared with
             what a listener finds.
+        picked: whether the images were picked out of lists that the adversary held: then the errors say nothing, and
+            ``identified`` is the result.
     """
 
     attack: str
@@ -157,6 +169,47 @@ class AttackResult(Record):
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confidence: float = CONFIDENCE
     active: bool = False
+    picked: bool = False
+
+
+@dataclass(frozen=True)
+class LeakageRate(Record):
+    """How often one attack succeeded, between what a guess does and what no attack can exceed.
+
+    Attributes:
+        event: what counts as success. told: the original is the nearest of the candidates; label: its label is named;
+            recovered: the picture is similar.
+        attack: the attack's name, with the settings by which it differs from the run's.
+        upload: protected or unprotected.
+        hits: successes.
+        images: out of so many.
+        interval: low and high end for the share, after Wilson.
+        chance: k0: how often the best guess succeeds that saw no upload, on average over the images.
+        estimated: whether that is an estimate from public images: then nothing is proven.
+        best: how often the best decision among these candidates is right, with the ends of its interval (Clopper and
+            Pearson); ``None`` where it was not computed.
+        ceiling: no attack succeeds more often; ``None`` where nothing is proven.
+        theorem: what the ceiling rests on, or why there is none.
+        exceeded: whether the rate is above a proven ceiling, with 99.9 % confidence: an error in fedpriv.
+    """
+
+    event: str
+    attack: str
+    upload: str
+    hits: int
+    images: int
+    interval: tuple[float, float]
+    chance: float
+    estimated: bool = False
+    best: Interval | None = None
+    ceiling: float | None = None
+    theorem: str = ""
+    exceeded: bool = False
+
+    @property
+    def share(self) -> float:
+        """Of the images."""
+        return self.hits / self.images
 
 
 @dataclass(frozen=True)

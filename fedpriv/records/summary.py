@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fedpriv.records.attacks import AttackResult, ThreatModel
+from fedpriv.records.attacks import AttackResult, LeakageRate, ThreatModel
 from fedpriv.records.ledger import Guarantee, Stop
 from fedpriv.records.membership import Membership
 from fedpriv.records.reading import Model
@@ -37,8 +37,9 @@ class Summary(Model):
     """summary.json.
 
     ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each attack in it, all uploads
-    together (added up over Ray tasks). ``refusals`` are those of the warnings that say what was not attacked, and why.
-    ``membership`` is there after an audit.
+    together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between guess and ceiling.
+    ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership`` is there after an
+    audit.
     """
 
     name: str = ""
@@ -50,6 +51,7 @@ class Summary(Model):
     ledger: Guarantee | None = None
     stops: tuple[Stop, ...] = ()
     attacks: tuple[AttackResult, ...] = ()
+    rates: tuple[LeakageRate, ...] = ()
     seconds: float | None = None
     attack_seconds: Mapping[str, float] = Field(default_factory=dict)
     verdict: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ NAMES = {
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
 }
+EVENTS = {"told": "told from other images", "label": "label named", "recovered": "image recovered"}
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
@@ -114,6 +115,8 @@ def render_page(view: View) -> str:
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
         upload_names=UPLOADS,
+        event_names=EVENTS,
+        rate_theorems=_rate_theorems(view),
         attacks=[ATTACKS[name].reference for name in _attacks_made(view)],
         attack_notes=_attack_notes(view),
         summed=max((score.clients for score in view.scores), default=1),
@@ -210,6 +213,12 @@ def _attack_notes(view: View) -> list[tuple[str, int]]:
             text = f"{_attack_name(score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
             images.setdefault(text, set()).add(score.victim)
     return [(text, len(about)) for text, about in images.items()]
+
+
+def _rate_theorems(view: View) -> list[str]:
+    """What the ceilings rest on, each once."""
+    rates = view.summary.rates if view.summary else ()
+    return list(dict.fromkeys(rate.theorem for rate in rates if rate.ceiling is not None))
 
 
 def _lpips_reason(view: View) -> str:

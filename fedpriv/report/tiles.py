@@ -5,9 +5,9 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedpriv.attacks.settings import by_conduct
+from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.records import Guarantee, Recovered, Score, recovered
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
@@ -181,6 +181,8 @@ def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
 
 def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
     bare, shielded = recovered(scores, "unprotected"), recovered(scores, "protected")
+    if bare is None and shielded is None and any(score.picked for score in scores):
+        return _told(view)
     if bare is None and shielded is None:
         done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
         remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."
@@ -190,7 +192,25 @@ def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
     first = _bare(view, bare)
     if not view.experiment.mechanism.protects and shielded is None:
         return [first]
-    return [first, _shielded(view, bare, shielded)]
+    return [first, _shielded(view, bare, shielded), *_told(view)]
+
+
+def _told(view: View) -> list[Tile]:
+    """How often the best attack on protected uploads told originals from others, between guess and ceiling."""
+    rates = [rate for rate in (view.summary.rates if view.summary else ()) if rate.upload == "protected"]
+    told = [rate for rate in rates if rate.event == "told" and not is_active(rate.attack)]
+    if not told:
+        return []
+    rate = max(told, key=lambda each: each.share)
+    conditions = [("attack", rate.attack), ("guess", percent(rate.chance))]
+    if rate.best is not None:
+        conditions.append(("best decision", f"{percent(rate.best.value)} on these candidates"))
+    conditions.append(("ceiling", "none" if rate.ceiling is None else f"{percent(rate.ceiling)}: no attack exceeds it"))
+    tile = _counted(
+        f"Told from other images with {view.experiment.mechanism.title}", Recovered(rate.hits, rate.images), ""
+    )
+    remark = "More than is claimed to be possible: the implementation or the proof is wrong." if rate.exceeded else ""
+    return [replace(tile, conditions=tuple(conditions), remark=remark, alarm=rate.interval[0] > rate.chance)]
 
 
 def _bare(view: View, result: Recovered | None) -> Tile:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,8 @@ def test_nothing_of_the_truth_reaches_an_attack(tmp_path: Path, monkeypatch: pyt
     settings = experiment(**{**SETTINGS, "training": {"batch_size": 1}})
     start_run(settings, tmp_path / "run", "", Silent())
 
-    def blank(world: World, target: Target) -> Truth:
-        known = victims.truth(world, target)
+    def blank(world: World, target: Target, asked: Mapping[int, Sequence[int]]) -> Truth:
+        known = victims.truth(world, target, asked)
         return replace(known, images=torch.zeros_like(known.images), labels=(known.labels + 1) % 10)
 
     monkeypatch.setattr(attack_stage, "truth", blank)

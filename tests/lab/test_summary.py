@@ -8,7 +8,7 @@ import pytest
 from fedpriv.accounting import Release, guarantee
 from fedpriv.config import Experiment
 from fedpriv.lab.summary import attack_results, verdict
-from fedpriv.records import RoundRecord, Score
+from fedpriv.records import Interval, LeakageRate, RoundRecord, Score
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
@@ -175,16 +175,33 @@ def test_images_that_an_attack_has_nothing_for_are_counted() -> None:
 def test_originals_that_are_told_from_others_are_told_to_the_reader(ranks: list[int], told: bool) -> None:
     """Nothing is recovered, and still a picture points at its original; one hit in four may be chance (4 %)."""
     scores = [picture(client, rank) for client, rank in enumerate(ranks)]
-    said = " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
+    rate = LeakageRate("told", "iga", "unprotected", ranks.count(1), len(ranks), (0.0, 1.0), 0.01)
+    said = " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
     wanted = (
-        f"By the pictures made without protection, {ranks.count(1)} of {len(ranks)} originals are told from 99 others."
+        f"Told from other images, without protection: a guess 1.0%, measured {ranks.count(1)} of {len(ranks)} (iga)."
     )
     assert (wanted in said) == told
 
 
+def test_behind_a_mechanism_the_measured_rate_stands_between_guess_and_ceiling() -> None:
+    scores = [replace(picture(client, 30), upload="protected") for client in range(4)]
+    best = Interval(0.0372, 0.03, 0.04)
+    rates = [
+        LeakageRate("told", "iga", "protected", 0, 4, (0.0, 0.6), 0.01, best=best, ceiling=0.0389),
+        LeakageRate("told", "map", "protected", 1, 4, (0.0, 0.6), 0.01, best=best, ceiling=0.0389),
+        LeakageRate("label", "iga", "protected", 4, 4, (0.4, 1.0), 0.1, ceiling=0.2),
+    ]
+    said = verdict(settings("vmf"), "completed", LAST, NONE, scores, rates=rates)
+    assert (
+        "Told from other images, with the mechanism: a guess 1.0%, measured 1 of 4 (map), the best decision on these "
+        "candidates 3.7%, no attack more than 3.9%."
+    ) in said
+
+
 def test_recovered_images_need_no_second_sentence() -> None:
     scores = [replace(picture(client, 1), recovered=True) for client in range(4)]
-    assert "told from" not in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
+    rate = LeakageRate("told", "iga", "unprotected", 4, 4, (0.4, 1.0), 0.01)
+    assert "Told from" not in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
 
 
 def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> None:

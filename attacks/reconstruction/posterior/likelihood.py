@@ -16,7 +16,7 @@ from fedpriv.attacks.reconstruction.matching.matcher import Comparison
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.gradients import Vector, flattened
 
-__all__ = ["Whitening", "misfit"]
+__all__ = ["Whitening", "flat", "misfit"]
 
 
 def misfit(comparison: Comparison) -> Tensor:
@@ -27,10 +27,11 @@ def misfit(comparison: Comparison) -> Tensor:
     noise = comparison.model.noise([value.numel() for value in comparison.targets.vectors[0].values()])
     if noise.follows_from(len(comparison.blocks)):
         return noise.misfit_of_blocks(comparison.squared, comparison.dot, comparison.heard)
-    return noise.misfit(_flat(comparison.expected()), _flat(comparison.upload()))
+    return noise.misfit(flat(comparison.expected()), flat(comparison.upload()))
 
 
-def _flat(vectors: Vector) -> Tensor:
+def flat(vectors: Vector) -> Tensor:
+    """Lay tensors (N, *shape) end to end: (N, K)."""
     return torch.cat([flattened(value) for value in vectors.values()], dim=1)
 
 

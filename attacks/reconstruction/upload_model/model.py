@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
@@ -192,6 +193,7 @@ class Victim:
         model: how such uploads come about.
         note: what a reader of the result must know; may be empty.
         labels: int64 (B,), where the threat model grants them.
+        candidates: for each image a list of records, where the threat model grants them.
         more: other uploads of the same examples, from other parameters; see
             ``upload_model.repeated``.
         pool: how many images the uploads' batches are drawn from, where these are other batches of one client in each
@@ -205,6 +207,7 @@ class Victim:
     model: UploadModel
     note: str
     labels: Tensor | None = None
+    candidates: Candidates | None = None
     more: tuple["Victim", ...] = ()
     pool: int = 0
 
@@ -269,7 +272,8 @@ def prepare_victims(observations: Sequence[Observation], names: Sequence[str], d
         note = _note(model, upload)
         labels = _known_labels(observation, model.examples, device)
         gradient = model.gradient(upload)
-        victims.append(Victim(observation.round, observation.client, parameters, gradient, model, note, labels))
+        about = observation.round, observation.client
+        victims.append(Victim(*about, parameters, gradient, model, note, labels, observation.candidates))
     return victims
 
 

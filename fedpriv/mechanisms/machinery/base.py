@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fedpriv.gradients import Block, GradientOperator, Vector
@@ -76,6 +78,28 @@ class Mechanism(ABC):
             examples: gradients in the sum.
             divisor: the number by which the noisy sum is divided, above 0.
         """
+
+    def draw_products(
+        self,
+        grams: NDArray[np.float64],
+        dimensions: Sequence[int],
+        variances: Sequence[float],
+        sources: NDArray[np.int64],
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64] | None:
+        """Draw the inner products of releases of some expected releases with all of them, (m, draws, N).
+
+        ``None``: they do not follow from inner products, or nobody wrote down how; releases are drawn whole then.
+
+        Args:
+            grams: (m, N, N), the inner products of N expected releases of a batch of one, standardised, in each of the
+                m blocks of :meth:`directions`.
+            dimensions: coordinates of each block.
+            variances: of :meth:`noise`.
+            sources: of which expected release each draw is made, (draws,).
+            rng: source of randomness; not one that protects anybody.
+        """
+        return None
 
     def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
         """Return the expected factor of one gradient's block, one of those of :meth:`blocks_of`; differentiable.

@@ -1,0 +1,1 @@
+"""Which of given records is behind an upload, and how often the best decision is right."""

@@ -1,0 +1,199 @@
+"""How often attacks succeeded, between what a guess does and what no attack whatsoever can exceed.
+
+The images that are attacked did take part in the upload, and may have been used before it. So their ceiling is that of
+as many participations as they had by then, whatever the sampling: who took part does not depend on what the images are,
+and may be told. What was heard later is not attacked, and need not be counted.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from scipy.stats import binomtest
+
+from fedpriv.accounting import Ceiling, Release, ceilings
+from fedpriv.attacks.intervals import best_interval, rate_interval
+from fedpriv.errors import RunFailedError
+from fedpriv.records import Interval, LeakageRate, Score
+from fedpriv.world import World
+
+__all__ = ["leakage_rates", "recovery_rates", "refuse_exceeded"]
+
+# A rate is above its ceiling where the lower limit of this one-sided confidence is.
+_CONFIDENCE = 0.999
+_ESTIMATED = "the baseline is an estimate from public images, so nothing is proven"
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One image: whether the attack was right, k0, and what no attack exceeds."""
+
+    score: Score
+    hit: bool
+    chance: float
+    ceiling: Ceiling | None
+
+
+def leakage_rates(world: World, scores: Iterable[Score]) -> tuple[LeakageRate, ...]:
+    """Return for each attack how often it told the original from others, and how often it named the label.
+
+    Args:
+        world: the experiment, built.
+        scores: of the run.
+    """
+    limit = _limits(world)
+    rates = []
+    for group in _groups(scores):
+        told = [score for score in group if score.chance is not None and score.rank is not None]
+        if told:
+            trials = [_trial(score, score.rank == 1, score.chance or 1.0, limit) for score in told]
+            rates.append(_rate("told", trials))
+        labelled = [score for score in group if score.label_correct is not None]
+        if labelled and not group[0].picked and not world.experiment.adversary.knows_labels:
+            trials = [
+                _trial(score, bool(score.label_correct), share, limit) for score, share in _shares(world, labelled)
+            ]
+            rates.append(_rate("label", trials))
+    return tuple(rates)
+
+
+def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tuple[LeakageRate, ...]:
+    """Return for each attack how often it recovered an image, with an estimated baseline.
+
+    Args:
+        world: the experiment, built.
+        scores: of the run.
+        chance: k0, estimated; see :func:`fedpriv.attacks.baselines.recovery_chance`.
+    """
+    limit = _limits(world)
+    groups = [group for group in _groups(scores) if not group[0].picked]
+    rates = []
+    for group in groups:
+        sizes = _sizes(group)
+        trials = [_trial(score, score.recovered, min(1.0, chance * sizes[score.source]), limit) for score in group]
+        rate = _rate("recovered", trials)
+        rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{_ESTIMATED}: {rate.theorem}"))
+    return tuple(rates)
+
+
+def refuse_exceeded(rates: Iterable[LeakageRate]) -> None:
+    """Raise where an attack succeeded more often than is claimed to be possible.
+
+    Raises:
+        RunFailedError: a measured rate is above its proven ceiling, with 99.9 % confidence.
+    """
+    for rate in rates:
+        if rate.exceeded:
+            raise RunFailedError(
+                f"{rate.event}: {rate.attack} is right on {rate.hits} of {rate.images} images, and no attack should "
+                f"exceed {rate.ceiling:.2%} ({_CONFIDENCE:.1%} confidence): the implementation or the proof is wrong"
+            )
+
+
+def _groups(scores: Iterable[Score]) -> list[list[Score]]:
+    """The chosen lines of each attack on each kind of upload."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.chosen and score.upload != "none":
+            groups.setdefault((score.attack, score.upload), []).append(score)
+    return list(groups.values())
+
+
+def _sizes(group: Sequence[Score]) -> dict[tuple[int, int | None], int]:
+    """How many images of each upload there are: from so many the one that goes with an original was chosen."""
+    sizes: dict[tuple[int, int | None], int] = {}
+    for score in group:
+        sizes[score.source] = sizes.get(score.source, 0) + 1
+    return sizes
+
+
+def _shares(world: World, group: Sequence[Score]) -> list[tuple[Score, float]]:
+    """With each line how often a guess names the label, which may name one for each image of the upload."""
+    sizes, counts = _sizes(group), [sorted(line, reverse=True) for line in world.class_counts()]
+    return [(score, sum(counts[score.client][: sizes[score.source]]) / sum(counts[score.client])) for score in group]
+
+
+Limit = Callable[[Score, float], Ceiling | None]
+
+
+def _limits(world: World) -> Limit:
+    """What no attack exceeds on an image, given a baseline; ``None`` where nothing can be proven."""
+    proven = cache(_ceiling)
+
+    def limit(score: Score, chance: float) -> Ceiling | None:
+        if score.upload != "protected" or score.releases is None or not 0 < chance < 1:
+            return None
+        plan = world.plans[score.client]
+        release = replace(plan.accounted(()), sampling="full", rate=1.0, participations=score.releases)
+        return proven(release, chance)
+
+    return limit
+
+
+def _ceiling(release: Release, chance: float) -> Ceiling:
+    (ceiling,) = ceilings(release, [chance])
+    return ceiling
+
+
+def _trial(score: Score, hit: bool, chance: float, limit: Limit) -> _Trial:
+    return _Trial(score, hit, chance, limit(score, chance))
+
+
+def _rate(event: str, trials: Sequence[_Trial]) -> LeakageRate:
+    first, hits = trials[0].score, sum(trial.hit for trial in trials)
+    ends = rate_interval(hits, len(trials)).ends or (0.0, 1.0)
+    gamma = _mean_ceiling(trials)
+    proven = [trial.ceiling for trial in trials if trial.ceiling is not None]
+    return LeakageRate(
+        event=event,
+        attack=first.attack,
+        upload=first.upload,
+        hits=hits,
+        images=len(trials),
+        interval=ends,
+        chance=float(np.mean([trial.chance for trial in trials])),
+        best=_best([trial.score for trial in trials]) if event == "told" else None,
+        ceiling=gamma,
+        theorem=proven[0].theorem if proven else _why_none(first),
+        exceeded=_is_exceeded(_independent(trials)),
+    )
+
+
+def _why_none(score: Score) -> str:
+    return "no mechanism: nothing is proven" if score.upload == "unprotected" else "a guess is always right, or unknown"
+
+
+def _mean_ceiling(trials: Sequence[_Trial]) -> float | None:
+    """The ceiling of the mean rate: the mean of the ceilings; a guess that is always right has 1."""
+    gammas = [1.0 if trial.ceiling is None else trial.ceiling.gamma for trial in trials]
+    known = [gamma for gamma in gammas if gamma is not None]
+    if len(known) < len(gammas) or all(trial.ceiling is None for trial in trials):
+        return None
+    return float(np.mean(known))
+
+
+def _independent(trials: Sequence[_Trial]) -> list[_Trial]:
+    """One image of each client, the first: others share its upload's noise, or are the same image in another round."""
+    first: dict[int | None, _Trial] = {}
+    for trial in trials:
+        first.setdefault(trial.score.client if trial.score.clients == 1 else None, trial)
+    return list(first.values())
+
+
+def _is_exceeded(trials: Sequence[_Trial]) -> bool:
+    """Whether so many independent successes are all but impossible below the ceiling (Hoeffding 1956, Theorem 4)."""
+    gamma = _mean_ceiling(trials)
+    if gamma is None or gamma >= 1:
+        return False
+    hits = sum(trial.hit for trial in trials)
+    low = binomtest(hits, len(trials)).proportion_ci(2 * _CONFIDENCE - 1, method="exact").low
+    return bool(low > gamma)
+
+
+def _best(scores: Sequence[Score]) -> Interval | None:
+    draws = sum(score.draws for score in scores)
+    if not draws or any(score.best is None for score in scores):
+        return None
+    right = round(sum((score.best or 0.0) * score.draws for score in scores))
+    return best_interval(right, draws)
