@@ -4,15 +4,12 @@ The adversary gets observations and public settings. What knows the truth is in 
 referee, and nothing of it flows back.
 """
 
-import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
@@ -33,6 +30,7 @@ from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
+from fedpriv.lab.attack_pictures import png, save_pictures
 from fedpriv.lab.rates import leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
     Target,
@@ -49,7 +47,7 @@ from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
 from fedpriv.records import LeakageRate, Score
 from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder, picture_name
+from fedpriv.runs import RunFolder
 from fedpriv.server.released import rounds_of
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
@@ -201,7 +199,7 @@ def _attack_observations(
             threshold = world.experiment.adversary.success_ssim
             scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
             leakage = leakage.plus(scored)
-            _save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
+            save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
         if campaign.found:
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
@@ -211,10 +209,10 @@ def _attack_observations(
     for upload in {id(upload): upload for upload in attacked.values()}.values():
         scored = score_guesses(public, upload.truth, world.dataset.std)
         leakage = leakage.plus(scored)
-        _save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
-        _save_pictures(folder, "guess-class", upload.truth, scored.pictures)
+        save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
+        save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
-        folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
+        folder.write_bytes(f"reconstructions/{guess.name}.png", png(guess.image))
     leakage = _with_best_decisions(world, leakage, [each for each in heard if each.target in attacked], progress)
     missed = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
@@ -400,19 +398,3 @@ def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
 
 def _about(score: Score) -> tuple[str, str, int, int, int]:
     return score.attack, score.upload, score.round, score.client, score.image
-
-
-def _save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
-    """Write images (C, H, W) on [0, 1] as PNG, numbered where a client has several."""
-    sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
-    for number, image in pictures.items():
-        client, place = known.place(number)
-        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None)
-        folder.write_bytes(f"reconstructions/{name}", _png(image))
-
-
-def _png(image: Tensor) -> bytes:
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
