@@ -304,16 +304,13 @@ def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
 
 
 def _union(members: Sequence[_Heard]) -> Truth:
-    """All images that are in any of the uploads, each once, numbered anew."""
-    images = torch.cat([member.truth.images for member in members])
-    labels = torch.cat([member.truth.labels for member in members])
-    seen: dict[bytes, int] = {}
-    for number, image in enumerate(images):
-        seen.setdefault(image.cpu().numpy().tobytes(), number)
-    rows = torch.tensor(list(seen.values()))
-    return replace(
-        members[-1].truth, round=members[0].truth.round, images=images[rows], labels=labels[rows], owners=None
-    )
+    """All images that are in any of the uploads, each once, as of the last upload that it is in; numbered anew."""
+    truths = [member.truth for member in members]
+    images, labels = (torch.cat([getattr(each, name) for each in truths]) for name in ("images", "labels"))
+    used = [count for each in truths for count in each.releases or ()]
+    rows = list({image.cpu().numpy().tobytes(): number for number, image in enumerate(images)}.values())
+    releases = tuple(used[row] for row in rows) if len(used) == len(images) else None
+    return replace(truths[0], images=images[rows], labels=labels[rows], owners=None, releases=releases)
 
 
 def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
