@@ -44,10 +44,11 @@ class CustomSettings(MatchingSettings):
     variables: Literal["pixels", "decorrelated"] = Field(
         "pixels", description="decorrelated: coordinates in which pixels of photographs are independent"
     )
-    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form"] = Field(
+    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = Field(
         "normal",
         description="normal: of the variables; uniform: over the valid pixels; patterned: a normal square of 4 x 4 "
-        "pixels, repeated; the others: around an image",
+        "pixels, repeated; the others: around images, the mean public one, those that the first Linear layer shows, or "
+        "those with the features that reach the last",
     )
     box: bool = Field(True, description="keep images within the valid range of pixels")
     read_labels: bool = Field(True, description="read labels off the last layer; where not, optimise them")

@@ -1,6 +1,6 @@
 """Inverting Gradients (Geiping et al. 2020)."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -30,6 +30,12 @@ class IgaSettings(MatchingSettings):
     tv_start: NonNegative = Field(
         0.015,
         description="the same at the start; falls with the square of the steps left; 0: constant, as in the paper",
+    )
+
+    start: Literal["normal", "closed-form", "features"] = Field(
+        "normal",
+        description="normal: random; closed-form: at the images that the first Linear layer shows; features: at those "
+        "with the features that reach the last",
     )
 
     @classmethod

@@ -9,13 +9,14 @@ Of each row the iterate with the lowest loss of its own is kept.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
-from fedpriv.attacks.reconstruction.recipes.lbfgs import minimise
+from fedpriv.attacks.reconstruction.matching.lbfgs import minimise
 from fedpriv.attacks.reconstruction.recipes.parts import SCHEDULES, SIGNS, Recipe, warmed
 from fedpriv.attacks.reconstruction.recipes.problem import Problem
 from fedpriv.attacks.reconstruction.results import Outcome
@@ -40,12 +41,13 @@ def run_recipe(
         rows: the victim of each row.
         images: standard normal numbers (N, B, C, H, W), from which the starts are made.
         logits: starts of the labels' logits (N, B, classes), for rows whose labels are optimised.
-        config: iterations, for Adam learning_rate, and the weight of each prior.
+        config: iterations, for Adam learning_rate, the weight of each prior, and the start, where it is a setting.
         report: told how it goes.
 
     Raises:
         AttackRefused: a part cannot be used on these uploads.
     """
+    recipe = replace(recipe, start=getattr(config, "start", recipe.start))
     problem = Problem(recipe, scene, rows, config)
     start = problem.start(recipe.start, rows, images)
     if recipe.optimiser == "lbfgs":

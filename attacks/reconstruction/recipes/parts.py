@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
+from fedpriv.attacks.reconstruction.features.inversion import read_feature_starts
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.matching.distances import (
     angle,
     opponent_variation,
@@ -22,9 +23,11 @@ from fedpriv.attacks.reconstruction.matching.distances import (
 from fedpriv.attacks.reconstruction.matching.matcher import Objective
 from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
 from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.starts import Start
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
-__all__ = ["MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "SIGNS", "STARTS", "Recipe", "annealed", "warmed"]
+__all__ = ["AROUND", "FOUND", "MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "SIGNS", "STARTS", "Recipe"]
+__all__ += ["annealed", "warmed"]
 
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
@@ -40,8 +43,8 @@ class Recipe:
         optimiser: lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of
             :data:`SIGNS`.
         schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
-        variables: pixels, or decorrelated (``recipes.coordinates``).
-        start: a key of :data:`STARTS`.
+        variables: pixels, or decorrelated (``matching.coordinates``).
+        start: a key of :data:`STARTS` or of :data:`FOUND`.
         box: whether images stay within the valid range of pixels.
         priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
         labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
@@ -51,7 +54,7 @@ class Recipe:
     optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
     schedule: Literal["constant", "steps", "cosine"] = "constant"
     variables: Literal["pixels", "decorrelated"] = "pixels"
-    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form"] = "normal"
+    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
     box: bool = False
     priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
@@ -141,14 +144,11 @@ def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tenso
     return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
 
 
-def _around_closed_form(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
-    distinct = list({id(victim): victim for victim in rows}.values())
-    read = dict(zip(map(id, distinct), read_images(scene, distinct), strict=True))
-    # Each victim's first row starts at the very image.
-    first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
-    spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
-    images = torch.stack([read[id(victim)] for victim in rows])
-    return images + spread[:, None, None, None, None] * numbers
+FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {
+    "closed-form": read_starts,
+    "features": read_feature_starts,
+}
+"""Starts at images that were found, each with its label: (scene, distinct victims) -> one a victim."""
 
 
 STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None] = {
@@ -156,6 +156,5 @@ STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None]
     "uniform": _uniform,
     "patterned": _patterned,
     "public-mean": _around_mean,
-    "closed-form": _around_closed_form,
 }
 """(scene, rows, standard normal numbers (N, B, C, H, W)) -> normalised images; ``None``: these are the variables."""

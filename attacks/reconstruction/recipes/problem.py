@@ -9,10 +9,19 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT, read_labels
+from fedpriv.attacks.reconstruction.matching.coordinates import Coordinates, coordinates_of
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.recipes.coordinates import Coordinates, coordinates_of
-from fedpriv.attacks.reconstruction.recipes.parts import OBJECTIVES, PRIORS, STARTS, Recipe, annealed
+from fedpriv.attacks.reconstruction.recipes.parts import (
+    AROUND,
+    FOUND,
+    OBJECTIVES,
+    PRIORS,
+    STARTS,
+    Recipe,
+    annealed,
+)
 from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.starts import Start
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
 __all__ = ["Labels", "Problem"]
@@ -27,13 +36,17 @@ class Labels:
         scene: what is public.
         rows: the victims.
         sources: see :attr:`Recipe.labels`.
+        found: each row's labels that belong to the images at which it starts; ``None``: there are none.
 
     Raises:
         AttackRefused: none of the sources gives a victim's labels.
     """
 
-    def __init__(self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str]) -> None:
-        given = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+    def __init__(
+        self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str], found: Sequence[Tensor | None]
+    ) -> None:
+        read = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+        given = [other if own is None else own for own, other in zip(found, read, strict=True)]
         fixed = [labels is not None for labels in given]
         if "optimised" not in sources and not all(fixed):
             raise AttackRefused(NO_LABELS)
@@ -93,7 +106,9 @@ class Problem:
         # Steps of Adam in pixels are followed by a projection; elsewhere the objective sees the projected images.
         self._projects = recipe.box and recipe.variables == "pixels" and recipe.optimiser != "lbfgs"
         self._inside = recipe.box and not self._projects
-        self.labels = Labels(scene, rows, recipe.labels)
+        self._starts = _found(recipe.start, scene, rows)
+        found = [None if start is None or "read" not in recipe.labels else start.labels for start in self._starts]
+        self.labels = Labels(scene, rows, recipe.labels, found)
 
     @property
     def regular(self) -> bool:
@@ -138,8 +153,26 @@ class Problem:
 
     def start(self, name: str, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
         """Return the variables (N, B, C, H, W) to start from, given standard normal numbers."""
-        make = STARTS[name]
-        if make is None:
+        make = STARTS.get(name)
+        found = [start.images for start in self._starts if start is not None]
+        if not found and make is None:
             return self.project(numbers)
-        images = self._scene.box(make(self._scene, rows, numbers))
+        images = make(self._scene, rows, numbers) if make is not None else _around(found, rows, numbers)
+        images = self._scene.box(images)
         return images if self._coordinates is None else self._coordinates.of(images.to(self._coordinates.down))
+
+
+def _found(name: str, scene: Scene, rows: Sequence[Victim]) -> list[Start | None]:
+    """Each row's start at images that were found, where the recipe asks for such."""
+    if name not in FOUND:
+        return [None] * len(rows)
+    distinct = list({id(victim): victim for victim in rows}.values())
+    starts = dict(zip(map(id, distinct), FOUND[name](scene, distinct), strict=True))
+    return [starts[id(victim)] for victim in rows]
+
+
+def _around(found: Sequence[Tensor], rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    """Images (N, B, C, H, W) around those found; each victim's first row starts at the very images."""
+    first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
+    spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
+    return torch.stack(list(found)) + spread[:, None, None, None, None] * numbers
