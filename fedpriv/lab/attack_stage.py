@@ -20,7 +20,6 @@ from fedpriv.attacks.reconstruction import (
     AttackJob,
     AttackRefused,
     Heard,
-    Optimum,
     OtherBatches,
     best_decisions,
     other_batches,
@@ -173,6 +172,7 @@ def _attack_observations(
     for name in surplus(folder, recorded):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, threat, leakage, progress) if allowed else ([], leakage)
+    heard, leakage = _with_best_decisions(world, heard, leakage, progress)
     stacks: list[_Heard] = []
     if world.experiment.adversary.join_uploads:
         stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
@@ -213,7 +213,6 @@ def _attack_observations(
         save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
         folder.write_bytes(f"reconstructions/{guess.name}.png", png(guess.image))
-    leakage = _with_best_decisions(world, leakage, [each for each in heard if each.target in attacked], progress)
     missed = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
@@ -283,7 +282,7 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
     for key, members in groups.items():
         if reasons[key] is None:
             # All that was heard of the images up to the last of these rounds.
-            known = replace(members[0].truth, releases=members[-1].truth.releases)
+            known = replace(members[0].truth, releases=members[-1].truth.releases, optima=None)
             members = [replace(members[0], truth=known, more=tuple(upload.observation for upload in members[1:]))]
         joined += members
     return joined, leakage
@@ -310,7 +309,7 @@ def _union(members: Sequence[_Heard]) -> Truth:
     used = [count for each in truths for count in each.releases or ()]
     rows = list({image.cpu().numpy().tobytes(): number for number, image in enumerate(images)}.values())
     releases = tuple(used[row] for row in rows) if len(used) == len(images) else None
-    return replace(truths[0], images=images[rows], labels=labels[rows], owners=None, releases=releases)
+    return replace(truths[0], images=images[rows], labels=labels[rows], owners=None, releases=releases, optima=None)
 
 
 def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
@@ -332,35 +331,29 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     return kinds
 
 
-def _with_best_decisions(world: World, leakage: Leakage, heard: Sequence[_Heard], progress: Progress) -> Leakage:
-    """Add to the scores of protected uploads how often the best decision among the candidates is right."""
-    heard = [upload for upload in heard if upload.kind == PROTECTED and not upload.more]
-    if not world.experiment.adversary.best_decision or not world.experiment.mechanism.protects or not heard:
-        return leakage
+def _with_best_decisions(
+    world: World, heard: Sequence[_Heard], leakage: Leakage, progress: Progress
+) -> tuple[list[_Heard], Leakage]:
+    """Have the referee know how often the best decision among the candidates of each protected upload is right."""
+    protected = [upload for upload in heard if upload.kind == PROTECTED]
+    if not world.experiment.adversary.best_decision or not world.experiment.mechanism.protects or not protected:
+        return list(heard), leakage
     progress.stage("computing the best decision among the candidates")
-    found: dict[tuple[int, int, int], Optimum] = {}
-    for upload in heard:
-        listed = candidates(world, upload.target, upload.truth)
+    known = {}
+    for upload in protected:
+        listed, truth = candidates(world, upload.target, upload.truth), upload.truth
         if listed is None:
             continue
-        known = upload.truth
+        about = world.model, upload.observation, listed, truth.images, truth.labels, world.experiment.seed
         try:
-            optima = best_decisions(
-                world.model, upload.observation, listed, known.images, known.labels, world.experiment.seed
-            )
+            known[upload.target] = replace(truth, optima=tuple(best_decisions(*about)))
         except AttackRefused as error:
-            return leakage.refused(f"best decision: {error}", progress)
-        for number, optimum in enumerate(optima):
-            client, place = known.place(number)
-            found[known.round, client, place] = optimum
-    scores = tuple(_with_best(score, found.get(score.victim)) for score in leakage.scores)
-    return replace(leakage, scores=scores)
-
-
-def _with_best(score: Score, optimum: Optimum | None) -> Score:
-    if optimum is None or score.upload != PROTECTED:
-        return score
-    return replace(score, best=optimum.right / optimum.draws, draws=optimum.draws)
+            return list(heard), leakage.refused(f"best decision: {error}", progress)
+    told = [
+        replace(upload, truth=known[upload.target]) if upload.kind == PROTECTED and upload.target in known else upload
+        for upload in heard
+    ]
+    return told, leakage
 
 
 def _campaign(

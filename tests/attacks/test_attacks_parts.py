@@ -29,8 +29,6 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
-from fedpriv.attacks.methods.iga import IgaSettings
-from fedpriv.attacks.methods.iga_modern import IgaModernSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
@@ -210,15 +208,6 @@ def test_soft_signs_are_gradients_cut(share: float) -> None:
     assert SIGNS["soft-signed-adam"](gradients, share).tolist() == pytest.approx(wanted)
     assert SIGNS["signed-adam"](gradients, share).tolist() == [0.0, 1.0, -1.0, 1.0]
     assert SIGNS["adam"](gradients, share) is gradients
-
-
-def test_modern_settings_recover_more_than_a_constant_weight() -> None:
-    """The same images, starts' seed and steps; a smooth network on digits."""
-    heard, truth, _ = observe_digits(lenet("default"), 3, first=20)
-    modern = run_attack(AttackJob("iga_modern", heard, lenet("default"), IgaModernSettings(iterations=120), 0))
-    constant = run_attack(AttackJob("iga", heard, lenet("default"), IgaSettings(iterations=120, tv_start=0.0), 0))
-    ours, theirs = (errors([one.images for one in found], truth) for found in (modern, constant))
-    assert float(ours.mean()) < 0.5 * float(theirs.mean())
 
 
 def test_starts_are_where_they_say() -> None:
