@@ -9,6 +9,7 @@ from torch import nn
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
+from fedpriv.attacks.reconstruction.upload_model.repeated import uploads_of
 from fedpriv.errors import InputError
 from fedpriv.gradients.operator import first_line
 
@@ -65,7 +66,7 @@ def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str
 
 def _trouble(heard: Heard, model: nn.Module) -> str | None:
     """Why an upload, or one of several of the same batch, cannot be attacked."""
-    for upload in heard if isinstance(heard, tuple) else (heard,):
+    for upload in uploads_of(heard):
         reason = refusal(upload.settings) or fault(upload, model)
         if reason is not None:
             return reason

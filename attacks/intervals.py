@@ -7,7 +7,7 @@ from scipy.stats import binomtest, bootstrap
 
 from fedpriv.records import CONFIDENCE, Interval
 
-__all__ = ["median_interval", "rate_interval"]
+__all__ = ["best_interval", "median_interval", "rate_interval"]
 
 RESAMPLES = 9999
 
@@ -78,6 +78,18 @@ def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -
         raise ValueError(f"{successes} successes of {trials} trials")
     ends = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     return Interval(successes / trials, float(ends.low), float(ends.high), confidence)
+
+
+def best_interval(right: int, draws: int, confidence: float = CONFIDENCE) -> Interval:
+    """Return the share of draws in which a decision was right, and its exact interval (Clopper and Pearson 1934).
+
+    Args:
+        right: from 0 to ``draws``.
+        draws: at least 1.
+        confidence: at least what the interval covers.
+    """
+    ends = binomtest(right, draws).proportion_ci(confidence, method="exact")
+    return Interval(right / draws, float(ends.low), float(ends.high), confidence)
 
 
 def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:

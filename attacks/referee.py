@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
-from fedpriv.attacks.reconstruction import Reconstruction
+from fedpriv.attacks.reconstruction import Optimum, Reconstruction
 from fedpriv.records import Score
 
 __all__ = ["Scores", "Truth", "score", "score_guesses"]
@@ -41,6 +41,7 @@ class Truth:
             out, no two of them alike, and none of them like an original; ``None``: nothing is to be picked.
         other_labels: int64 (N,).
         labels_known: whether the adversary knows the originals' labels, and so which of the others are out.
+        optima: for each image, how often the best decision among it and the others is right; ``None``: not known.
         releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
     """
 
@@ -54,6 +55,7 @@ class Truth:
     other_labels: Tensor | None = None
     labels_known: bool = False
     releases: tuple[int, ...] | None = None
+    optima: tuple[Optimum, ...] | None = None
 
     def place(self, number: int) -> tuple[int, int]:
         """The client of an image, and the image's number in that client's batch."""
@@ -229,6 +231,8 @@ def _lines(
             candidates=candidates[k],
             chance=_chance(truth, true_label, offered) if truth.others is not None else None,
             releases=None if truth.releases is None else truth.releases[image],
+            best=None if truth.optima is None else truth.optima[image].share,
+            draws=0 if truth.optima is None else truth.optima[image].draws,
             **about,
         )
         lines.append(line)

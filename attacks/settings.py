@@ -37,6 +37,7 @@ class AttackSettings(Section):
         needs: what the threat model must grant.
         tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
         smooth: whether it needs a network that can be differentiated twice everywhere.
+        stacks: whether it can use uploads of other batches of one client's images together.
         iterations: steps.
         restarts: random starts.
     """
@@ -48,6 +49,7 @@ class AttackSettings(Section):
     needs: ClassVar[tuple[Access, ...]] = GRADIENT_MATCHING
     tunable: ClassVar[tuple[str, ...]] = ()
     smooth: ClassVar[bool] = False
+    stacks: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

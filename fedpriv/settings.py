@@ -24,6 +24,7 @@ __all__ = [
     "Real",
     "Registered",
     "Section",
+    "Steps",
     "allowed_words",
     "enumerated",
 ]
@@ -52,6 +53,7 @@ Positive = Annotated[Real, Field(gt=0, le=1e9)]
 NonNegative = Annotated[Real, Field(ge=0)]
 Momentum = Annotated[Real, Field(ge=0, lt=1)]
 Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
+Steps = Annotated[Integer, Field(ge=0, le=10_000_000)]
 Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
 
 

@@ -7,6 +7,7 @@ from scipy.stats import binomtest
 
 from fedpriv.errors import InputError
 from fedpriv.records import CONFIDENCE, AttackResult
+from fedpriv.registry import ATTACKS
 from fedpriv.report.numbers import decimal, figure, percent
 from studies.leakage_cells import GUESS, Row
 
@@ -55,8 +56,10 @@ def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
     best: dict[str, Row | None] = {}
     for row in rows:
         other = best.setdefault(row.cell.mechanism, None)
-        if row.result is not None and (
-            other is None or other.result is None or _strength(row.result) > _strength(other.result)
+        if (
+            row.result is not None
+            and not row.result.picked
+            and (other is None or other.result is None or _strength(row.result) > _strength(other.result))
         ):
             best[row.cell.mechanism] = row
     return best
@@ -87,7 +90,9 @@ def tables(rows: Sequence[Row]) -> str:
     guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
     by_group = groups(rows)
     parts = ["## Terms", _terms(rows), "## The strongest attack behind each mechanism", _summary(by_group, guessed)]
-    parts += ["## What stops these attacks", _outcomes(by_group), "## Every cell"]
+    parts += ["## Told among 100 candidates", _told(by_group), "## What stops these attacks"]
+    by_group = {group: [row for row in cells if not _picks(row)] for group, cells in by_group.items()}
+    parts += [_outcomes(by_group), "## Every cell"]
     parts += [_details(group, cells, guessed) for group, cells in by_group.items()]
     return "\n\n".join(["", *parts, ""])
 
@@ -107,7 +112,13 @@ def _terms(rows: Sequence[Row]) -> str:
         "[theorems](privacy.md))",
         "guess": "the PSNR of the mean of the public images",
         "recovered": "SSIM of 0.6 or more and a lower MSE than every guess",
-        "identified": "the original is the nearest of 100 images; chance is 1 in 100",
+        "identified": "the original is the nearest of 100 images; chance is 1 in 100. Before 2026-11-23 the others "
+        "included test images",
+        "by pictures": "identified by the strongest attack",
+        "by likelihood": "by the attack `candidate`, which holds the 100 images and their labels",
+        "best decision": "how often the best decision on these candidates is right; no attack tells them more often "
+        "([ceilings](ceilings.md))",
+        "ceiling": "no attack exceeds it, on any network",
         "strongest": "the attack that recovers most images; among equals the one that identifies most, then the one "
         "with the lowest MSE",
         "steps": "iterations x restarts of the attack",
@@ -162,6 +173,34 @@ def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int
     accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
     title = f"{group[0]}, {_network(group)}" + ("" if accuracy is None else f", test accuracy {percent(accuracy)}")
     return f"### {title}\n\n" + "\n".join(lines)
+
+
+def _picks(row: Row) -> bool:
+    return row.cell.attack in ATTACKS and bool(ATTACKS[row.cell.attack].picks())
+
+
+def _told(by_group: Mapping[Group, Sequence[Row]]) -> str:
+    """One line a mechanism: guess, what the pictures and the likelihood told, the best decision, the ceiling."""
+    lines = _head("data", "network", "mechanism", "guess", "by pictures", "by likelihood", "best decision", "ceiling")
+    for group, cells in by_group.items():
+        pictures = strongest(cells)
+        for row in cells:
+            if not _picks(row) or row.result is None:
+                continue
+            shown = pictures.get(row.cell.mechanism)
+            lines.append(
+                _line(
+                    group[0],
+                    _network(group),
+                    row.cell.mechanism,
+                    percent(1 / (row.result.candidates or 1)),
+                    "" if shown is None or shown.result is None else _counts(shown.result)[1],
+                    _counts(row.result)[1],
+                    "" if row.best is None else percent(row.best.value),
+                    "none" if row.ceiling is None else percent(row.ceiling),
+                )
+            )
+    return "\n".join(lines)
 
 
 def _outcomes(by_group: Mapping[Group, Sequence[Row]]) -> str:

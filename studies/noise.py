@@ -62,7 +62,7 @@ def _attack(
 ) -> dict[str, Any]:
     kinds: dict[str, ClosedFormSettings | IgaSettings | MapSettings] = {
         "closed_form": ClosedFormSettings(),
-        "iga": IgaSettings(iterations=options.iga_steps),
+        "iga": IgaSettings(iterations=options.iga_steps, tv_start=0.0),  # as documented
         "map": MapSettings(iterations=options.map_steps),
     }
     settings, uploads = kinds[name], heard(world)

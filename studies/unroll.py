@@ -66,7 +66,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
 
 def _settings(options: argparse.Namespace, tv: float) -> MatchingSettings:
     if options.attack == "iga":
-        return IgaSettings(iterations=options.steps, restarts=options.restarts, tv=tv)
+        return IgaSettings(iterations=options.steps, restarts=options.restarts, tv=tv, tv_start=0.0)
     kind: type[MatchingSettings] = IdlgSettings if options.attack == "idlg" else DlgSettings
     return kind(iterations=options.steps, restarts=options.restarts)
 

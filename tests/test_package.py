@@ -141,8 +141,13 @@ def test_the_packed_app_runs_the_experiment_whole(packed: Path, tmp_path: Path) 
     assert Path(report[1]).is_file()
 
 
-def test_too_few_supernodes_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.server.app._CONNECT_SECONDS", 0.0)
+@pytest.mark.parametrize("limit", ["_CONNECT_SECONDS", "_STEADY_SECONDS"])
+def test_too_few_supernodes_are_a_failure(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a minute, or sooner where their number stays the same; while it waits, it says so."""
+    monkeypatch.setattr(f"fedpriv.server.app.{limit}", 0.2)
+    monkeypatch.setattr("fedpriv.server.app._TELL_SECONDS", 0.05)
     monkeypatch.chdir(tmp_path)
     grid = InlineGrid(client_app, 5)
     config = {"experiment": "configs/quickstart.toml", "overrides": "", "seed": ""}
@@ -151,6 +156,7 @@ def test_too_few_supernodes_are_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RunFailedError, match=said):
         flower.app(grid, context)
     assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().err == "waiting for SuperNodes: 5 of 8 are connected\n"
 
 
 def test_init_writes_what_runs(tmp_path: Path) -> None:
@@ -175,7 +181,8 @@ def test_every_example_can_be_written(path: Path, tmp_path: Path) -> None:
     strip = re.compile("^#.*$", re.MULTILINE)
     assert strip.sub("", written) == strip.sub("", path.read_text())
     texts = written + (tmp_path / "there" / "README.md").read_text()
-    assert "configs/" not in texts
+    assert not re.search(r"configs/|\bmake |studies", texts)  # a clone has these, and nobody else
+    assert all(file.name in done.stdout for file in (tmp_path / "there").iterdir())
     assert all((tmp_path / "there" / name).is_file() for name in re.findall(r"^#:schema (\S+)", written, re.MULTILINE))
     assert path.stem in fedpriv("init", "--list", cwd=tmp_path).stdout
 

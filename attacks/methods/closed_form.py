@@ -21,6 +21,7 @@ class ClosedFormSettings(AttackSettings):
         "Phong, Aono, Hayashi, Wang and Moriai: Privacy-Preserving Deep Learning via Additively Homomorphic "
         "Encryption, 2018; batches: Dimitrov, Baader, Müller and Vechev: SPEAR, NeurIPS 2024"
     )
+    stacks: ClassVar[bool] = True
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
 

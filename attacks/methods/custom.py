@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings, Runs
 from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count, NonNegative, Positive
+from fedpriv.settings import Count, NonNegative, Positive, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +33,10 @@ class CustomSettings(MatchingSettings):
     objective: Literal["squared-distance", "cosine", "likelihood"] = Field(
         "cosine", description="how gradients are compared; likelihood: of the mechanism's noise"
     )
-    optimiser: Literal["lbfgs", "adam", "signed-adam"] = Field(
-        "signed-adam", description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only"
+    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"] = Field(
+        "signed-adam",
+        description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only; "
+        "soft-signed-adam: Adam that sees large gradients cut, at the end none",
     )
     schedule: Literal["constant", "steps", "cosine"] = Field(
         "cosine", description="of Adam's learning rate; steps: times 0.1 at 3/8, 5/8 and 7/8"
@@ -42,15 +44,24 @@ class CustomSettings(MatchingSettings):
     variables: Literal["pixels", "decorrelated"] = Field(
         "pixels", description="decorrelated: coordinates in which pixels of photographs are independent"
     )
-    start: Literal["normal", "uniform", "public-mean", "closed-form"] = Field(
-        "normal", description="normal: of the variables; uniform: over the valid pixels; the others: around an image"
+    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = Field(
+        "normal",
+        description="normal: of the variables; uniform: over the valid pixels; patterned: a normal square of 4 x 4 "
+        "pixels, repeated; the others: around images, the mean public one, those that the first Linear layer shows, or "
+        "those with the features that reach the last",
     )
     box: bool = Field(True, description="keep images within the valid range of pixels")
     read_labels: bool = Field(True, description="read labels off the last layer; where not, optimise them")
     iterations: Count = Field(1000, description="steps")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
     learning_rate: Positive = Field(0.1, description="of Adam, at the start")
-    tv: NonNegative = Field(1e-4, description="weight of the total variation")
+    warm_up: Steps = Field(0, description="steps of Adam over which the learning rate rises to the schedule's")
+    tv: NonNegative = Field(1e-4, description="weight of the total variation, at the end")
+    tv_start: NonNegative = Field(0.0, description="the same at the start; falls with the square of the steps left")
+    opponents: NonNegative = Field(
+        0.0, description="weight of the total variation of channels and their differences, at the end"
+    )
+    opponents_start: NonNegative = Field(0.0, description="the same at the start; falls likewise")
     public_mean: NonNegative = Field(0.0, description="weight of the squared distance from the mean public image")
     gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
 
@@ -79,7 +90,7 @@ def run_custom(
         config.variables,
         config.start,
         config.box,
-        ("tv", "public_mean", "gaussian"),
+        ("tv", "opponents", "public_mean", "gaussian"),
         ("known", "read", "optimised") if config.read_labels else ("known", "optimised"),
     )
     return run_recipe(recipe, scene, rows, images, logits, config, report)

@@ -1,6 +1,6 @@
 """Inverting Gradients (Geiping et al. 2020)."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -26,7 +26,17 @@ class IgaSettings(MatchingSettings):
 
     iterations: Count = Field(2400, description="signed Adam steps")
     learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
-    tv: NonNegative = Field(1e-4, description="weight of the total variation")
+    tv: NonNegative = Field(1e-4, description="weight of the total variation, at the end")
+    tv_start: NonNegative = Field(
+        0.015,
+        description="the same at the start; falls with the square of the steps left; 0: constant, as in the paper",
+    )
+
+    start: Literal["normal", "closed-form", "features"] = Field(
+        "normal",
+        description="normal: random; closed-form: at the images that the first Linear layer shows; features: at those "
+        "with the features that reach the last",
+    )
 
     @classmethod
     @override

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.own_model.tensors import one_line, to_array, trained
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.errors import InputError
@@ -23,6 +24,7 @@ __all__ = [
     "Bounds",
     "attack_config",
     "bounds_of",
+    "candidate_records",
     "count",
     "example_count",
     "image_shape",
@@ -34,7 +36,7 @@ __all__ = [
     "on_scale",
     "pairs_of",
     "per_channel",
-    "public_pictures",
+    "pictures",
     "seed_of",
     "wanted",
 ]
@@ -191,16 +193,18 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
 
 def known_labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[int, ...] | None:
     """Return the labels, ascending."""
-    if labels is None:
-        return None
+    return None if labels is None else tuple(sorted(_labels("labels", labels, examples, classes)))
+
+
+def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tuple[int, ...]:
     try:
-        known = tuple(sorted(index(label) for label in labels))
+        known = tuple(index(label) for label in labels)
     except TypeError:
-        raise InputError(f"labels = {labels!r}: whole numbers, one for each example, are wanted") from None
+        raise InputError(f"{name} = {labels!r}: whole numbers, one for each example, are wanted") from None
     if len(known) != examples:
-        raise InputError(f"{len(known)} labels for {examples} examples")
-    if known[0] < 0 or known[-1] >= classes:
-        raise InputError(f"labels {list(known)}: numbers from 0 to {classes - 1} are wanted")
+        raise InputError(f"{len(known)} {name} for {examples} examples")
+    if min(known) < 0 or max(known) >= classes:
+        raise InputError(f"{name} {list(known)}: numbers from 0 to {classes - 1} are wanted")
     return known
 
 
@@ -247,16 +251,27 @@ def on_scale(found: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruct
     return replace(found, attempts=attempts, note="; ".join(text for text in (found.note, clipped) if text))
 
 
-def public_pictures(given: Any, shape: tuple[int, int, int], bounds: Bounds) -> Tensor:
-    """Return public images (M, C, H, W), moved to [0, 1]."""
+def candidate_records(
+    images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: Bounds, config: Any
+) -> Candidates | None:
+    """Return one list of all records for each image of the upload; ``None``: none are given."""
+    if images is None:
+        return None
+    records = pictures("candidates", images, shape, bounds)
+    if labels is None and getattr(config, "labels", "") != "unknown":
+        raise InputError("candidates: give their candidate_labels, too, or the setting labels = 'unknown'")
+    given = _labels("candidate_labels", [0] * len(records) if labels is None else labels, len(records), classes)
+    return Candidates.of_all(records, torch.tensor(given), examples)
+
+
+def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: Bounds) -> Tensor:
+    """Return images (M, C, H, W), moved to [0, 1]."""
     try:
         images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"public_images is not an array of numbers: {one_line(error)}") from None
+        raise InputError(f"{name} is not an array of numbers: {one_line(error)}") from None
     if images.ndim != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
-        raise InputError(
-            f"public_images has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted"
-        )
+        raise InputError(f"{name} has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted")
     if not images.is_floating_point() or not bool(((images >= bounds.low) & (images <= bounds.high)).all()):
-        raise InputError(f"public_images: floating-point numbers from {bounds.low:g} to {bounds.high:g} are wanted")
+        raise InputError(f"{name}: floating-point numbers from {bounds.low:g} to {bounds.high:g} are wanted")
     return ((images - bounds.low) / bounds.width).float()

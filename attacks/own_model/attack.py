@@ -15,6 +15,7 @@ from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.own_model.arguments import (
     attack_config,
     bounds_of,
+    candidate_records,
     count,
     example_count,
     image_shape,
@@ -26,7 +27,7 @@ from fedpriv.attacks.own_model.arguments import (
     on_scale,
     pairs_of,
     per_channel,
-    public_pictures,
+    pictures,
     seed_of,
     wanted,
 )
@@ -65,6 +66,8 @@ def reconstruct(
     std: float | Sequence[float] = 1.0,
     value_range: tuple[float, float] | None = None,
     public_images: Any = None,
+    candidates: Any = None,
+    candidate_labels: Sequence[int] | None = None,
     repeats: Sequence[tuple[Arrays, Arrays]] = (),
     seed: int = 0,
     progress: Progress | None = None,
@@ -100,6 +103,9 @@ def reconstruct(
         public_images: (M, C, H, W) tensor or array with values in that range: images of the same kind, not the
             victims', for attacks that use what images look like; from about a hundred on they say more than nothing,
             thousands are better. ``None``: the adversary has none.
+        candidates: (N, C, H, W) tensor or array with values in that range: records among which the images are, no two
+            alike, for the attack that picks (``attack="candidate"``).
+        candidate_labels: their labels (N,); ``None``: not known, with the attack's setting ``labels="unknown"``.
         repeats: (parameters, upload) of further uploads of the very same batch, in the same forms as ``parameters`` and
             ``upload``: from the same parameters they are averaged, from others matched at once.
         seed: of the random starts.
@@ -150,26 +156,29 @@ def reconstruct(
             (named_vector(earlier, model, f"{where}: parameters"), named_vector(sent, model, f"{where}: upload"))
         )
     known = known_labels(labels, public.examples, logits)
+    about = public.examples, logits, size, bounds, config
+    records = candidate_records(candidates, candidate_labels, *about)
     share = 1 / batch_size if criterion.sums else 1.0
     gradients = [{name: share * value for name, value in sent.items()} for _, sent in pairs]
     try:
         heard = tuple(
-            Observation(place, 0, start, gradient, public, None, known)
+            Observation(place, 0, start, gradient, public, None, known, records)
             for place, ((start, _), gradient) in enumerate(zip(pairs, gradients, strict=True), 1)
         )
     except ValueError as error:
         raise InputError(str(error)) from None
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
-    images = None if public_images is None else public_pictures(public_images, size, bounds)
+    images = None if public_images is None else pictures("public_images", public_images, size, bounds)
     try:
         campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
     except RuntimeError as error:
         raise InputError(f"attack {attack} does not get through the model: {one_line(error)}") from error
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
-    clipped = bounds.touched(campaign.found[0].images)
+    found = campaign.found[0]
+    clipped = "" if found.picked else bounds.touched(found.images)
     if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:
         advice = "which is assumed of the model's inputs; give value_range = (lowest, highest) if that is wrong"
         warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
-    return on_scale(campaign.found[0], bounds, clipped)
+    return on_scale(found, bounds, clipped)

@@ -4,13 +4,13 @@
 """
 
 from fedpriv.attacks.reconstruction.candidates.optimum import Optimum, best_decisions
-from fedpriv.attacks.reconstruction.engine import AttackJob, Heard, run_attack
+from fedpriv.attacks.reconstruction.engine import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model.model import refusal
 from fedpriv.attacks.reconstruction.upload_model.preflight import preflight
-from fedpriv.attacks.reconstruction.upload_model.repeated import other_batches
+from fedpriv.attacks.reconstruction.upload_model.repeated import Heard, OtherBatches, other_batches, stackable
 
 __all__ = [
     "AttackJob",
@@ -18,6 +18,7 @@ __all__ = [
     "Attempt",
     "Heard",
     "Optimum",
+    "OtherBatches",
     "Progress",
     "Reconstruction",
     "best_decisions",
@@ -25,4 +26,5 @@ __all__ = [
     "preflight",
     "refusal",
     "run_attack",
+    "stackable",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     Loss,
     Network,
@@ -22,17 +22,15 @@ from fedpriv.attacks.reconstruction.matching.memory import MEASURED, chunks
 from fedpriv.attacks.reconstruction.results import Attempt, Outcome, Reconstruction
 from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.repeated import join
+from fedpriv.attacks.reconstruction.upload_model.repeated import Heard, OtherBatches, join, stack, uploads_of
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.errors import InputError, printable
 from fedpriv.gradients.operator import first_line
 from fedpriv.registry import ATTACKS
 
-__all__ = ["AttackJob", "Heard", "run_attack"]
+__all__ = ["AttackJob", "run_attack"]
 
-Heard = Observation | tuple[Observation, ...]
-"""One upload, or several of the very same batch."""
-
+NO_STACK = "{} matches one batch; uploads of other batches can only be stacked by closed_form"
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
 
 
@@ -43,8 +41,8 @@ class AttackJob:
     Attributes:
         name: a name in :data:`ATTACKS`.
         observations: what was heard; of one data set and network. Put all of them in one job: that is much faster than
-            one job each. A tuple is one victim: several uploads of the very same batch (see
-            ``upload_model.repeated``); its result bears round and client of the first.
+            one job each. A tuple is one victim, several uploads of the very same batch, and so are
+            :class:`OtherBatches` (see ``upload_model.repeated``); its result bears round and client of the first.
         model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
         config: the attack's settings.
         seed: from which random starts are drawn, with round, client and restart.
@@ -83,10 +81,9 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     if not job.observations:
         return []
     network = Network(job.model, job.loss)
-    groups = [heard if isinstance(heard, tuple) else (heard,) for heard in job.observations]
-    observations = [observation for group in groups for observation in group]
+    observations = [observation for heard in job.observations for observation in uploads_of(heard)]
     prepared = iter(prepare_victims(observations, network.names, network.device))
-    victims = [join([next(prepared) for _ in group]) for group in groups]
+    victims = [_together(attack, heard, [next(prepared) for _ in uploads_of(heard)]) for heard in job.observations]
     _same_scene([observation.settings for observation in observations])
     dtype = next(iter(victims[0].parameters.values())).dtype
     scene = Scene.of(network, observations[0].settings, dtype, job.public_images)
@@ -108,6 +105,15 @@ def _attack(job: AttackJob) -> type[AttackSettings]:
     if type(job.config) is not attack:
         raise AttackRefused(f"attack {job.name} takes {attack.__name__}; given {type(job.config).__name__}")
     return attack
+
+
+def _together(attack: type[AttackSettings], heard: Heard, victims: Sequence[Victim]) -> Victim:
+    """One victim of what was heard as one."""
+    if not isinstance(heard, OtherBatches):
+        return join(victims)
+    if not attack.stacks:
+        raise AttackRefused(NO_STACK.format(attack.name))
+    return stack(victims, heard.observations[0].settings.client_examples)
 
 
 def _same_scene(settings: Sequence[PublicSettings]) -> None:
@@ -182,7 +188,8 @@ def _check(attack: type[AttackSettings], scene: Scene, outcome: Outcome, shape: 
 
 
 def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:
-    images, labels = scene.to_unit_scale(outcome.images), outcome.labels.cpu()
+    images = [scene.to_unit_scale(row) for row in outcome.images]
+    labels = [row.cpu() for row in outcome.labels]
     losses: list[float] = outcome.losses.detach().cpu().double().tolist()
     iterations: list[int] = outcome.iterations.tolist()
     return [_attempt(images[row], labels[row], losses[row], iterations[row]) for row in range(len(losses))]

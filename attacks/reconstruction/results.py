@@ -12,15 +12,15 @@ class Outcome:
     """Where an attack's rows ended, before the results are sorted by victim.
 
     Attributes:
-        images: (N, B, C, H, W), normalised.
-        labels: int64 (N, B).
+        images: (N, B, C, H, W), normalised; or of each row (B, C, H, W), where their numbers differ.
+        labels: int64 (N, B), or of each row (B,).
         losses: (N,), the attack's own objective at these images.
         iterations: int64 (N,).
         notes: one a row, may be empty.
     """
 
-    images: Tensor
-    labels: Tensor
+    images: Tensor | tuple[Tensor, ...]
+    labels: Tensor | tuple[Tensor, ...]
     losses: Tensor
     iterations: Tensor
     notes: tuple[str, ...]

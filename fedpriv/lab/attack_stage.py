@@ -4,15 +4,12 @@ The adversary gets observations and public settings. What knows the truth is in 
 referee, and nothing of it flows back.
 """
 
-import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
@@ -22,14 +19,17 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
     AttackJob,
     AttackRefused,
-    Optimum,
+    Heard,
+    OtherBatches,
     best_decisions,
     other_batches,
+    stackable,
 )
 from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
+from fedpriv.lab.attack_pictures import png, save_pictures
 from fedpriv.lab.rates import leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
     Target,
@@ -46,7 +46,7 @@ from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
 from fedpriv.records import LeakageRate, Score
 from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder, picture_name
+from fedpriv.runs import RunFolder
 from fedpriv.server.released import rounds_of
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
@@ -105,18 +105,30 @@ class Leakage:
 
 @dataclass(frozen=True, eq=False)
 class _Heard:
-    """One observation, and what only the referee may know of it; ``more``: other uploads of the same examples."""
+    """One observation, and what only the referee may know of it.
+
+    ``more``: other uploads of the same examples. ``stacked``: uploads of other batches of the client's, this one first;
+    the truth is then all images that are in any of them.
+    """
 
     target: Target
     kind: str
     observation: Observation
     truth: Truth
     more: tuple[Observation, ...] = ()
+    stacked: tuple["_Heard", ...] = ()
 
     @property
-    def uploads(self) -> Observation | tuple[Observation, ...]:
-        """What an attack is given: one upload, or several of the same examples."""
+    def uploads(self) -> Heard:
+        """What an attack is given: one upload, several of the same examples, or several of other batches."""
+        if self.stacked:
+            return OtherBatches(tuple(member.observation for member in self.stacked))
         return (self.observation, *self.more) if self.more else self.observation
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What is attacked with it."""
+        return tuple(member.target for member in self.stacked) or (self.target,)
 
 
 def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
@@ -160,7 +172,10 @@ def _attack_observations(
     for name in surplus(folder, recorded):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, threat, leakage, progress) if allowed else ([], leakage)
+    heard, leakage = _with_best_decisions(world, heard, leakage, progress)
+    stacks: list[_Heard] = []
     if world.experiment.adversary.join_uploads:
+        stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
         heard, leakage = _joined(heard, leakage, progress)
     # The test images are public in this laboratory; no client has any of them.
     images = world.dataset.x_test.float() / 255
@@ -169,6 +184,8 @@ def _attack_observations(
     attacked: dict[Target, _Heard] = {}
     for attack in allowed if heard else ():
         suited = [upload for upload in heard if _suits(attack, upload.target)]
+        if ATTACKS[attack.name].stacks:
+            suited = _with_stacks(suited, stacks)
         if not suited:
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
@@ -176,27 +193,26 @@ def _attack_observations(
         campaign = _campaign(world, attack, suited, known, progress)
         for number, result in campaign.found.items():
             upload = suited[number]
-            attacked[upload.target] = upload
+            attacked |= dict.fromkeys(upload.targets, upload)
             note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
             result = replace(result, attack=attack.label, note=note)
             threshold = world.experiment.adversary.success_ssim
             scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
             leakage = leakage.plus(scored)
-            _save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
+            save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
         if campaign.found:
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
             leakage = leakage.refused(text, progress)
     progress.stage("scoring and writing the report")
-    for upload in attacked.values():
+    for upload in {id(upload): upload for upload in attacked.values()}.values():
         scored = score_guesses(public, upload.truth, world.dataset.std)
         leakage = leakage.plus(scored)
-        _save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
-        _save_pictures(folder, "guess-class", upload.truth, scored.pictures)
+        save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
+        save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
-        folder.write_bytes(f"reconstructions/{guess.name}.png", _png(guess.image))
-    leakage = _with_best_decisions(world, leakage, [each for each in heard if each.target in attacked], progress)
+        folder.write_bytes(f"reconstructions/{guess.name}.png", png(guess.image))
     missed = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
@@ -253,9 +269,7 @@ def _heard(
 
 def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
     """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
-    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
-    for upload in heard:
-        groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
+    groups = _groups(heard)
     if all(len(members) == 1 for members in groups.values()):
         return list(heard), leakage.refused("adversary.join_uploads: no client was heard more than once", progress)
     reasons = {
@@ -268,10 +282,40 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
     for key, members in groups.items():
         if reasons[key] is None:
             # All that was heard of the images up to the last of these rounds.
-            known = replace(members[0].truth, releases=members[-1].truth.releases)
+            known = replace(members[0].truth, releases=members[-1].truth.releases, optima=None)
             members = [replace(members[0], truth=known, more=tuple(upload.observation for upload in members[1:]))]
         joined += members
     return joined, leakage
+
+
+def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], list[_Heard]]:
+    """What was heard of the same clients, in the same way."""
+    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
+    for upload in heard:
+        groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
+    return groups
+
+
+def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
+    """Each client's uploads of other batches, as one."""
+    groups = [members for members in _groups(heard).values() if stackable([one.observation for one in members])]
+    return [replace(members[0], truth=_union(members), stacked=tuple(members)) for members in groups]
+
+
+def _union(members: Sequence[_Heard]) -> Truth:
+    """All images that are in any of the uploads, each once, as of the last upload that it is in; numbered anew."""
+    truths = [member.truth for member in members]
+    images, labels = (torch.cat([getattr(each, name) for each in truths]) for name in ("images", "labels"))
+    used = [count for each in truths for count in each.releases or ()]
+    rows = list({image.cpu().numpy().tobytes(): number for number, image in enumerate(images)}.values())
+    releases = tuple(used[row] for row in rows) if len(used) == len(images) else None
+    return replace(truths[0], images=images[rows], labels=labels[rows], owners=None, releases=releases, optima=None)
+
+
+def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
+    """Stacks in place of the uploads that are in them."""
+    inside = {(target, stack.kind) for stack in stacks for target in stack.targets}
+    return [*(upload for upload in heard if (upload.target, upload.kind) not in inside), *stacks]
 
 
 def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
@@ -287,35 +331,29 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     return kinds
 
 
-def _with_best_decisions(world: World, leakage: Leakage, heard: Sequence[_Heard], progress: Progress) -> Leakage:
-    """Add to the scores of protected uploads how often the best decision among the candidates is right."""
-    heard = [upload for upload in heard if upload.kind == PROTECTED and not upload.more]
-    if not world.experiment.adversary.best_decision or not world.experiment.mechanism.protects or not heard:
-        return leakage
+def _with_best_decisions(
+    world: World, heard: Sequence[_Heard], leakage: Leakage, progress: Progress
+) -> tuple[list[_Heard], Leakage]:
+    """Have the referee know how often the best decision among the candidates of each protected upload is right."""
+    protected = [upload for upload in heard if upload.kind == PROTECTED]
+    if not world.experiment.adversary.best_decision or not world.experiment.mechanism.protects or not protected:
+        return list(heard), leakage
     progress.stage("computing the best decision among the candidates")
-    found: dict[tuple[int, int, int], Optimum] = {}
-    for upload in heard:
-        listed = candidates(world, upload.target, upload.truth)
+    known = {}
+    for upload in protected:
+        listed, truth = candidates(world, upload.target, upload.truth), upload.truth
         if listed is None:
             continue
-        known = upload.truth
+        about = world.model, upload.observation, listed, truth.images, truth.labels, world.experiment.seed
         try:
-            optima = best_decisions(
-                world.model, upload.observation, listed, known.images, known.labels, world.experiment.seed
-            )
+            known[upload.target] = replace(truth, optima=tuple(best_decisions(*about)))
         except AttackRefused as error:
-            return leakage.refused(f"best decision: {error}", progress)
-        for number, optimum in enumerate(optima):
-            client, place = known.place(number)
-            found[known.round, client, place] = optimum
-    scores = tuple(_with_best(score, found.get(score.victim)) for score in leakage.scores)
-    return replace(leakage, scores=scores)
-
-
-def _with_best(score: Score, optimum: Optimum | None) -> Score:
-    if optimum is None or score.upload != PROTECTED:
-        return score
-    return replace(score, best=optimum.right / optimum.draws, draws=optimum.draws)
+            return list(heard), leakage.refused(f"best decision: {error}", progress)
+    told = [
+        replace(upload, truth=known[upload.target]) if upload.kind == PROTECTED and upload.target in known else upload
+        for upload in heard
+    ]
+    return told, leakage
 
 
 def _campaign(
@@ -350,19 +388,3 @@ def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
 
 def _about(score: Score) -> tuple[str, str, int, int, int]:
     return score.attack, score.upload, score.round, score.client, score.image
-
-
-def _save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
-    """Write images (C, H, W) on [0, 1] as PNG, numbered where a client has several."""
-    sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
-    for number, image in pictures.items():
-        client, place = known.place(number)
-        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None)
-        folder.write_bytes(f"reconstructions/{name}", _png(image))
-
-
-def _png(image: Tensor) -> bytes:
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-    return buffer.getvalue()

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from fedpriv.accounting import Ceiling, Release, ceilings
-from fedpriv.attacks.intervals import rate_interval
+from fedpriv.attacks.intervals import best_interval, rate_interval
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Interval, LeakageRate, Score
 from fedpriv.world import World
@@ -196,5 +196,4 @@ def _best(scores: Sequence[Score]) -> Interval | None:
     if not draws or any(score.best is None for score in scores):
         return None
     right = round(sum((score.best or 0.0) * score.draws for score in scores))
-    ends = binomtest(right, draws).proportion_ci(0.95, method="exact")
-    return Interval(right / draws, float(ends.low), float(ends.high), 0.95)
+    return best_interval(right, draws)

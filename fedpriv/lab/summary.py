@@ -193,6 +193,8 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         return ["No attack was run, so nothing is said about what the uploads leak."]
     bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
     mechanism = experiment.mechanism.name
+    if bare is None and protected is None and any(score.picked for score in scores):
+        return []  # nothing was reconstructed
     if bare is None and protected is None:
         threat = threat_model(experiment.adversary)
         if not threat.grants_uploads:

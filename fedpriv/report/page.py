@@ -1,6 +1,7 @@
 """The page: a view and its plots, put into report.html. Everything is escaped; nothing is loaded from anywhere."""
 
 import base64
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -197,6 +198,9 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
     score = candidate.score
     if score is None:
         return [("Scores", "n/a")]
+    if score.picked:
+        probability = "n/a" if score.loss is None else numbers.percent(math.exp(-score.loss))
+        return [("Probability", probability)]
     rows = [
         ("SSIM", numbers.decimal(score.ssim)),
         ("PSNR", numbers.decibel(score.psnr)),

@@ -181,6 +181,8 @@ def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
 
 def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
     bare, shielded = recovered(scores, "unprotected"), recovered(scores, "protected")
+    if bare is None and shielded is None and any(score.picked for score in scores):
+        return _told(view)
     if bare is None and shielded is None:
         done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
         remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."

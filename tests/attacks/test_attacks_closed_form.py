@@ -117,10 +117,15 @@ def test_what_a_victim_yields_does_not_depend_on_the_others() -> None:
 
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, Any], str]] = {
     "no Linear first layer": (lenet, 1, {}, "first layer multiplies the image itself"),
-    "a mixture without zeros": (lambda: mlp("sigmoid", (400,)), 3, {}, "mixture of 3 examples"),
-    "a mixture with noise": (
-        lambda: mlp("relu", (400,)), 2, {"mechanism": {"name": "gaussian", "sigma": 0.1, "clip_norm": 1.0}},
-        "mixture of 2 examples",
+    "more examples than outputs": (lambda: mlp("sigmoid", (6,)), 8, {}, "of 6 outputs has the full rank 6"),
+    "a batch below the noise": (
+        lambda: mlp("relu", (400,)), 2, {"mechanism": {"name": "gaussian", "sigma": 3.0, "clip_norm": 1.0}},
+        "no image of the batch stands above the noise",
+    ),
+    "a batch clipped by layers": (
+        lambda: mlp("relu", (400,)), 2,
+        {"mechanism": {"name": "gaussian", "sigma": 0.1, "clip_norm": 1.0, "clipping": "layer"}},
+        "on one scale with its weight",
     ),
     "blocks of a size": (
         mlp, 1, {"mechanism": {"name": "vmf", "kappa": 9.0, "blocks": "size:100"}}, "blocks of a size"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedpriv.attacks.reconstruction.matching.coordinates import coordinates_of
 from fedpriv.attacks.reconstruction.priors import CHANNELS, NEIGHBOURS
-from fedpriv.attacks.reconstruction.recipes.coordinates import coordinates_of
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 24, 32)])

@@ -1,11 +1,18 @@
 """Distances and total variation against numpy."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from fedpriv.attacks.reconstruction.matching.distances import (
+    angle,
+    opponent_variation,
+    squared_distance,
+    total_variation,
+)
 from fedpriv.attacks.reconstruction.matching.matcher import Comparison
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel
 from fedpriv.mechanisms.none import NoMechanism
@@ -106,3 +113,32 @@ def test_total_variation_for_any_number_of_channels(channels: int, size: tuple[i
         across, down = np.abs(np.diff(picture, axis=-1)), np.abs(np.diff(picture, axis=-2))
         wanted = sum(float(part.mean()) for part in (across, down) if part.size)
         assert total_variation(images)[row].item() == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+@pytest.mark.parametrize(("size", "examples"), [((4, 3), 1), ((3, 5), 2), ((1, 4), 1), ((1, 1), 1)])
+def test_opponent_variation_pixel_by_pixel(channels: int, size: tuple[int, int], examples: int) -> None:
+    images = torch.randn(2, examples, channels, *size, generator=torch.Generator().manual_seed(0)).double()
+    height, width = size
+    for row in range(2):
+        lengths = []
+        for picture in images[row].tolist():
+            planes = [
+                *picture,
+                *(np.subtract(picture[i], picture[j]) for i in range(channels) for j in range(i + 1, channels)),
+            ]
+            for plane in planes:
+                for i in range(height):
+                    for j in range(width):
+                        across = plane[i][j + 1] - plane[i][j] if j + 1 < width else 0.0
+                        down = plane[i + 1][j] - plane[i][j] if i + 1 < height else 0.0
+                        lengths.append(math.sqrt(across**2 + down**2 + 1e-8))
+        assert opponent_variation(images)[row].item() == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)
+
+
+def test_opponent_variation_has_a_gradient_everywhere() -> None:
+    flat = torch.zeros(1, 1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(opponent_variation(flat).sum(), flat)
+    assert not bool(gradient.any())
+    images = torch.randn(1, 2, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.autograd.gradcheck(opponent_variation, images.requires_grad_())

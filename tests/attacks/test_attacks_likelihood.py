@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.posterior.label_evidence import open_labels
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
@@ -257,4 +257,4 @@ def test_a_mechanism_that_no_attack_knows(batch: int) -> None:
     assert can_be_gated(scene, victim)
     assert len(open_labels(scene, [victim])[0]) >= 1
     if batch == 1:
-        assert float((read_images(scene, [victim])[0] - x).square().mean()) < 0.05
+        assert float((read_starts(scene, [victim])[0].images - x).square().mean()) < 0.05

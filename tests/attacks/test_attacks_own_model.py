@@ -191,7 +191,8 @@ def test_attention_can_be_attacked(attack: str, count: int) -> None:
         for steps in (1, 15)
     )  # fmt: skip
     assert begun.loss is not None and found.loss is not None
-    assert found.loss < begun.loss
+    # Where features of the last layer are exact, map begins at the end.
+    assert found.loss <= begun.loss if attack == "map" else found.loss < begun.loss
 
 
 def test_without_normalisation_images_are_what_the_model_sees() -> None:

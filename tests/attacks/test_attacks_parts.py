@@ -1,6 +1,7 @@
 """Parts of attacks: each does what it says, all combine, and what is kept has the loss that is reported."""
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -31,14 +32,15 @@ from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching.coordinates import coordinates_of
 from fedpriv.attacks.reconstruction.priors import fit_prior
-from fedpriv.attacks.reconstruction.recipes.coordinates import coordinates_of
-from fedpriv.attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, STARTS, Recipe
+from fedpriv.attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, SIGNS, STARTS, Recipe, annealed, warmed
+from fedpriv.attacks.reconstruction.recipes.problem import Problem
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.registry import ATTACKS
 
-OPTIMISERS = ("lbfgs", "adam", "signed-adam")
+OPTIMISERS = ("lbfgs", "adam", "signed-adam", "soft-signed-adam")
 VARIABLES = ("pixels", "decorrelated")
 PLAIN = ("squared-distance", "cosine")  # the likelihood has tests of its own
 PUBLIC = digits()[0][800:]
@@ -117,14 +119,14 @@ def test_a_heavy_prior_decides(prior: str) -> None:
     """With next to all the weight on it, images end where the prior alone has its least value."""
     model = mlp("tanh")
     heard, truth, _ = observe_digits(model, 2)
-    weights = {"tv": 0.0, "public_mean": 0.0, "gaussian": 0.0, prior: 1e4}
-    optimiser = "adam" if prior == "tv" else "lbfgs"
+    weights = {"tv": 0.0, "public_mean": 0.0, "gaussian": 0.0, "opponents": 0.0, prior: 1e4}
+    optimiser = "adam" if prior in ("tv", "opponents") else "lbfgs"
     config = CustomSettings(optimiser=optimiser, box=False, iterations=400, learning_rate=0.05, **weights)
     found = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     mean = PUBLIC[torch.arange(len(PUBLIC)) % 5 != 4].mean(dim=0)
     fitted = fit_prior(normalise(PUBLIC))
     for one in found:
-        if prior == "tv":
+        if prior in ("tv", "opponents"):
             assert float(one.images.std()) < 0.02  # no edges at all
         elif prior == "public_mean":
             assert float((one.images - mean).abs().max()) < 0.05
@@ -187,6 +189,27 @@ def test_the_schedule_in_steps_is_that_of_torch(steps: int) -> None:
     assert {SCHEDULES["constant"](done, steps) for done in range(steps)} == {1.0}
 
 
+@pytest.mark.parametrize(("start", "end", "steps"), [(0.05, 1e-3, 10), (0.0, 1e-4, 3), (1e-2, 0.0, 7), (1e-5, 1e-2, 5)])
+def test_weights_fall_with_the_square_of_the_steps_left(start: float, end: float, steps: int) -> None:
+    weights = [annealed(start, end, done, steps) for done in range(steps + 1)]
+    assert weights == pytest.approx([max(end, start * ((steps - done) / steps) ** 2) for done in range(steps + 1)])
+    assert (weights[0], weights[-1]) == (max(start, end), end)
+
+
+def test_the_rate_rises_to_the_schedule_and_stays() -> None:
+    assert [warmed(done, 4) for done in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert warmed(0, 0) == 1.0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 1e-3])
+def test_soft_signs_are_gradients_cut(share: float) -> None:
+    gradients = torch.tensor([0.0, 1e-9, -1e9, 0.3], dtype=torch.float64)
+    wanted = [math.tanh(share * value) / share for value in gradients.tolist()]
+    assert SIGNS["soft-signed-adam"](gradients, share).tolist() == pytest.approx(wanted)
+    assert SIGNS["signed-adam"](gradients, share).tolist() == [0.0, 1.0, -1.0, 1.0]
+    assert SIGNS["adam"](gradients, share) is gradients
+
+
 def test_starts_are_where_they_say() -> None:
     """Uniform over the pixels' range, around the public mean, and at the image of the closed form."""
     model = mlp("tanh")
@@ -202,9 +225,13 @@ def test_starts_are_where_they_say() -> None:
     assert float((sorted_values - torch.linspace(0, 1, len(sorted_values))).abs().max()) < 0.03
     around = STARTS["public-mean"](scene, rows, numbers)
     torch.testing.assert_close(around.mean(dim=(0, 1)), scene.prior.mean.view(1, 8, 8), atol=0.06, rtol=0)
-    read = STARTS["closed-form"](scene, rows, numbers) * STD + MEAN
+    problem = Problem(Recipe("cosine", "adam", start="closed-form"), scene, rows, CustomSettings())
+    read = problem.start("closed-form", rows, numbers) * STD + MEAN
     torch.testing.assert_close(read[[0, 40]], truth, atol=1e-5, rtol=0)
     assert float((read[1:40] - truth[0]).flatten(1).std(dim=1).min()) > 0.01  # other restarts start elsewhere
+    patterned = STARTS["patterned"](scene, rows, numbers)
+    for down, across in itertools.product((0, 4), (0, 4)):
+        assert torch.equal(patterned[..., down : down + 4, across : across + 4], numbers[..., :4, :4])
 
 
 def test_a_start_that_cannot_be_had_is_one_line() -> None:

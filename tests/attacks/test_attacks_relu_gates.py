@@ -7,7 +7,7 @@ from attack_victims import MEAN, STD, digits, lenet, mlp, normalise, observe_dig
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
 from fedpriv.attacks.reconstruction.posterior.relu_gates import (
     Gated,
@@ -83,7 +83,7 @@ def test_the_upload_tells_the_units() -> None:
     model = mlp("relu", hidden=(128, 128))
     scene, victims, truth, labels = prepared(model, mechanism=NOISY)
     whitening = Whitening(scene.prior, scene.shape)
-    begin = whitening.coordinates(torch.stack(read_images(scene, victims)))
+    begin = whitening.coordinates(torch.stack([start.images for start in read_starts(scene, victims)]))
     ended = read_gated(scene, victims, labels, begin, 200, 0.05)
 
     def wrong(images: Tensor) -> int:

@@ -16,6 +16,7 @@ KNOBS = {
     "knows_batch_size": Access.BATCH_SIZE,
     "knows_labels": Access.LABELS,
     "knows_public_data": Access.PUBLIC_DATA,
+    "knows_candidates": Access.CANDIDATES,
 }
 LISTENING = (Access.PARAMETERS, Access.UPLOADS, Access.SUM, Access.ACTIVE)
 

@@ -292,6 +292,7 @@ def test_a_copy_inside_the_run_is_refused(run: Path) -> None:
         (None, (), (), ("adversary.knows_labels=true",), "an existing run keeps its settings"),
         (None, (), (), ("adversary.success_ssim=0.1",), "an existing run keeps its settings"),
         (None, (), (), ("iga.tv=1",), "write adversary.iga.tv"),
+        (None, ("igaa",), (), (), "attack 'igaa' is not known; did you mean iga?"),
         (None, (), (), ("adversary.iga.tvv=1",), "did you mean adversary.iga.tv?"),
         (None, ("dlg",), (), ("adversary.iga.tv=1",), "iga is not among the attacks to make: dlg"),
     ],

@@ -86,3 +86,30 @@ def test_nothing_to_join_is_told(tmp_path: Path, data: Path) -> None:
     summary = run(tmp_path / "run", data, join_uploads=True, rounds=[2])
     assert any("no client was heard more than once" in text for text in summary.warnings)
     assert len(errors(tmp_path / "run")) == 3
+
+
+def test_rounds_of_other_batches_are_stacked_for_the_closed_form(tmp_path: Path, data: Path) -> None:
+    """Three images in batches of two: one victim with all three; gradient matching takes each round by itself."""
+    federation = {"clients": 1, "rounds": 6}
+    settings = experiment(
+        data={"name": "npz", "path": str(data)},
+        federation=federation,
+        model={"hidden": [64]},
+        training={"batch_size": 2, "learning_rate": 0.01},
+        mechanism={"name": "none"},
+        adversary={
+            "attacks": ["closed_form", "iga"],
+            "rounds": [1, 2, 3, 4, 5, 6],
+            "victims": 1,
+            "join_uploads": True,
+            "iga": {"iterations": 1},
+        },
+    )
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    every = lines(tmp_path / "run")
+    stacked = [line for line in every if line["attack"] == "closed_form"]
+    assert sorted((line["round"], line["image"]) for line in stacked) == [(1, 0), (1, 1), (1, 2)]
+    assert max(line["mse"] for line in stacked) < 1e-8
+    assert all(line["label_correct"] for line in stacked)
+    assert len([line for line in every if line["attack"] == "iga"]) == 12
+    assert summary.status == "completed"

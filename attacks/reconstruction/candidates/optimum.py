@@ -49,6 +49,11 @@ class Optimum:
     right: int
     draws: int
 
+    @property
+    def share(self) -> float:
+        """Of the draws."""
+        return self.right / self.draws
+
 
 @dataclass(frozen=True, eq=False)
 class _Question:

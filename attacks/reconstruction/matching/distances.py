@@ -3,11 +3,14 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.matcher import Comparison
 
-__all__ = ["angle", "squared_distance", "total_variation"]
+__all__ = ["angle", "opponent_variation", "squared_distance", "total_variation"]
+
+SMALLEST = 1e-8  # added to squared differences: the root of zero has no derivative
 
 
 def squared_distance(comparison: Comparison) -> Tensor:
@@ -30,6 +33,25 @@ def angle(comparison: Comparison) -> Tensor:
     zero = lengths == 0
     cosines = comparison.dot / torch.where(zero, 1.0, lengths).sqrt()
     return (1 - torch.where(zero, 0.0, cosines)).mean(dim=1)
+
+
+def opponent_variation(images: Tensor) -> Tensor:
+    """Mean length of the differences (across, down) of neighbours, in each channel and each difference of two channels.
+
+    Colours that change where brightness does not count too (double opponents, Åström and Schnörr 2016, as used by
+    Geiping's breaching). Nothing changes beyond the border.
+
+    Args:
+        images: (N, B, C, H, W), any C; of one channel there are no differences.
+
+    Returns:
+        (N,).
+    """
+    first, second = torch.triu_indices(images.shape[2], images.shape[2], 1, device=images.device)
+    planes = torch.cat([images, images[:, :, first] - images[:, :, second]], dim=2)
+    across = F.pad(planes.diff(dim=4), (0, 1))
+    down = F.pad(planes.diff(dim=3), (0, 0, 0, 1))
+    return (across.square() + down.square() + SMALLEST).sqrt().mean(dim=(1, 2, 3, 4))
 
 
 def total_variation(images: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ coordinates in which the prior is standard normal: where the upload says nothing
 pixels that belong together average the noise. Two things keep the search away from local optima. The likelihood's share
 grows from where it just moves the start to its full weight, as if the noise fell from large to its true level. And
 kinks of the network are smoothed at first (``posterior.smoothing``). Where a first Linear
-layer gives the images in closed form, the last part of the search, with the network as it is, starts there too. A
+layer gives the images in closed form, or the last one a batch's features, the last part of the search, with the network
+as it is, starts there too. A
 sharper part counts only where it gains more than noise would explain: kinks offer many narrow peaks, and the highest is
 not where most of the probability lies. The most probable of all starts' results is kept.
 
@@ -27,10 +28,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.first_layer.closed_form import run_closed_form
+from fedpriv.attacks.reconstruction.features.inversion import read_feature_starts
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT
 from fedpriv.attacks.reconstruction.matching.memory import chunks
 from fedpriv.attacks.reconstruction.posterior.label_evidence import likely_labels, open_labels
@@ -80,7 +81,7 @@ def run_map(
         return tell
 
     starts = _starts(scene, rows, images, logits)
-    read = _closed_form(scene, rows, images, logits)
+    read = _found(scene, rows)
     settled: list[Ended] = []
     readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
     for part in _parts(scene, [*readable, *_mirrored(scene, readable)]):
@@ -165,32 +166,29 @@ def _likely(scene: Scene, starts: Sequence[Start]) -> list[Start]:
     ]
 
 
-def _closed_form(
-    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Coordinates (B, C, H, W) and labels (B,) of the victims, by their ids, whose first layer can be read."""
+def _found(scene: Scene, rows: Sequence[Victim]) -> dict[int, tuple[Tensor, Tensor | None]]:
+    """Coordinates (B, C, H, W) and labels (B,) of the victims, by their ids, whose first or last layer can be read."""
     whitening = Whitening(scene.prior, scene.shape)
-    starts: dict[int, tuple[Tensor, Tensor]] = {}
-    for model in {victim.model: None for victim in rows}:
-        numbers = list({id(victim): row for row, victim in enumerate(rows) if victim.model == model}.values())
-        victims = [rows[row] for row in numbers]
-        try:
-            read = run_closed_form(scene, victims, images[numbers], logits[numbers], ClosedFormSettings(), _silent)
-        except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
-            continue
-        coordinates = whitening.coordinates(read.images)
-        starts |= {id(victim): (coordinates[number], read.labels[number]) for number, victim in enumerate(victims)}
+    starts: dict[int, tuple[Tensor, Tensor | None]] = {}
+    for victim in _distinct(rows):
+        for read in (read_starts, read_feature_starts) if victim.model.examples > 1 else (read_starts,):
+            try:
+                (found,) = read(scene, [victim])
+            except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
+                continue
+            starts[id(victim)] = whitening.coordinates(found.images), found.labels
+            break
     return starts
 
 
-def _there(starts: Sequence[Start], read: Mapping[int, tuple[Tensor, Tensor]]) -> list[Start]:
+def _there(starts: Sequence[Start], read: Mapping[int, tuple[Tensor, Tensor | None]]) -> list[Start]:
     """The starts at images in closed form; a batch's labels are in their order, a single one is tried as it was."""
     there = []
     for start in starts:
         if id(start.victim) in read:
             coordinates, labels = read[id(start.victim)]
-            single = start.labels is not None and len(start.labels) == 1
-            there.append(replace(start, coordinates=coordinates, labels=start.labels if single else labels))
+            keep = labels is None or (start.labels is not None and len(start.labels) == 1)
+            there.append(replace(start, coordinates=coordinates, labels=start.labels if keep else labels))
     return there
 
 

@@ -2,20 +2,22 @@
 
 - L-BFGS, as in DLG: unbounded, in float64 where the device has that: near a match the distance is a small difference of
   large numbers.
-- Adam on the gradient or on its sign, as in Inverting Gradients: elementwise, so that rows stay apart.
+- Adam on the gradient or on its sign, as in Inverting Gradients: elementwise, so that rows stay apart. Weights of
+  priors may fall from step to step; the losses that are compared and reported are those with the weights at the end.
 
 Of each row the iterate with the lowest loss of its own is kept.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
-from fedpriv.attacks.reconstruction.recipes.lbfgs import minimise
-from fedpriv.attacks.reconstruction.recipes.parts import SCHEDULES, Recipe
+from fedpriv.attacks.reconstruction.matching.lbfgs import minimise
+from fedpriv.attacks.reconstruction.recipes.parts import SCHEDULES, SIGNS, Recipe, warmed
 from fedpriv.attacks.reconstruction.recipes.problem import Problem
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
@@ -39,12 +41,13 @@ def run_recipe(
         rows: the victim of each row.
         images: standard normal numbers (N, B, C, H, W), from which the starts are made.
         logits: starts of the labels' logits (N, B, classes), for rows whose labels are optimised.
-        config: iterations, for Adam learning_rate, and the weight of each prior.
+        config: iterations, for Adam learning_rate, the weight of each prior, and the start, where it is a setting.
         report: told how it goes.
 
     Raises:
         AttackRefused: a part cannot be used on these uploads.
     """
+    recipe = replace(recipe, start=getattr(config, "start", recipe.start))
     problem = Problem(recipe, scene, rows, config)
     start = problem.start(recipe.start, rows, images)
     if recipe.optimiser == "lbfgs":
@@ -87,7 +90,7 @@ class _Points:
         if not torch.equal(index.cpu(), self._index):
             self._index, self._problem = index.cpu(), self._all.select(index)
         leaf = points.detach().requires_grad_()
-        values = self._problem.losses(*self.split(leaf))
+        values = self._problem.losses(*self.split(leaf), self._problem.weights(1, 1))
         (gradients,) = torch.autograd.grad(values.sum(), leaf)
         return values.detach(), gradients
 
@@ -111,19 +114,21 @@ def _size(rows: Sequence[Victim], objective: str) -> Tensor:
 def _adam(problem: Problem, variables: Tensor, logits: Tensor, config: Any, recipe: Recipe, report: Report) -> Outcome:
     variables, logits = variables.clone(), logits.clone()
     adam = torch.optim.Adam([variables, logits], lr=config.learning_rate)
-    factor, signs = SCHEDULES[recipe.schedule], recipe.optimiser == "signed-adam"
+    steps, factor, signs = config.iterations, SCHEDULES[recipe.schedule], SIGNS[recipe.optimiser]
+    warm_up, last = getattr(config, "warm_up", 0), problem.weights(1, 1)
     best = Best(variables, logits)
-    evaluate = Evaluator(problem.losses, config.iterations)
-    for step in range(config.iterations):
-        adam.param_groups[0]["lr"] = config.learning_rate * factor(step, config.iterations)
-        losses, gradients = evaluate(variables, logits)
-        best.keep(losses, variables, logits)
-        variables.grad, logits.grad = (gradient.sign() if signs else gradient for gradient in gradients)
+    evaluate = Evaluator(problem.losses, steps)
+    for step in range(steps):
+        adam.param_groups[0]["lr"] = config.learning_rate * warmed(step, warm_up) * factor(step, steps)
+        weights = problem.weights(step, steps)
+        losses, (*gradients, penalties) = evaluate(variables, logits, weights)
+        best.keep(losses + ((last - weights) * penalties).sum(dim=1), variables, logits)
+        variables.grad, logits.grad = (signs(gradient, 1 - step / steps) for gradient in gradients)
         adam.step()
         variables.copy_(problem.project(variables))
         report(step + 1, best.losses)
-    best.keep(problem.losses(variables, logits).detach(), variables, logits)
-    iterations = torch.full((len(variables),), config.iterations)
+    best.keep(problem.losses(variables, logits, last).detach(), variables, logits)
+    iterations = torch.full((len(variables),), steps)
     images, labels = problem.images(best.variables), problem.labels.final(best.logits)
     notes = tuple("; ".join(text for text in (note, evaluate.note) if text) for note in problem.labels.notes)
     return Outcome(images, labels, best.losses, iterations, notes)

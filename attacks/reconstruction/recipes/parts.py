@@ -12,17 +12,26 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.first_layer.closed_form import read_images
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
+from fedpriv.attacks.reconstruction.features.inversion import read_feature_starts
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
+from fedpriv.attacks.reconstruction.matching.distances import (
+    angle,
+    opponent_variation,
+    squared_distance,
+    total_variation,
+)
 from fedpriv.attacks.reconstruction.matching.matcher import Objective
 from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
 from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.starts import Start
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 
-__all__ = ["MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "STARTS", "Recipe"]
+__all__ = ["AROUND", "FOUND", "MILESTONES", "OBJECTIVES", "PRIORS", "SCHEDULES", "SIGNS", "STARTS", "Recipe"]
+__all__ += ["annealed", "warmed"]
 
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
+TILE = 4  # pixels along a side of the square that a patterned start repeats
 
 
 @dataclass(frozen=True)
@@ -31,22 +40,23 @@ class Recipe:
 
     Attributes:
         objective: how expected and heard upload are compared: a key of :data:`OBJECTIVES`.
-        optimiser: lbfgs (in float64 where the device has it), adam, or signed-adam (Adam that sees the signs only).
+        optimiser: lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of
+            :data:`SIGNS`.
         schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
-        variables: pixels, or decorrelated (``recipes.coordinates``).
-        start: a key of :data:`STARTS`.
+        variables: pixels, or decorrelated (``matching.coordinates``).
+        start: a key of :data:`STARTS` or of :data:`FOUND`.
         box: whether images stay within the valid range of pixels.
         priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
         labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
     """
 
     objective: Literal["squared-distance", "cosine", "likelihood"]
-    optimiser: Literal["lbfgs", "adam", "signed-adam"]
+    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
     schedule: Literal["constant", "steps", "cosine"] = "constant"
     variables: Literal["pixels", "decorrelated"] = "pixels"
-    start: Literal["normal", "uniform", "public-mean", "closed-form"] = "normal"
+    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
     box: bool = False
-    priors: tuple[Literal["tv", "public_mean", "gaussian"], ...] = ()
+    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
 
     @property
@@ -80,6 +90,7 @@ def _gaussian(scene: Scene, images: Tensor) -> Tensor:
 
 PRIORS: Mapping[str, Callable[[Scene, Tensor], Tensor]] = {
     "tv": lambda scene, images: total_variation(images),
+    "opponents": lambda scene, images: opponent_variation(images),
     "public_mean": _public_mean,
     "gaussian": _gaussian,
 }
@@ -94,29 +105,56 @@ SCHEDULES: Mapping[str, Callable[[int, int], float]] = {
 """(steps that were made, all steps) -> factor of the learning rate."""
 
 
+def warmed(done: int, steps: int) -> float:
+    """The factor of the learning rate while it rises over the first ``steps`` steps, of which ``done`` were made."""
+    return min((done + 1) / steps, 1.0) if steps else 1.0
+
+
+def annealed(start: float, end: float, done: int, steps: int) -> float:
+    """The weight of a prior that falls from ``start`` to ``end``: smooth pictures first, their details later."""
+    return max(end, start * (1 - done / steps) ** 2)
+
+
+def _softened(gradients: Tensor, share: float) -> Tensor:
+    """Large gradients are cut at 1 / share: nowhere at the end of the steps."""
+    return (share * gradients).tanh() / share
+
+
+SIGNS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "adam": lambda gradients, share: gradients,
+    "signed-adam": lambda gradients, share: gradients.sign(),
+    "soft-signed-adam": _softened,
+}
+"""(gradients, share of the steps that are left, above 0) -> what Adam sees."""
+
+
 def _uniform(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
     images: Tensor = (torch.special.ndtr(numbers) - scene.mean) / scene.std
     return images
+
+
+def _patterned(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    """One small square of each image, repeated (Wei et al. 2020)."""
+    height, width = numbers.shape[-2:]
+    down, across = (torch.arange(side, device=numbers.device) % TILE for side in (height, width))
+    return numbers[..., down[:, None], across]
 
 
 def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
     return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
 
 
-def _around_closed_form(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
-    distinct = list({id(victim): victim for victim in rows}.values())
-    read = dict(zip(map(id, distinct), read_images(scene, distinct), strict=True))
-    # Each victim's first row starts at the very image.
-    first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
-    spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
-    images = torch.stack([read[id(victim)] for victim in rows])
-    return images + spread[:, None, None, None, None] * numbers
+FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {
+    "closed-form": read_starts,
+    "features": read_feature_starts,
+}
+"""Starts at images that were found, each with its label: (scene, distinct victims) -> one a victim."""
 
 
 STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None] = {
     "normal": None,
     "uniform": _uniform,
+    "patterned": _patterned,
     "public-mean": _around_mean,
-    "closed-form": _around_closed_form,
 }
 """(scene, rows, standard normal numbers (N, B, C, H, W)) -> normalised images; ``None``: these are the variables."""

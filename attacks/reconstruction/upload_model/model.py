@@ -196,6 +196,8 @@ class Victim:
         candidates: for each image a list of records, where the threat model grants them.
         more: other uploads of the same examples, from other parameters; see
             ``upload_model.repeated``.
+        pool: how many images the uploads' batches are drawn from, where these are other batches of one client in each
+            round; 0: all uploads are of the same batch.
     """
 
     round: int
@@ -207,6 +209,7 @@ class Victim:
     labels: Tensor | None = None
     candidates: Candidates | None = None
     more: tuple["Victim", ...] = ()
+    pool: int = 0
 
     @property
     def noise(self) -> Noise:

@@ -1,0 +1,145 @@
+"""What reached the last Linear layer for each example of a batch, from that layer's gradient, with its label.
+
+The gradient is a sum of products of ``softmax - label`` and the features that the last layer multiplies, as that of a
+first layer is of errors and images. A network that begins with convolutions has such a layer at its end. Its errors sum
+to zero over the classes, so that at most one example fewer than there are classes can be told apart; but they follow
+from features and public weights, so that the features are found like images behind a smooth activation
+(``first_layer.polish``). After Kariyappa et al. 2023, whose features are those of a first Linear layer.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.first_layer.polish import polish
+from fedpriv.attacks.reconstruction.first_layer.spectrum import Spectrum, take_apart
+from fedpriv.attacks.reconstruction.first_layer.switching import images_of, scaled
+from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, read_labels
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.gradients import Vector
+
+__all__ = ["Features", "read_features"]
+
+DRAWS = 8  # sets of random images whose softmax the search starts from
+SEED = 20261124  # of these images; they are no part of the result
+NO_LAYER = "features need a network that ends in a Linear layer with bias"
+NOT_ONE = "features need the gradient of one step, not the update of local training, and weight and bias on one scale"
+FEW = (
+    "{} of {} examples stand apart in the last layer's gradient; features need all, and at most one fewer than there "
+    "are classes ({})"
+)
+UNKNOWN = "the labels of the batch cannot be read off the last layer, and features start from them"
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What the last layer got.
+
+    Attributes:
+        layer: its name in the network.
+        values: (B, F), float64 on the CPU.
+        labels: int64 (B,), each its example's.
+        misfit: the share of the squared gradient that they leave.
+    """
+
+    layer: str
+    values: Tensor
+    labels: Tensor
+    misfit: float
+
+
+def read_features(scene: Scene, victim: Victim) -> Features:
+    """Tell the examples of a batch apart by the last layer.
+
+    Args:
+        scene: what is public.
+        victim: one upload.
+
+    Raises:
+        AttackRefused: the network or the upload is not of the kind, or the examples do not stand apart.
+    """
+    name, layer = _last(scene, victim)
+    if victim.model.training is not None or victim.model.protects_updates or victim.pool or not victim.one_scale:
+        raise AttackRefused(NOT_ONE)
+    weight, bias = (f"{name}.weight", f"{name}.bias")
+    matrix = torch.cat([victim.gradient[weight], victim.gradient[bias][:, None]], dim=1)
+    deviations = victim.model.mechanism.deviations((weight,))[weight]
+    deviation = math.sqrt(max(victim.noise.variances, default=0.0) * float(deviations.square().mean()))
+    count = victim.model.examples
+    spectrum = take_apart(matrix, deviation, count)
+    if spectrum.examples != count:
+        raise AttackRefused(FEW.format(spectrum.examples, count, scene.classes))
+    (labels,) = read_labels(scene, [victim])
+    if labels is None:
+        raise AttackRefused(UNKNOWN)
+    if layer.in_features < count:
+        raise AttackRefused(FEW.format(layer.in_features, count, scene.classes))
+    return _best(scene, victim, spectrum, name, labels)
+
+
+def _last(scene: Scene, victim: Victim) -> tuple[str, nn.Linear]:
+    output = find_output_layer(scene.network, victim.parameters, scene.shape, scene.classes)
+    for name, layer in scene.network.model.named_modules():
+        if isinstance(layer, nn.Linear) and output is not None and output.name == f"{name}.bias":
+            return name, layer
+    raise AttackRefused(NO_LAYER)
+
+
+def _best(scene: Scene, victim: Victim, spectrum: Spectrum, name: str, labels: Tensor) -> Features:
+    """The features that explain most, of searches from the errors of several sets of random images."""
+    labels = labels.cpu()
+    errors = _Errors(victim.parameters, name, labels, victim.model.examples)
+    clipped = victim.model.mechanism.protects
+    found: list[Features] = []
+    for guess in _softmax_draws(scene, victim, len(labels)):
+        start = scaled(spectrum, spectrum.left.mT @ (guess - errors.one_hot).mT)
+        if start is None:
+            continue
+        # Clipping multiplies each example's errors with a number that only its whole gradient tells.
+        polished = None if clipped else polish(spectrum, start, errors)
+        mixing = start if polished is None else polished.mixing
+        misfit = errors.misfit(spectrum, mixing) if polished is None else polished.misfit
+        found.append(Features(name, images_of(spectrum, mixing), labels.to(scene.mean.device), misfit))
+    if not found:
+        raise AttackRefused(FEW.format(0, len(labels), scene.classes))
+    return min(found, key=lambda features: features.misfit)
+
+
+def _softmax_draws(scene: Scene, victim: Victim, count: int) -> list[Tensor]:
+    """Probabilities (B, classes) at random images: first their mean, for all examples alike, then single ones."""
+    generator = torch.Generator().manual_seed(SEED)
+    numbers = torch.randn(DRAWS * count, *scene.shape, generator=generator).to(scene.mean)
+    with torch.no_grad():
+        softmax = scene.network.logits(victim.parameters, numbers).softmax(dim=1).double().cpu()
+    return [softmax.mean(dim=0).expand(count, -1), *softmax.unflatten(0, (DRAWS, count))]
+
+
+class _Errors:
+    """``(softmax - label) / B`` of features (N, B, F), as the search asks for it.
+
+    Args:
+        parameters: of the network.
+        name: of the last layer.
+        labels: (B,).
+        examples: by which the sum was divided.
+    """
+
+    def __init__(self, parameters: Vector, name: str, labels: Tensor, examples: int) -> None:
+        self._weight = parameters[f"{name}.weight"].double().cpu()
+        self._bias = parameters[f"{name}.bias"].double().cpu()
+        self._examples = examples
+        self.one_hot = F.one_hot(labels, len(self._bias)).double()
+
+    def __call__(self, features: Tensor) -> Tensor:
+        softmax = (features @ self._weight.mT + self._bias).softmax(dim=2)
+        return (softmax - self.one_hot) / self._examples
+
+    def misfit(self, spectrum: Spectrum, mixing: Tensor) -> float:
+        """One minus the mean cosine of errors found and errors of the features found."""
+        expected = self(images_of(spectrum, mixing)[None])[0]
+        return 1 - float(F.cosine_similarity(spectrum.left @ mixing, expected.mT, dim=0).mean())

@@ -1,0 +1,273 @@
+"""The image of one example from a first Linear layer behind von Mises-Fisher draws on blocks of D coordinates.
+
+Row i of the layer's gradient is ``e_i x``. A block within it is released as a draw around ``sign(e_i) x_b / |x_b|``:
+all rows repeat the same few directions, up to a sign, or say nothing where ``e_i`` is 0 (a ReLU that is off). So
+
+1. rows and directions are estimated in turn, from the first singular vector on; a row counts by the probability that it
+   says anything, with the sign that it has;
+2. the lengths |x_b|, which no row holds, and the one sign that all rows share are those that the prior of images makes
+   most probable: in polar coordinates, whose volume is a power of the length;
+3. what noise is left in the directions is filtered by the prior.
+
+Where D does not divide the P pixels, rows are cut at different places. The image then is cut at all of them, and the
+blocks, which overlap, say how long the parts are in relation to each other. Blocks that reach from one row into the
+next are not used.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
+from fedpriv.attacks.reconstruction.priors import GaussianPrior
+
+__all__ = ["SHARPEST", "HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "PixelFilter", "heard_blocks"]
+
+TURNS = 20  # of rows and directions, before rows are weighted by what they are likely to say
+WEIGHED = 5  # more turns, with these weights
+OVERLAPS = 100  # steps in which overlapping blocks agree on the lengths of what they share, before any prior
+FILTERS = 3  # rounds of lengths and the noise that belongs to them
+STEPS = 100  # of one search for lengths
+SHARPEST = 100  # of D: no more concentration is taken for true in the search, which could not follow
+UNSEEN = 1e6  # variance of a pixel that no block holds
+
+Mismatch = Callable[[Tensor], Tensor]
+"""Image (P,) -> minus the logarithm of an upload's density given that image, but for a constant; differentiable."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeardBlocks:
+    """The rows of a first layer, blocks of length 1; float64 on the CPU.
+
+    Attributes:
+        rows: (m, P); zero outside of the blocks that lie within a row.
+        phases: int64 (m,), which row of ``blocks`` tells how it is cut.
+        blocks: int64 (F, P), the number of each pixel's block, from 1 on; 0: none that lies within a row.
+        parts: int64 (P,), the part of the image that each pixel belongs to: cut wherever any row is.
+        kappa: concentration.
+        length: D.
+    """
+
+    rows: Tensor
+    phases: Tensor
+    blocks: Tensor
+    parts: Tensor
+    kappa: float
+    length: int
+
+    @property
+    def cosine(self) -> float:
+        """The mean cosine of a draw and its direction."""
+        return float(mean_resultant_length(self.length, self.kappa))
+
+    @property
+    def across(self) -> float:
+        """The variance of a draw in each coordinate across its direction."""
+        return self.cosine / self.kappa if self.kappa else 1 / self.length
+
+    def norms(self, image: Tensor) -> Tensor:
+        """The length of the block that each pixel of an image (P,) is in, cut in each way: (F, P); else infinite."""
+        return _block_norms(image.expand(len(self.blocks), -1), self.blocks)
+
+    def directions(self, image: Tensor) -> Tensor:
+        """The directions of an image's (P,) blocks, cut in each way: (F, P); differentiable."""
+        return image / self.norms(image)
+
+    def sums(self, weights: Tensor) -> Tensor:
+        """The sums of the rows that are cut in the same way, with weights (m,): (F, P)."""
+        return self.rows.new_zeros(self.blocks.shape).index_add(0, self.phases, weights[:, None] * self.rows)
+
+    def agreement(self, image: Tensor) -> Tensor:
+        """The sum over its blocks of each row's cosines with an image (P,): (m,)."""
+        cosines: Tensor = (self.rows * self.directions(image)[self.phases]).sum(dim=1)
+        return cosines
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """The lengths of an image's parts.
+
+    Attributes:
+        sign: of all directions, 1.0 or -1.0.
+        lengths: (J,).
+        surprise: minus the logarithm of their density, but for a constant.
+    """
+
+    sign: float
+    lengths: Tensor
+    surprise: float
+
+
+def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> HeardBlocks | None:
+    """Cut an upload's rows into their blocks.
+
+    Args:
+        weight: (m, P), what was heard of the layer's matrix.
+        offset: coordinates before the matrix, of all parameters laid end to end.
+        length: D, at least 1.
+        kappa: concentration, at least 0.
+
+    Returns:
+        The rows; ``None`` where no block lies within one.
+    """
+    outputs, pixels = weight.shape
+    begins = (offset + pixels * torch.arange(outputs)) % length
+    shifts, phases = begins.unique(return_inverse=True)
+    places = shifts[:, None] + torch.arange(pixels)
+    blocks = places // length
+    whole = (blocks * length >= shifts[:, None]) & ((blocks + 1) * length <= shifts[:, None] + pixels)
+    if not bool(whole.any()):
+        return None
+    parts = (places % length == 0).any(dim=0).long().cumsum(0)
+    blocks = torch.where(whole, blocks + 1, 0)
+    rows = weight.cpu().double()
+    rows = rows / _block_norms(rows, blocks[phases])
+    return HeardBlocks(rows, phases, blocks, parts - parts[0], kappa, length)
+
+
+def _row_signs(heard: HeardBlocks) -> Tensor:
+    """What each row says of its sign, (m,): from -1 to 1, and 0 where it says nothing; all of them may be reversed."""
+    _, vectors = torch.linalg.eigh(heard.rows @ heard.rows.mT)
+    signs: Tensor = vectors[:, -1]
+    for _ in range(TURNS):
+        signs = heard.agreement(signs @ heard.rows)
+        signs = signs / signs.norm().clamp(min=1e-30)
+    blocks = (heard.blocks > 0).sum(dim=1) / heard.length
+    # Directions are estimates: no more certainty than they allow, or rows that differ a little count as silent.
+    kappa = min(heard.kappa, float(heard.length))
+    silence = blocks[heard.phases] * float(log_mgf(heard.length, kappa))
+    for _ in range(WEIGHED):
+        exponents = kappa * heard.agreement(signs @ heard.rows)
+        size = exponents.abs()
+        # The posterior mean of the sign: it is as likely to be 1, -1, or nothing, which makes draws uniform.
+        told = (1 - (-2 * size).exp()) / (1 + (-2 * size).exp() + (silence - size).clamp(max=700).exp())
+        signs = told * exponents.sign() if bool((told > 0.5).any()) else signs
+    return signs
+
+
+class LengthSearch:
+    """The search for the lengths of an image's parts, and the filter of the noise in their directions.
+
+    Args:
+        heard: the rows.
+        prior: of images, float64 on the CPU.
+    """
+
+    def __init__(self, heard: HeardBlocks, prior: GaussianPrior) -> None:
+        signs = _row_signs(heard)
+        self._heard = heard
+        self._prior = prior
+        self._sums = heard.sums(signs)
+        self._rows = signs.new_zeros(len(heard.blocks)).index_add(0, heard.phases, signs.square())
+        self._sizes = heard.parts.bincount().double()
+        direction = self._sums.sum(dim=0)
+        energy = prior.mean.square().sum() + prior.variances.sum() + (prior.pixels - len(prior.variances)) * prior.rest
+        self._typical = energy.sqrt()
+        self._start = self._of_parts(direction)
+        self._unit = direction / (direction.norm() / self._typical * self._start).clamp(min=1e-30)[heard.parts]
+
+    def settle(self, sign: float) -> Lengths:
+        """Search with the rows alone; sign: 1.0, or -1.0 for the other sign of all directions."""
+        found = Lengths(sign, self._start, 0.0)
+        for _ in range(OVERLAPS if len(self._heard.blocks) > 1 else 0):
+            found = Lengths(sign, self._of_parts(self._seen(found)[0]), 0.0)
+        for _ in range(FILTERS):
+            found = self.refine(found, self._mismatch(sign))
+        return found
+
+    def refine(self, found: Lengths, mismatch: Mismatch) -> Lengths:
+        """Search from there on, with the noise that belongs to these lengths.
+
+        Args:
+            found: where to start.
+            mismatch: of the rows, or of the whole upload.
+        """
+        unit = found.sign * self._unit
+        _, noise = self._seen(found)
+        energy = PixelFilter(self._prior, noise).of_parts(unit, self._heard.parts)
+
+        def surprise(logarithms: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            leaf = torch.from_numpy(logarithms).requires_grad_()
+            image = leaf.exp()[self._heard.parts] * unit
+            value = mismatch(image) + energy(leaf.exp()) / 2 - ((self._sizes - 1) * leaf).sum()
+            (gradient,) = torch.autograd.grad(value, leaf)
+            return value.item(), gradient.numpy()
+
+        start = found.lengths.clamp(min=1e-6).log().numpy()
+        least = minimize(surprise, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+        return Lengths(found.sign, torch.from_numpy(least.x).exp(), float(least.fun))
+
+    def image(self, found: Lengths) -> Tensor:
+        """The image (P,) with these lengths, on the scale of the network's input, without the noise in directions."""
+        seen, noise = self._seen(found)
+        return PixelFilter(self._prior, noise).image(seen)
+
+    def _of_parts(self, image: Tensor) -> Tensor:
+        """The lengths (J,) of an image's parts, which is first made as long as images are."""
+        squares = image.new_zeros(len(self._sizes)).index_add(0, self._heard.parts, image.square())
+        return self._typical * (squares / squares.sum().clamp(min=1e-60)).sqrt()
+
+    def _mismatch(self, sign: float) -> Mismatch:
+        """Of the rows; a constant where all are cut alike."""
+        heard, sums = self._heard, sign * self._sums
+        if len(heard.blocks) == 1:
+            return lambda image: image.new_zeros(())
+        return lambda image: -min(heard.kappa, SHARPEST * heard.length) * (sums * heard.directions(image)).sum()
+
+    def _seen(self, found: Lengths) -> tuple[Tensor, Tensor]:
+        """What the rows say of each pixel if these are the lengths, and the noise's variance: (P,)."""
+        heard = self._heard
+        factors = heard.cosine / heard.norms(found.lengths[heard.parts] * self._unit)
+        precision = (self._rows[:, None] * factors.square()).sum(dim=0) / heard.across
+        seen = found.sign * (factors * self._sums).sum(dim=0) / heard.across / precision.clamp(min=1 / UNSEEN)
+        return seen, 1 / precision.clamp(min=1 / UNSEEN)
+
+
+class PixelFilter:
+    """The prior of images of which each pixel (P,) is seen through noise of its own variance.
+
+    The covariance is diagonal but for as many directions as the prior tells apart (Woodbury).
+    """
+
+    def __init__(self, prior: GaussianPrior, noise: Tensor) -> None:
+        self._prior, self._noise = prior, noise
+        self._diagonal = prior.rest + noise
+        scaled = prior.basis / self._diagonal[:, None]
+        gains = prior.variances - prior.rest
+        inner = torch.eye(len(gains), dtype=gains.dtype) + gains[:, None] * (prior.basis.mT @ scaled)
+        self._left, self._right = scaled, torch.linalg.solve(inner, gains[:, None] * scaled.mT)
+
+    def of_parts(self, unit: Tensor, parts: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return, of lengths (J,) of parts (P,) with directions (P,), how far the image is from the mean.
+
+        It is the squared distance in standard deviations, differentiable.
+        """
+
+        def summed(columns: Tensor) -> Tensor:
+            count = int(parts.max()) + 1
+            return columns.new_zeros(count, columns.shape[1]).index_add(0, parts, unit[:, None] * columns)
+
+        mean = self._prior.mean
+        matrix = summed((unit / self._diagonal)[:, None])[:, 0].diag() - summed(self._left) @ summed(self._right.mT).mT
+        linear, constant = summed(self._solve(mean)[:, None])[:, 0], mean @ self._solve(mean)
+        return lambda lengths: lengths @ (matrix @ lengths) - 2 * lengths @ linear + constant
+
+    def image(self, seen: Tensor) -> Tensor:
+        """The mean of the image (P,) given what is seen."""
+        return seen - self._noise * self._solve(seen - self._prior.mean)
+
+    def _solve(self, offset: Tensor) -> Tensor:
+        solved: Tensor = offset / self._diagonal - self._left @ (self._right @ offset)
+        return solved
+
+
+def _block_norms(images: Tensor, blocks: Tensor) -> Tensor:
+    """The length of the block that each pixel of images (n, P) is in; infinite where the number (n, P) is 0: none."""
+    sums = images.new_zeros(len(images), int(blocks.max()) + 1)
+    squares = sums.scatter_add(1, blocks, images.square()).gather(1, blocks)
+    return torch.where(blocks > 0, squares.clamp(min=1e-60).sqrt(), torch.inf)

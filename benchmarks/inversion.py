@@ -1,0 +1,166 @@
+"""Attacks side by side with breaching: the same weights, images and gradients, equal steps.
+
+Usage: python -m benchmarks.inversion --python ENVIRONMENT/bin/python [--batches 1 4 8] [--steps 300] [--seeds 0]
+       [--pairs iga:invertinggradients iga_modern:modern] [--json FILE]
+
+breaching (github.com/JonasGeiping/breaching) is no dependency: it runs in an environment of its own, whose python is
+named here: ``uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/python breaching torch torchvision``.
+
+A case is one exact gradient of an untrained ConvNet, of the first training image of CIFAR-10 of each of the first
+classes (``FEDPRIV_DATA``); the seed is that of weights and starts. Both attacks have the same number of steps and one
+start, and both are told the labels. Images go through the same referee: PSNR in dB on [0, 1],
+mean over the batch, matched one to one. Time is processor time a step, one thread each: the median of TURNS further
+runs of SHORT steps each, in turns, because the machine may be busy with something else in any one of them.
+"""
+
+import argparse
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.measure import options, save, show
+from fedpriv import metrics
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.settings import known_attack
+from fedpriv.config import DataConfig
+from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.machinery.build import build_model
+
+SHORT, TURNS = 40, 3
+ADAPTER = Path(__file__).with_name("inversion_adapter.py")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What both attack: a network, and the gradient of a batch; images (B, C, H, W) on [0, 1]."""
+
+    dataset: Dataset
+    model: nn.Module
+    images: Tensor
+    labels: Tensor
+    gradient: dict[str, Tensor]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result; milliseconds of processor time a step."""
+
+    batch: int
+    seed: int
+    steps: int
+    ours: str
+    psnr: float
+    ssim: float
+    ms: float
+    theirs: str
+    their_psnr: float
+    their_ssim: float
+    their_ms: float
+
+
+def make_case(batch: int, seed: int) -> Case:
+    """Return the case of a batch size."""
+    dataset = load_dataset(DataConfig(name="cifar10"), 0)
+    rows = [int((dataset.y_train == label).nonzero()[0]) for label in range(batch)]
+    images, labels = dataset.x_train[rows], dataset.y_train[rows]
+    model = build_model(ConvnetSettings(), dataset.shape, dataset.classes, seed)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    loss = F.cross_entropy(model(dataset.normalise(images)), labels)
+    gradient = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    return Case(dataset, model, images.float() / 255, labels, gradient, seed)
+
+
+def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
+    """Return our images and the milliseconds of a step."""
+    public = PublicSettings(
+        model={"name": "convnet"}, shape=case.dataset.shape, classes=case.dataset.classes, mean=case.dataset.mean,
+        std=case.dataset.std, algorithm="fedsgd", batch_size=len(case.images), local_steps=1, learning_rate=0.1,
+        optimizer="sgd", momentum=0.0, client_examples=len(case.images), mechanism={"name": "none"},
+    )  # fmt: skip
+    parameters = {name: value.detach() for name, value in case.model.named_parameters()}
+    heard = Observation(1, 0, parameters, case.gradient, public, labels=tuple(sorted(case.labels.tolist())))
+    settings = known_attack(attack).model_validate({"iterations": steps})
+    began = time.process_time()
+    (found,) = run_attack(AttackJob(attack, [heard], case.model, settings, case.seed))
+    return found.images, 1e3 * (time.process_time() - began) / steps
+
+
+def run_theirs(case: Case, attack: str, steps: int, python: str) -> tuple[Tensor, float]:
+    """Return the images and the milliseconds of a step of breaching, which runs under another python."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "case.npz", Path(folder) / "images.npz"
+        arrays: dict[str, Any] = {
+            f"parameter {name}": value.detach().numpy() for name, value in case.model.named_parameters()
+        }
+        arrays |= {f"gradient {name}": value.numpy() for name, value in case.gradient.items()}
+        np.savez(given, labels=case.labels.numpy(), mean=case.dataset.mean, std=case.dataset.std, **arrays)
+        subprocess.run(
+            [python, str(ADAPTER), str(given), str(made), attack, str(steps), str(case.seed)],
+            check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        with np.load(made) as result:
+            return torch.from_numpy(result["images"]), float(result["milliseconds"])
+
+
+def compare(case: Case, ours: str, theirs: str, steps: int, python: str) -> Row:
+    """Run both and score them."""
+    images, _ = run_ours(case, ours, steps)
+    others, _ = run_theirs(case, theirs, steps, python)
+    turns = [(run_ours(case, ours, SHORT)[1], run_theirs(case, theirs, SHORT, python)[1]) for _ in range(TURNS)]
+    ms, their_ms = (statistics.median(column) for column in zip(*turns, strict=True))
+    figures = [_figures(case, result) for result in (images, others)]
+    return Row(len(case.images), case.seed, steps, ours, *figures[0], ms, theirs, *figures[1], their_ms)
+
+
+def _figures(case: Case, images: Tensor) -> tuple[float, float]:
+    matched = images.clamp(0, 1)[metrics.match(case.images, images.clamp(0, 1))]
+    return float(metrics.psnr(case.images, matched).mean()), float(metrics.ssim(case.images, matched).mean())
+
+
+def main() -> None:
+    """Compare and print a table."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    rows = []
+    for batch, seed, steps in product(arguments.batches, arguments.seeds, arguments.steps):
+        case = make_case(batch, seed)
+        for pair in arguments.pairs:
+            ours, _, theirs = pair.partition(":")
+            rows.append(compare(case, ours, theirs, steps, arguments.python))
+            print(rows[-1], flush=True)
+    show(
+        ("images", "seed", "steps", "ours", "theirs", "PSNR, dB", "breaching", "SSIM", "breaching", "time of a step"),
+        [
+            (row.batch, row.seed, row.steps, row.ours, row.theirs, f"{row.psnr:.1f}", f"{row.their_psnr:.1f}",
+             f"{row.ssim:.3f}", f"{row.their_ssim:.3f}", f"{row.ms / row.their_ms:.2f} of theirs")
+            for row in rows
+        ],
+    )  # fmt: skip
+    save(arguments.json, rows=[asdict(row) for row in rows])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--python", required=True, help="of the environment that has breaching")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8], help="images, at most one a class")
+    parser.add_argument("--steps", type=int, nargs="+", default=[300])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--pairs", nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Features of the last layer, against those that the network itself computes, and the images found from them."""
+
+from typing import Any
+
+import pytest
+import torch
+from attack_victims import Biasless, digits, mlp, normalise, observe
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fedpriv.attacks.methods.custom import CustomSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.features.last_layer import Features, read_features
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.machinery.build import build_model
+
+DISTINCT = [0, 1, 2, 3]  # the labels of these digits are their numbers
+
+
+def convnet() -> nn.Module:
+    return build_model(ConvnetSettings(), (1, 8, 8), 10, 1)
+
+
+def read(model: nn.Module, rows: list[int], **changes: Any) -> Features:
+    images, labels = digits()
+    heard = observe(model, images[rows], labels[rows], **changes)
+    network = Network(model)
+    (victim,) = prepare_victims([heard], network.names, network.device)
+    scene = Scene.of(network, heard.settings, torch.float32, images[800:])
+    return read_features(scene, victim)
+
+
+def own_features(model: nn.Module, images: Tensor) -> Tensor:
+    """What the last layer gets, by a hook."""
+    kept: list[Tensor] = []
+    handle = model.output.register_forward_pre_hook(lambda layer, inputs: kept.append(inputs[0].detach()))
+    model(normalise(images))
+    handle.remove()
+    return kept[0].double()
+
+
+@pytest.mark.parametrize("rows", [DISTINCT, [5, 6, 7, 8, 9, 0, 1, 2], [0, 10, 3]])
+def test_features_and_labels_are_the_networks_own(rows: list[int]) -> None:
+    """Distinct labels, nearly as many examples as classes, and two examples of one class (rows 0 and 10)."""
+    model = convnet()
+    images, labels = digits()
+    found = read(model, rows)
+    truth = own_features(model, images[rows])
+    apart = torch.cdist(found.values, truth)
+    mine, theirs = linear_sum_assignment(apart.numpy())
+    assert float((apart[mine, theirs] / truth.norm(dim=1)[theirs]).max()) < 0.02
+    assert found.labels.tolist() == labels[rows][theirs].tolist()
+    assert found.misfit < 1e-8
+
+
+def test_clipping_and_a_little_noise_leave_them() -> None:
+    model = convnet()
+    mechanism = {"name": "gaussian", "sigma": 1e-5, "clip_norm": 1.0}
+    images, labels = digits()
+    found = read(model, DISTINCT, mechanism=mechanism)
+    truth = own_features(model, images[DISTINCT])
+    cosines = torch.nn.functional.cosine_similarity(found.values[:, None], truth[None], dim=2)
+    assert found.labels.tolist() == labels[DISTINCT][cosines.argmax(dim=1)].tolist()
+
+
+@pytest.mark.parametrize(
+    "config", [CustomSettings(start="features", iterations=1), IgaSettings(start="features", iterations=1)]
+)
+def test_images_are_found_one_by_one(config: Any) -> None:
+    """Far nearer than the mean public image, each with its label."""
+    model = convnet()
+    images, labels = digits()
+    heard = observe(model, images[DISTINCT], labels[DISTINCT])
+    (found,) = run_attack(AttackJob(config.name, [heard], model, config, 0, public_images=images[800:]))
+    apart = torch.cdist(found.images.flatten(1), images[DISTINCT].flatten(1)).square() / 64
+    mine, theirs = linear_sum_assignment(apart.numpy())
+    guess = (images[800:].mean(dim=0) - images[DISTINCT]).square().mean()
+    assert float(apart[mine, theirs].mean()) < float(guess) / 5
+    assert found.labels.tolist() == labels[DISTINCT][theirs].tolist()
+
+
+def test_what_cannot_be_told_apart_is_refused() -> None:
+    images, labels = digits()
+    rows = list(range(12))
+    with pytest.raises(AttackRefused, match="at most one fewer than there are classes"):
+        read(convnet(), rows)
+    with pytest.raises(AttackRefused, match="ends in a Linear layer with bias"):
+        read(Biasless(torch.tanh), DISTINCT)
+    model = mlp("relu", (32,))
+    config = CustomSettings(start="features", iterations=1)
+    noisy = observe(
+        model, images[DISTINCT], labels[DISTINCT], mechanism={"name": "gaussian", "sigma": 9.0, "clip_norm": 1.0}
+    )
+    with pytest.raises(AttackRefused, match="stand apart in the last layer's gradient"):
+        run_attack(AttackJob("custom", [noisy], model, config, 0))

@@ -1,0 +1,239 @@
+"""What attacks did, between guess and ceiling: k0, participations, the check against the ceiling, and whole runs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import ndtr, ndtri
+
+from fedpriv.errors import RunFailedError
+from fedpriv.lab import attack_run, rates, start_run
+from fedpriv.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
+from fedpriv.lab.victims import Target, candidates, truth
+from fedpriv.progress import Silent
+from fedpriv.records import Ceiling, LeakageRate, Score
+from fedpriv.report import write_report
+from fedpriv.runs import RunFolder
+from fedpriv.world import World, build_world
+from tests.integration.small import experiment
+
+SIGMA = 0.5
+PICKING = {"attacks": ["candidate"], "knows_candidates": True, "victims": 4, "counterfactual": False}
+
+
+def world(**changes: Any) -> World:
+    return build_world(experiment(**{"mechanism": {"name": "gaussian", "sigma": SIGMA}, **changes}))
+
+
+def line(client: int, rank: int, **changes: Any) -> Score:
+    usual = Score(
+        round=1, client=client, image=0, attack="iga", upload="protected", restart=0, chosen=True, loss=0.1, label=3,
+        true_label=3, label_correct=True, mse=0.1, mse_normalised=0.1, psnr=10.0, ssim=0.1, lpips=None, recovered=False,
+        note="", rank=rank, candidates=100, chance=0.01, releases=1,
+    )  # fmt: skip
+    return replace(usual, **changes)
+
+
+def told(world: World, scores: Sequence[Score]) -> LeakageRate:
+    return next(rate for rate in leakage_rates(world, scores) if rate.event == "told")
+
+
+@pytest.mark.parametrize("releases", [1, 4])
+def test_the_ceiling_counts_how_often_the_image_was_used(releases: int) -> None:
+    """Phi(Phi^-1(k0) + sqrt(T) / sigma), whatever the run's sampling is."""
+    for sampling in ("shuffled", "fixed", "poisson"):
+        rate = told(
+            world(training={"sampling": sampling}), [line(0, 1, releases=releases), line(1, 7, releases=releases)]
+        )
+        assert rate.ceiling == pytest.approx(float(ndtr(ndtri(0.01) + releases**0.5 / SIGMA)), rel=1e-9)
+        assert (rate.hits, rate.images, rate.chance) == (1, 2, 0.01)
+
+
+def test_the_ceiling_of_a_mean_rate_is_the_mean_of_the_ceilings() -> None:
+    rate = told(world(), [line(0, 1, releases=1), line(1, 2, releases=3, chance=0.2)])
+    wanted = np.mean([ndtr(ndtri(0.01) + 1 / SIGMA), ndtr(ndtri(0.2) + 3**0.5 / SIGMA)])
+    assert rate.ceiling == pytest.approx(float(wanted), rel=1e-9)
+    assert rate.chance == pytest.approx(0.105)
+
+
+def test_without_noise_there_is_no_ceiling() -> None:
+    assert told(world(), [line(0, 1, upload="unprotected")]).ceiling is None
+    bare = world(mechanism={"name": "none"})
+    assert told(bare, [line(0, 1, upload="unprotected")]).ceiling is None
+    assert not any(rate.exceeded for rate in leakage_rates(bare, [line(0, 1, upload="unprotected")]))
+
+
+def test_lines_of_earlier_versions_have_none() -> None:
+    rate = told(world(), [line(0, 1, releases=None)])
+    assert rate.ceiling is None
+    assert [rate.event for rate in leakage_rates(world(), [line(0, 1, chance=None)])] == ["label"]
+
+
+def test_a_batch_may_name_a_label_for_each_of_its_images() -> None:
+    """The referee pairs pictures with originals, so a guess with two pictures may name the two commonest classes."""
+    here = world()
+    shares = sorted(here.class_counts()[0], reverse=True)
+    one = [line(0, 9)]
+    two = [line(0, 9), line(0, 9, image=1)]
+    for scores, count in ((one, 1), (two, 2)):
+        (rate,) = [rate for rate in leakage_rates(here, scores) if rate.event == "label"]
+        assert rate.chance == pytest.approx(sum(shares[:count]) / sum(shares))
+
+
+def test_known_labels_are_no_success() -> None:
+    here = world(adversary={"knows_labels": True})
+    assert [rate.event for rate in leakage_rates(here, [line(0, 1)])] == ["told"]
+
+
+def test_an_estimated_baseline_proves_nothing() -> None:
+    (rate,) = recovery_rates(
+        world(mechanism={"name": "gaussian", "sigma": 50.0}), [line(0, 1, recovered=True)] * 12, 0.02
+    )
+    assert rate.estimated
+    assert not rate.exceeded
+    assert rate.theorem.startswith("the baseline is an estimate")
+    assert not recovery_rates(world(), [line(0, 1, picked=True)], 0.02)
+
+
+def test_what_is_above_its_ceiling_is_an_error() -> None:
+    """The exact lower limit at 99.9 %: 5 of 8 clients are more than 1.2 % allows, 2 of 8 may be luck."""
+    here = world(mechanism={"name": "gaussian", "sigma": 20.0}, federation={"clients": 8})
+    for hits in range(9):
+        scores = [line(client, 1 if client < hits else 2) for client in range(8)]
+        rate = told(here, scores)
+        assert rate.ceiling is not None
+        chance = stats.binom.sf(hits - 1, 8, rate.ceiling)
+        assert rate.exceeded == (chance < 0.001)
+        if rate.exceeded:
+            with pytest.raises(RunFailedError, match=f"told: iga is right on {hits} of 8 images, and no attack"):
+                refuse_exceeded([rate])
+        else:
+            refuse_exceeded([rate])
+
+
+def test_images_with_common_noise_count_once() -> None:
+    """Eight images of one client's batch are one piece of evidence."""
+    here = world(mechanism={"name": "gaussian", "sigma": 20.0})
+    assert not told(here, [line(0, 1, image=image) for image in range(8)]).exceeded
+    assert not told(here, [line(0, 1, round=number) for number in range(8)]).exceeded
+    assert not told(here, [line(client % 4, 1, clients=4, round=client) for client in range(8)]).exceeded
+
+
+def test_the_others_are_training_images_of_other_clients() -> None:
+    here = world(data={"train_examples": None})
+    for client in range(4):
+        known = truth(here, Target(1, (client,)), {client: [1]})
+        assert known.others is not None
+        assert len(known.others) == 99
+        rows = {image.numpy().tobytes() for image in here.dataset.x_train[here.partitions[client]].float() / 255}
+        training = {image.numpy().tobytes() for image in here.dataset.x_train.float() / 255}
+        others = [image.numpy().tobytes() for image in known.others]
+        assert len(set(others)) == 99
+        assert set(others) <= training
+        assert not set(others) & rows
+        assert known.releases == (1,) * len(known.images)
+
+
+def test_one_client_has_its_own_images_to_be_told_from() -> None:
+    here = world(federation={"clients": 1}, training={"batch_size": 4})
+    known = truth(here, Target(1, (0,)))
+    assert known.others is not None
+    own = {image.numpy().tobytes() for image in known.images}
+    assert len(known.others) == 99
+    assert not own & {image.numpy().tobytes() for image in known.others}
+
+
+@pytest.mark.parametrize(("partition", "alone"), [("iid", False), ("dirichlet", True)])
+def test_where_labels_tell_the_guess_is_among_its_own_class(partition: str, alone: bool) -> None:
+    known = truth(world(data={"partition": partition}), Target(1, (0,)))
+    assert known.labels_known == alone
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
+def test_uses_are_counted_up_to_the_attacked_round(sampling: str) -> None:
+    here = world(training={"sampling": sampling, "batch_size": 8}, federation={"rounds": 40})
+    rounds = [1, 2, 3, 20, 30, 31, 40]
+    known = truth(here, Target(30, (1,)), {1: rounds})
+    plan = here.plans[1]
+    for row, count in zip(here.uploaded_rows(1, 30).tolist(), known.releases or (), strict=True):
+        position = here.partitions[1].tolist().index(row)
+        used = [number for number in (1, 2, 3, 20, 30) if position in plan.batch(number - 1).tolist()]
+        assert count == len(used) >= 1
+
+
+def test_lists_hold_the_image_and_all_others_in_random_order() -> None:
+    here = world(training={"batch_size": 3})
+    known = truth(here, Target(1, (2,)))
+    listed = candidates(here, Target(1, (2,)), known)
+    assert listed is not None
+    assert listed.lists.shape == (3, 100)
+    places = []
+    for number, row in enumerate(listed.lists):
+        same = [(listed.images[record] == known.images[number]).all() for record in row.tolist()]
+        assert sum(same) == 1
+        places.append(same.index(True))
+        assert int(listed.labels[row[places[-1]]]) == int(known.labels[number])
+        others = [k for k in range(3) if k != number]
+        assert not any((listed.images[row] == known.images[k]).flatten(1).all(1).any() for k in others)
+    assert len({tuple(row.tolist()) for row in listed.lists}) == 3
+
+
+@pytest.mark.essential
+def test_a_run_prints_guess_measured_best_decision_and_ceiling(tmp_path: Path) -> None:
+    settings = experiment(mechanism={"name": "gaussian", "sigma": 0.02}, adversary=PICKING, training={"batch_size": 1})
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    (rate,) = [rate for rate in summary.rates if rate.event == "told"]
+    assert (rate.attack, rate.images, rate.chance) == ("candidate", 4, 0.01)
+    assert rate.best is not None
+    assert rate.ceiling is not None
+    assert 0.01 < rate.best.value <= rate.ceiling
+    scores = RunFolder(tmp_path / "run").scores()
+    picks = [score for score in scores if score.attack == "candidate"]
+    assert all(score.picked and not score.recovered for score in picks)
+    assert sum(score.rank == 1 for score in picks) == rate.hits
+    assert summary.verdict[0].startswith("Told from other images, with the mechanism: a guess 1.0%, measured")
+    page = write_report(tmp_path / "run").read_text()
+    assert "Between guess and ceiling" in page
+    assert "picked out of a list, not reconstructed" in page
+    assert "Told from other images with" in page
+    assert RunFolder(tmp_path / "run").final_summary().rates == summary.rates
+
+
+def test_a_list_that_is_not_granted_is_withheld(tmp_path: Path) -> None:
+    settings = experiment(adversary={**PICKING, "knows_candidates": False}, training={"batch_size": 1})
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    assert any("withholds (adversary.knows_candidates = false)" in text for text in summary.warnings)
+    assert not summary.rates
+
+
+def test_the_best_decision_can_be_left_out(tmp_path: Path) -> None:
+    changes = {**PICKING, "best_decision": False}
+    mechanism = {"name": "gaussian", "sigma": 0.02}
+    summary = start_run(
+        experiment(adversary=changes, mechanism=mechanism, training={"batch_size": 1}), tmp_path / "run", "", Silent()
+    )
+    assert all(rate.best is None for rate in summary.rates)
+
+
+def test_a_wrong_ceiling_ends_with_1_and_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ceiling that is claimed too low is found out by the candidate attack."""
+
+    def claimed(release: object, baselines: Sequence[float]) -> tuple[Ceiling, ...]:
+        return tuple(Ceiling(k0, k0, "a wrong theorem") for k0 in baselines)
+
+    monkeypatch.setattr(rates, "ceilings", claimed)
+    settings = experiment(mechanism={"name": "gaussian", "sigma": 1e-3}, adversary=PICKING, training={"batch_size": 1})
+    with pytest.raises(
+        RunFailedError, match=r"told: candidate is right on 4 of 4 images, and no attack should exceed 1"
+    ):
+        start_run(settings, tmp_path / "run", "", Silent())
+    folder = RunFolder(tmp_path / "run")
+    assert folder.final_summary().status == "completed"
+    assert folder.ledger() is not None
+    assert "More than is claimed to be possible" in write_report(folder.path).read_text()
+    with pytest.raises(RunFailedError, match="the implementation or the proof is wrong"):
+        attack_run(folder.path, ["candidate"], (), (), None, "", Silent())
