@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -119,7 +119,7 @@ def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
     return value
 
 
-def number(name: str, value: Any, words: str, holds: Callable[[float], bool]) -> float:
+def number(name: str, value: object, words: str, holds: Callable[[float], bool]) -> float:
     """Return a number of which something holds.
 
     Args:
@@ -128,13 +128,13 @@ def number(name: str, value: Any, words: str, holds: Callable[[float], bool]) ->
         words: what is wanted.
         holds: whether a number is that.
     """
-    fits = isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) and holds(float(value))
+    fits = not isinstance(value, bool) and isinstance(value, Real) and holds(float(value))
     return float(wanted(name, value, fits, words))
 
 
-def seed_of(value: Any) -> int:
+def seed_of(value: object) -> int:
     """Return a seed."""
-    fits = isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value < 2**63
+    fits = not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= int(value) < 2**63
     return int(wanted("seed", value, fits, "a whole number from 0 to 2^63 - 1"))
 
 

@@ -170,21 +170,32 @@ def _of_others(attack: type[AttackSettings]) -> Iterator[None]:
 
 def _check(attack: type[AttackSettings], scene: Scene, outcome: Outcome, shape: torch.Size) -> None:
     """Refuse an outcome that cannot be one of these rows: what scores it expects what :class:`Outcome` says."""
-    labels, rows = outcome.labels, len(outcome.notes)
-    wanted = {"images": shape, "labels": shape[:2], "losses": shape[:1], "iterations": shape[:1]}
-    for what, like in wanted.items():
-        given = getattr(outcome, what)
-        if given.shape != like:
-            raise AttackRefused(f"{attack.name} returned {what} of shape {tuple(given.shape)}, expected {tuple(like)}")
-        if what in ("labels", "iterations") and (given.is_floating_point() or given.dtype == torch.bool):
-            raise AttackRefused(f"{attack.name} returned {what} as {given.dtype}, expected whole numbers")
-    if labels.numel() and not -1 <= int(labels.min()) <= int(labels.max()) < scene.classes:
-        raise AttackRefused(
-            f"{attack.name} returned labels from {int(labels.min())} to {int(labels.max())}; allowed is from -1 (none) "
-            f"to {scene.classes - 1}"
-        )
-    if rows != shape[0]:
-        raise AttackRefused(f"{attack.name} returned {rows} notes, expected {shape[0]}")
+    count, examples, *image = shape
+    for what in ("images", "labels", "losses", "iterations", "notes"):
+        if len(getattr(outcome, what)) != count:
+            raise AttackRefused(
+                f"{attack.name} returned {what} of {len(getattr(outcome, what))} rows, expected {count}"
+            )
+    for images, labels in zip(outcome.images, outcome.labels, strict=True):
+        found = len(images) if attack.stacks else examples
+        _check_tensor(attack, "images of shape", images, (found, *image))
+        _check_tensor(attack, "labels of shape", labels, (found,), whole=True)
+        low, high = (int(labels.min()), int(labels.max())) if found else (0, 0)
+        if not -1 <= low <= high < scene.classes:
+            raise AttackRefused(
+                f"{attack.name} returned labels from {low} to {high}; allowed is from -1 (none) to {scene.classes - 1}"
+            )
+    _check_tensor(attack, "losses of shape", outcome.losses, (count,))
+    _check_tensor(attack, "iterations of shape", outcome.iterations, (count,), whole=True)
+
+
+def _check_tensor(
+    attack: type[AttackSettings], what: str, given: Tensor, shape: tuple[int, ...], *, whole: bool = False
+) -> None:
+    if tuple(given.shape) != shape:
+        raise AttackRefused(f"{attack.name} returned {what} {tuple(given.shape)}, expected {shape}")
+    if whole and (given.is_floating_point() or given.dtype == torch.bool):
+        raise AttackRefused(f"{attack.name} returned {what.split()[0]} as {given.dtype}, expected whole numbers")
 
 
 def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:

@@ -162,10 +162,10 @@ ODD: dict[str, tuple[str, Callable[[torch.Tensor], Any], str]] = {
     "broken labels": ("labels", lambda images: torch.full(images.shape[:2], 0.5), "labels as torch.float32"),
     "labels too large": ("labels", lambda images: torch.full(images.shape[:2], 10), "labels from 10 to 10; allowed"),
     "labels too small": ("labels", lambda images: torch.full(images.shape[:2], -2), "labels from -2 to -2; allowed"),
-    "losses": ("losses", lambda images: torch.ones(len(images) + 1), "losses of shape"),
+    "losses": ("losses", lambda images: torch.ones(len(images) + 1), "losses of"),
     "broken steps": ("iterations", lambda images: torch.ones(len(images)), "iterations as torch.float32"),
-    "notes": ("notes", lambda images: (), "0 notes, expected"),
-    "no tensor": ("images", lambda images: None, "theirs (strange) failed: AttributeError"),
+    "notes": ("notes", lambda images: (), "notes of 0 rows, expected"),
+    "no tensor": ("images", lambda images: None, "theirs (strange) failed: TypeError: object of"),
     "a note of numbers": ("notes", lambda images: 3, "theirs (strange) failed: TypeError"),
     "raises": ("images", lambda images: {}["a"], "theirs (strange) failed: KeyError: 'a'"),
 }
