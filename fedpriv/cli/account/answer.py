@@ -1,7 +1,7 @@
 """From what was asked to a line of the ledger."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from fedpriv.errors import InputError
 from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.registry import MECHANISMS
 
-__all__ = ["Answer", "Asked", "answer"]
+__all__ = ["Answer", "Asked", "answer", "in_options"]
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,33 @@ def answer(asked: Asked) -> Answer:
         InputError: not exactly one noise is given, a number is out of range, no amplification is proven for the
             sampling, no noise reaches the target, or there is no ceiling.
     """
-    with _in_options(asked):
+    noise = _parameter(asked).name
+    target = "--epsilon" if asked.target_epsilon is None else "--target-epsilon"
+    with in_options({noise: f"--{noise}", "epsilon": target}):
         return _answered(asked)
 
 
 @contextmanager
-def _in_options(asked: Asked) -> Iterator[None]:
-    """Name numbers that are out of range as they were given: the accounting knows no options."""
+def in_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Name numbers that are out of range as they were given: the accounting knows no options.
+
+    Args:
+        options: what the accounting calls a number -> the option, where that is not always the same.
+    """
     try:
         yield
     except InputError as error:
-        target = "--epsilon" if asked.target_epsilon is None else "--target-epsilon"
-        options = {"rate": "--sampling-rate", "epsilon": target, "participations": "--participations"}
-        options |= {"delta": "--delta", _parameter(asked).name: f"--{_parameter(asked).name}"}
         name, equals, rest = str(error).partition(" = ")
-        raise (InputError(f"{options[name]} {rest}") if equals and name in options else error) from None
+        option = {**_OPTIONS, **options}.get(name) if equals else None
+        raise (error if option is None else InputError(f"{option} {rest}")) from None
+
+
+_OPTIONS = {
+    "rate": "--sampling-rate",
+    "participations": "--participations",
+    "delta": "--delta",
+    "dimension": "--dimension",
+}
 
 
 def _answered(asked: Asked) -> Answer:

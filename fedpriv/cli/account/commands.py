@@ -189,9 +189,10 @@ def compare(
         raise InputError(f"--plot {plot}: allowed are files that end in .png or .svg")
     # Imported here, as below: scipy and matplotlib take time that --help and a mistyped option need not wait for.
     from fedpriv.accounting import compare_mechanisms
+    from fedpriv.cli.account.answer import in_options
     from fedpriv.cli.account.text import comparison_json, print_comparison
 
-    with err.status("finding the noise of each mechanism for each epsilon"):
+    with err.status("finding the noise of each mechanism for each epsilon"), in_options({"epsilon": "--epsilon"}):
         comparison = compare_mechanisms(
             sorted(set(epsilon or _EPSILONS)),
             delta,
