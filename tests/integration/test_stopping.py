@@ -108,7 +108,7 @@ def test_the_terminal_says_who_stops_in_80_columns(tmp_path: Path) -> None:
         start_run(settings(target_epsilon=30.0), tmp_path / "run", "", display)
     text = console.export_text()
     assert "round 13: client 3 stops at federation.target_epsilon; 3 left" in text
-    assert "ε ≤ 23.6" in text and "(final may be lower)" in text
+    assert "ε ≤ 23.6" in text
     assert max(len(line) for line in text.splitlines()) <= 80
 
 

@@ -142,6 +142,9 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", adversary={"attacks": []})
     wider = experiment(**{**SETTINGS, "adversary": {"attacks": []}, "model": {"hidden": [9]}})
     folder.write_text("config.toml", wider.to_toml())
+    summary = folder.summary()
+    assert summary is not None
+    folder.write_summary(summary.model_copy(update={"settings": folder.settings_digest()}))
     with pytest.raises(InputError, match="the checkpoint is not of this model"):
         audit_run(folder, 6, 20, Untrained())
 
