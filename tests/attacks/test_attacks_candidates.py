@@ -1,13 +1,15 @@
 """The candidate attack and the best decision, against literal likelihoods, closed forms and each other."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from attack_victims import digits, example_gradients, mlp, normalise, observe
+from attack_victims import digits, example_gradients, lenet, mlp, normalise, observe
 from scipy import stats
 from test_attacks_likelihood import MECHANISMS, clipped, heard_digits, literal
 from torch import Tensor, nn
@@ -94,15 +96,18 @@ def test_several_uploads_of_one_image_add_up() -> None:
     assert together.found[0].attempts[0].loss == pytest.approx(-float(each.log_softmax(0).max()), rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.parametrize("make", [partial(mlp, hidden=(16,)), lenet], ids=["mlp", "lenet"])
 @pytest.mark.parametrize(
     "mechanism",
     [{"name": "gaussian", "sigma": 0.3, "clip_norm": 1.0}, {"name": "vmf", "kappa": 60.0}],
     ids=lambda settings: settings["name"],
 )
-def test_the_attack_reaches_the_best_decision(mechanism: dict[str, Any]) -> None:
-    """300 uploads, each of another record in turn: the share that is told, against the best decision's. Two-sided
-    binomial tests at 1e-4, twice: 0.02 % of false alarms."""
-    model = mlp(hidden=(16,))
+def test_the_attack_reaches_the_best_decision(make: Callable[[], nn.Module], mechanism: dict[str, Any]) -> None:
+    """300 uploads, each of another record in turn: the share that is told, against the best decision's.
+
+    Two-sided binomial tests at 1e-4, four times: 0.04 % of false alarms.
+    """
+    model = make()
     images, classes = records(count=20)
     built = mechanism_settings(mechanism).mechanism()
     gradients = example_gradients(model, normalise(images), classes)
@@ -118,7 +123,7 @@ def test_the_attack_reaches_the_best_decision(mechanism: dict[str, Any]) -> None
     candidates = Candidates.of_all(images, classes, 1)
     (optimum,) = best_decisions(model, base, candidates, images[:1], classes[:1], 3)
     best = optimum.right / optimum.draws
-    assert 0.3 < best < 0.95
+    assert 0.1 < best < 0.95
     assert stats.binomtest(told, 300, best).pvalue > 1e-4
 
 
