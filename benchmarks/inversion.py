@@ -111,7 +111,7 @@ def run_theirs(case: Case, attack: str, steps: int, python: str) -> tuple[Tensor
             [python, str(ADAPTER), str(given), str(made), attack, str(steps), str(case.seed)],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        with np.load(made) as result:
+        with np.load(made, allow_pickle=False) as result:
             return torch.from_numpy(result["images"]), float(result["milliseconds"])
 
 

@@ -32,7 +32,7 @@ def main(case: str, result: str, attack: str, steps: str, seed: str) -> None:
     """Attack and write the images, on [0, 1], and the milliseconds of processor time a step."""
     torch.set_num_threads(1)
     torch.manual_seed(int(seed))
-    with np.load(case) as arrays:
+    with np.load(case, allow_pickle=False) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     parameters = {name.removeprefix("parameter "): value for name, value in tensors.items() if "parameter " in name}
     mean, std = (tensors[name].float()[:, None, None] for name in ("mean", "std"))

@@ -202,7 +202,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedpriv", "account", "laplace", "--scale", "0", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fedpriv: scale = 0.0: allowed is from 1e-09 to 1e+12\n"
+    assert done.stderr == "fedpriv: --scale 0.0: allowed is from 1e-09 to 1e+12\n"
 
 
 EXTREME = [

@@ -115,7 +115,8 @@ def test_precision_from_the_clients_to_the_checkpoint(
         )
     before = RunFolder.open(tmp_path / "run").load_checkpoint()
     (tmp_path / "run" / "checkpoint" / "server.safetensors").unlink()
-    (tmp_path / "run" / "asked.jsonl").unlink()
+    for name in ("asked.jsonl", "metrics.jsonl"):
+        (tmp_path / "run" / name).unlink()
     resume_run(tmp_path / "run", Silent())
     after = RunFolder.open(tmp_path / "run").load_checkpoint()
     assert before is not None

@@ -294,7 +294,7 @@ def heard(run: Path, folder: Path, out: Path) -> dict[str, Any]:
         ("0002-0000.safetensors", "fedpriv attack run --heard heard --out {out}"),
         ("listener.json", "fedpriv attack run --heard heard --out {out}"),
         ("scores.jsonl", "fedpriv attack {out} --attack iga --victim 2-0"),
-        ("summary.json", "fedpriv attack {out} --attack iga --victim 2-0"),
+        ("summary.json", "fedpriv attack run --heard heard --out {out}"),
         ("report.html", "fedpriv report {out}"),
     ],
 )
