@@ -1,5 +1,6 @@
 """What sections of an experiment are made of: the base of all settings, and numbers with their ranges."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import get_annotations
 from typing import Annotated, Any, Generic, TypeVar
@@ -155,9 +156,9 @@ class Extensible(Section):
     model_config = ConfigDict(defer_build=True)
 
     @classmethod
+    @abstractmethod
     def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
         """Whose each further key is, the key, and its field."""
-        raise NotImplementedError
 
     @classmethod
     def further(cls) -> Mapping[str, FieldInfo]:
