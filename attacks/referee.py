@@ -229,6 +229,7 @@ def _lines(
             clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
+            offered=offered,
             chance=_chance(truth, true_label, offered) if truth.others is not None else None,
             releases=None if truth.releases is None else truth.releases[image],
             best=None if truth.optima is None else truth.optima[image].share,

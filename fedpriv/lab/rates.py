@@ -70,8 +70,7 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
     groups = [group for group in _groups(scores) if not group[0].picked]
     rates = []
     for group in groups:
-        sizes = _sizes(group)
-        trials = [_trial(score, score.recovered, min(1.0, chance * sizes[score.source]), limit) for score in group]
+        trials = [_trial(score, score.recovered, min(1.0, chance * score.offered), limit) for score in group]
         rate = _rate("recovered", trials)
         rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{_ESTIMATED}: {rate.theorem}"))
     return tuple(rates)
@@ -100,18 +99,10 @@ def _groups(scores: Iterable[Score]) -> list[list[Score]]:
     return list(groups.values())
 
 
-def _sizes(group: Sequence[Score]) -> dict[tuple[int, int | None], int]:
-    """How many images of each upload there are: from so many the one that goes with an original was chosen."""
-    sizes: dict[tuple[int, int | None], int] = {}
-    for score in group:
-        sizes[score.source] = sizes.get(score.source, 0) + 1
-    return sizes
-
-
 def _shares(world: World, group: Sequence[Score]) -> list[tuple[Score, float]]:
-    """With each line how often a guess names the label, which may name one for each image of the upload."""
-    sizes, counts = _sizes(group), [sorted(line, reverse=True) for line in world.class_counts()]
-    return [(score, sum(counts[score.client][: sizes[score.source]]) / sum(counts[score.client])) for score in group]
+    """With each line how often a guess names the label, which may name one for each picture that it offers."""
+    counts = [sorted(line, reverse=True) for line in world.class_counts()]
+    return [(score, sum(counts[score.client][: score.offered]) / sum(counts[score.client])) for score in group]
 
 
 Limit = Callable[[Score, float], Ceiling | None]
