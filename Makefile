@@ -12,7 +12,8 @@ ARGS ?=
 BENCH ?= message step accounting attack shadow comparison
 # One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
 WORKERS ?= auto
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Tests start many processes: without Python's cache of compiled modules each would compile PyTorch anew.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # Free for the demo of a deployment: its port and those after it.
 PORT ?= 8600

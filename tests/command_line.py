@@ -11,10 +11,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedpriv import cli
 
-__all__ = ["fedpriv"]
+__all__ = ["fedpriv", "spent"]
 
 # What commands import, and what they import when they need it.
 IMPORTED = [
@@ -39,6 +40,13 @@ IMPORTED = [
     "torchmetrics.functional.image",
 ]
 SECONDS = 540
+# CPU seconds of each command: they are children of the process that forks, and the system does not count them as ours.
+_SPENT: list[float] = []
+
+
+def spent() -> float:
+    """Return the CPU seconds of all commands so far."""
+    return sum(_SPENT)
 
 
 def fedpriv(
@@ -59,14 +67,24 @@ def fedpriv(
     with tempfile.TemporaryDirectory() as folder:
         streams = (Path(folder) / "stdout", Path(folder) / "stderr")
         outputs = (stdout or streams[0], streams[1])
-        process = context.Process(target=_run, args=(arguments, cwd, environment, outputs, file_size))
+        times = Path(folder) / "times"
+        process = context.Process(target=_timed, args=(times, arguments, cwd, environment, outputs, file_size))
         process.start()
         process.join(SECONDS)
         if process.is_alive():
             process.kill()
             raise TimeoutError(f"fedpriv {' '.join(arguments)}: not done after {SECONDS} s")
+        _SPENT.append(float(times.read_text()) if times.exists() else 0.0)
         said = [stream.read_text() if stream.exists() else "" for stream in streams]
     return subprocess.CompletedProcess(arguments, process.exitcode or 0, *said)
+
+
+def _timed(times: Path, *command: Any) -> None:
+    file = os.open(times, os.O_WRONLY | os.O_CREAT)
+    try:
+        _run(*command)
+    finally:
+        os.write(file, str(sum(os.times()[:4])).encode())
 
 
 def _run(

@@ -1,7 +1,7 @@
 """What several rooms' tests share, and which of them are slow.
 
 ``make test`` leaves slow tests out, but for the essential ones. Slow is what carries the mark, and what
-``tests/slow.txt`` lists: the tests that took a second of CPU time or more when ``make slow`` last measured all of them.
+``tests/slow.txt`` lists: the tests that took SLOW seconds of CPU time or more when ``make slow`` last measured all of them.
 A run names those that became so since.
 """
 
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import command_line
+
 # Ray runs its workers at nice 15: on a busy machine a test on Ray would wait for all the others.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 LISTED = Path(__file__).with_name("slow.txt")
-SLOW = 1.0  # CPU seconds, those of processes that the test started and waited for included
-NAMED = 2.0  # a listed second may be two on another machine
+SLOW = 0.6  # CPU seconds, those of processes that the test started and waited for included
+NAMED = 1.5  # what takes half a second here may take a second elsewhere
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,9 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    began = os.times()
     item.user_properties.append(("slow", item.get_closest_marker("slow") is not None))
-    item.user_properties.append(("began", sum(began[:4])))
+    item.user_properties.append(("began", _spent()))
     return (yield)
 
 
@@ -42,8 +43,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
     report: pytest.TestReport = yield
     began = dict(item.user_properties)["began"]
-    report.user_properties = [*item.user_properties, ("cpu", sum(os.times()[:4]) - began)]
+    report.user_properties = [*item.user_properties, ("cpu", _spent() - began)]
     return report
+
+
+def _spent() -> float:
+    return sum(os.times()[:4]) + command_line.spent()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -58,7 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         LISTED.write_text("".join(f"{name}\n" for name in slow), encoding="utf-8")
     grown = sorted((seconds, name) for name, (seconds, slow) in taken.items() if not slow and seconds >= NAMED)
     if grown:
-        terminalreporter.section("not marked slow, and took two CPU seconds or more (make slow)")
+        terminalreporter.section(f"not marked slow, and took {NAMED} CPU seconds or more (make slow)")
         for seconds, name in reversed(grown):
             terminalreporter.line(f"{seconds:6.1f} s {name}")
 

@@ -88,13 +88,21 @@ def test_a_wheel_works_alone(installed: Path, tmp_path: Path) -> None:
     assert (tmp_path / "quickstart" / "run" / "report.html").is_file()
 
 
+def users_modules(folder: Path) -> None:
+    for room in ROOMS:
+        (folder / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
+
+
 @pytest.mark.essential
 def test_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
-    for room in ROOMS:
-        (tmp_path / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
+    users_modules(tmp_path)
     (tmp_path / "example.py").write_text(EXAMPLE)
     done = python("example.py", cwd=tmp_path)
     assert done.stdout.split() == ["True"], done.stderr
+
+
+def test_a_command_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
+    users_modules(tmp_path)
     done = python("-m", "fedpriv", "config", "check", str(HOME / "configs/quickstart.toml"), "--deep", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -127,7 +135,6 @@ fedpriv.cli.flower.app(grid, context)
 """
 
 
-@pytest.mark.essential
 def test_the_packed_app_runs_the_experiment_whole(packed: Path, tmp_path: Path) -> None:
     assert not (packed / "fedpriv" / "server").exists()
     # Ray tells its workers of the app's folder by PYTHONPATH, as here; what writes the report must not look there.

@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [12], "activation": "tanh"},
     "federation": {"clients": 4, "rounds": 3},
     "training": {"batch_size": 4, "learning_rate": 0.5},
-    "adversary": {"attacks": []},
+    "adversary": {"attacks": [], "best_decision": False},
     "engine": {"name": "inline", "device": "cpu"},
 }
 

@@ -78,7 +78,17 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
             assert known is not None
             for key, value in known.shares.items():
                 assert torch.equal(heard.redistribution.shares[key], value)
-    assert config.name in write_report(tmp_path / "run").read_text()
+
+
+@pytest.mark.parametrize("name", ["gaussian, target", "laplace", "hgm by layer", "vmf, update"])
+def test_the_report_names_it(name: str, tmp_path: Path) -> None:
+    """With the best decision of those who know the candidates, which attacks alone do not need."""
+    changes = {**ATTACKED, "attacks": ["iga"], "best_decision": True, "counterfactual": False}
+    tree = experiment(mechanism=MECHANISMS[name], federation={"rounds": 1}, adversary=changes)
+    summary = start_run(tree, tmp_path / "run", "", Silent())
+    (told,) = [rate for rate in summary.rates if rate.event == "told"]
+    assert told.best is not None
+    assert tree.mechanism.name in write_report(tmp_path / "run").read_text()
 
 
 @pytest.mark.parametrize(

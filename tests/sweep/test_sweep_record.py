@@ -31,10 +31,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     }
     path = tmp_path_factory.mktemp("record") / "run"
     start_run(experiment(**settings), path, "fedpriv run small.toml", Silent())
-    audit_run(RunFolder.open(path), 6, 20, Silent())
+    audit_run(RunFolder.open(path), 6, 8, Silent())
     return RunFolder.open(path)
 
 
+@pytest.mark.slow
 def test_a_record_says_what_the_files_say(run: RunFolder) -> None:
     record = read_record(run, "here", 7, {"mechanism.kappa": 4.0}, seconds=2.5)
     summary = json.loads((run.path / "summary.json").read_text())
@@ -60,6 +61,7 @@ def test_a_record_says_what_the_files_say(run: RunFolder) -> None:
     assert not record.refuted and not record.failed
 
 
+@pytest.mark.slow
 def test_accuracys_interval_is_wilsons(run: RunFolder) -> None:
     record = read_record(run, "here")
     count = json.loads((run.path / "summary.json").read_text())["data"]["test_examples"]
@@ -71,6 +73,7 @@ def test_accuracys_interval_is_wilsons(run: RunFolder) -> None:
     assert record.accuracy_high == pytest.approx(centre + half)
 
 
+@pytest.mark.slow
 def test_a_bound_above_the_proof_is_a_refuted_ledger(run: RunFolder, tmp_path: Path) -> None:
     summary = json.loads((run.path / "summary.json").read_text())
     summary["membership"]["epsilon_bound"]["epsilon"] = summary["membership"]["proven_epsilon"] * 1.01
