@@ -1,7 +1,7 @@
 """What several rooms' tests share, and which of them are slow.
 
 ``make test`` leaves slow tests out, but for the essential ones. Slow is what carries the mark, and what
-``tests/slow.txt`` lists: the tests that took SLOW seconds of CPU time or more when ``make slow`` last measured all of them.
+``tests/slow.txt`` lists: the tests that took SLOW seconds of CPU time or more when ``make slow`` last measured all.
 A run names those that became so since.
 """
 
