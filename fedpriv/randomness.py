@@ -121,7 +121,7 @@ class NoiseStream:
         return _hashed(self._key, "key", (self._calls,), KEY_BYTES)
 
     def numpy(self) -> np.random.Generator:
-        """Return a numpy generator whose bits come from the cipher, for laws that only numpy draws from."""
+        """Return a numpy generator whose bits come from the cipher, for distributions that only numpy draws from."""
         return np.random.Generator(AESCounter(key=int.from_bytes(self.key())))
 
     def uniform(self, count: int) -> Tensor:

@@ -1,11 +1,22 @@
 """What sections of an experiment are made of: the base of all settings, and numbers with their ranges."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import get_annotations
-from typing import Annotated, Any, Generic, TypeVar
+from pathlib import PurePath
+from typing import Annotated, Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
@@ -32,9 +43,35 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """Settings: frozen, and a key that nothing reads is an error."""
+    """Settings: frozen, a key that nothing reads is an error, and what is written into a file can be read back.
+
+    Other packages have sections of their own: what their validators raise is an error of the settings, too.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _plain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            settings = handler(given)
+        except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ValueError(f"{cls.__module__}.{cls.__qualname__} raises {type(error).__name__}: {error}") from error
+        for key, value in settings:
+            if not _is_plain(value):
+                raise ValueError(
+                    f"{key} = {value!r} cannot be written into a file of settings; allowed are finite numbers, texts, "
+                    "paths, true, false, nothing, and tuples of these"
+                )
+        return settings
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str, PurePath, Section))
 
 
 Chosen = TypeVar("Chosen", bound=Section)

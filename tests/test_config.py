@@ -4,15 +4,17 @@ import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
 from fedpriv.accounting.release import KAPPA, SIGMA
 from fedpriv.config import AdversaryConfig, Experiment, describe, load_experiment, load_run, validated
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
 from fedpriv.registry import ATTACKS, MECHANISMS
+from fedpriv.settings import Section
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
 GAUSSIAN = '[mechanism]\nname = "gaussian"\nsigma = 2\n'
@@ -371,3 +373,32 @@ def test_every_key_has_a_description() -> None:
 )
 def test_the_shipped_experiments_are_valid(path: Path) -> None:
     load_experiment(path)
+
+
+class Foreign(Section):
+    """Settings as other packages may have them."""
+
+    value: Any = None
+    doubled: int = 0
+
+    @field_validator("doubled", mode="before")
+    @classmethod
+    def _double(cls, given: Any) -> Any:
+        return 2 * given["deep"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), {"a": 1.0}, {1}, [1], object(), (1, (2, [3])), 1j])
+def test_settings_that_no_file_can_hold_are_refused(value: object) -> None:
+    with pytest.raises(ValidationError, match=r"value = .* cannot be written into a file of settings; allowed are"):
+        Foreign(value=value)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, None, "a", Path("a"), (1, ("a", 0.5)), LAPLACE, Foreign()])
+def test_settings_that_files_can_hold_are_taken(value: object) -> None:
+    assert Foreign(value=value).value == value
+
+
+@pytest.mark.parametrize(("given", "error"), [(3, "TypeError"), ({}, "KeyError")])
+def test_a_validator_that_raises_is_an_error_of_the_settings(given: object, error: str) -> None:
+    with pytest.raises(ValidationError, match=rf"test_config.Foreign raises {error}"):
+        Foreign.model_validate({"doubled": given})

@@ -77,7 +77,7 @@ def interpolated(edges: Array, deltas: Array, epsilons: Array) -> Array:
 
 @dataclass(frozen=True)
 class GaussianPair(Pair):
-    """Normal laws at a distance of ``mu`` standard deviations.
+    """Normal distributions at a distance of ``mu`` standard deviations.
 
     Attributes:
         mu: above 0.
@@ -104,7 +104,7 @@ class GaussianPair(Pair):
 
 @dataclass(frozen=True)
 class LaplacePair(Pair):
-    """Laplace laws on the line at a distance of ``shift`` scales: delta = 1 - exp((epsilon - shift) / 2).
+    """Laplace distributions on the line at a distance of ``shift`` scales: delta = 1 - exp((epsilon - shift) / 2).
 
     Attributes:
         shift: above 0.
@@ -129,7 +129,7 @@ class LaplacePair(Pair):
 
 @dataclass(frozen=True)
 class DirectionalPair(Pair):
-    """VMF laws around opposite directions: the loss is 2 kappa t, t the cosine with the first direction.
+    """VMF distributions around opposite directions: the loss is 2 kappa t, t the cosine with the first direction.
 
     Attributes:
         kappa: above 0.

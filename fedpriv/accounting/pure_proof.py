@@ -136,7 +136,7 @@ class PureProof(Proof):
 class DirectionalProof(PureProof):
     """Each unit's blocks become VMF draws around their directions: 2 kappa a block and participation.
 
-    The Renyi divergence is that of antipodal VMF laws, exact.
+    The Renyi divergence is that of antipodal VMF distributions, exact.
     """
 
     parameter: ClassVar[NoiseParameter] = KAPPA
@@ -316,8 +316,8 @@ class LaplaceProof(PureProof):
     @override
     def reference(self) -> Reference:
         theorem = (
-            f"Laplace laws of one coordinate, the {self.release.unit}'s clipped gradient and zero in its place, which "
-            "are one clip_norm apart at most in the L1 norm"
+            f"Laplace distributions of one coordinate, the {self.release.unit}'s clipped gradient and zero in its "
+            "place, which are one clip_norm apart at most in the L1 norm"
         )
         return Reference(((LaplaceReference(1 / self.noise), 1),), theorem)
 
@@ -325,8 +325,8 @@ class LaplaceProof(PureProof):
     @override
     def pair_theorem(self) -> str:
         return (
-            "Laplace laws of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread over "
-            "several coordinates, the same shift has no larger delta at any epsilon)"
+            "Laplace distributions of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread "
+            "over several coordinates, the same shift has no larger delta at any epsilon)"
         )
 
 

@@ -80,7 +80,7 @@ class ReferencePair(Pair):
 
     @property
     def is_normal(self) -> bool:
-        """Whether both laws are normal, ``spread`` standard deviations apart."""
+        """Whether both distributions are normal, ``spread`` standard deviations apart."""
         return False
 
     def law(self, edges: Array) -> tuple[Array, Array]:
@@ -205,7 +205,7 @@ class NormalReference(ReferencePair):
 
 @dataclass(frozen=True)
 class LaplaceReference(ReferencePair):
-    """Laplace laws on the line at a distance of ``shift`` scales; the coordinate is the loss.
+    """Laplace distributions on the line at a distance of ``shift`` scales; the coordinate is the loss.
 
     Attributes:
         shift: above 0.
@@ -250,7 +250,7 @@ class DirectionalReference(ReferencePair):
     """A VMF law against the uniform one, the pair of docs/ceilings.md: the loss is kappa t - log M_K(kappa).
 
     t is the cosine of the draw with its direction; the coordinate is their angle. For large K this is nearly the pair
-    of normal laws at a distance of kappa / sqrt(K).
+    of normal distributions at a distance of kappa / sqrt(K).
 
     Attributes:
         kappa: at least 0.

@@ -34,11 +34,11 @@ ORDERS: Array = _orders()
 def vmf_rdp(orders: ArrayLike, dimension: int, kappa: float) -> Array:
     """Return the exact Renyi privacy of one VMF draw under replace-one.
 
-    Between the VMF laws around two unit vectors x and x' the divergence of order a is
+    Between the VMF distributions around two unit vectors x and x' the divergence of order a is
     [log M(kappa |a x + (1 - a) x'|) - log M(kappa)] / (a - 1), M = M_K; it grows with the angle, so antipodal x and x'
     are the worst and give [log M((2 a - 1) kappa) - log M(kappa)] / (a - 1). A zero gradient, released as a uniform
-    direction, is a mixture of VMF laws over x and costs no more (joint quasi-convexity). The result never exceeds what
-    the pure bound 2 kappa implies.
+    direction, is a mixture of VMF distributions over x and costs no more (joint quasi-convexity). The result never
+    exceeds what the pure bound 2 kappa implies.
 
     Args:
         orders: above 1.

@@ -46,7 +46,7 @@ def sweep(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run every trial of FILE; started again, it goes on with what is missing."""
+    """Run every trial of FILE. The same command again keeps finished trials and runs the rest."""
     from fedpriv.sweep.file import load_sweep
 
     asked = load_sweep(file, scale)

@@ -49,8 +49,9 @@ __all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "pl
 
 MOST_TRIALS = 100_000
 
-# How many trials of one reason an error line names with their settings.
+# How many trials of one reason an error line names with their settings, and how many reasons.
 _NAMED = 3
+_REASONS = 3
 
 Key = tuple[str, ...]
 Values = tuple[tuple[Key, Any], ...]
@@ -321,7 +322,7 @@ def _trials(
 
 
 def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str) -> None:
-    """Raise one line that names every trial that cannot run, by its reason.
+    """Raise one line that says how many trials cannot run, and which, by the first reasons.
 
     Args:
         refused: reason -> the trials.
@@ -335,6 +336,8 @@ def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str)
         return
     count = sum(len(who) for who in refused.values())
     parts = [f"{reason}: trial{'s' if len(who) > 1 else ''} {_listed(who)}" for reason, who in refused.items()]
+    if len(parts) > _REASONS:
+        parts[_REASONS:] = [f"and {len(parts) - _REASONS} further reasons"]
     verb = "trial of" if count == 1 else "trials of"
     raise InputError(f"{source}: {count} {verb} {total} cannot run, so none was started: {'; '.join(parts)}")
 

@@ -149,6 +149,12 @@ def test_many_trials_that_cannot_run_are_named_by_ranges(tmp_path: Path) -> None
         sweep(tmp_path, seeds=list(range(101)), list=None, set={"mechanism.name": "vmf"})
 
 
+def test_many_reasons_are_counted_after_the_first(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"7 trials of 7 cannot run.*; and 4 further reasons$") as error:
+        sweep(tmp_path, seeds=[1], list=None, grid={"training.batch_size": [-number for number in range(1, 8)]})
+    assert str(error.value).count("training.batch_size = ") == 3
+
+
 def test_what_does_not_fit_the_data_or_the_network_is_found_before_anything_starts(tmp_path: Path) -> None:
     found = sweep(tmp_path, grid={"training.batch_size": [4, 31, 64]}, list=None)
     with pytest.raises(InputError, match=r"training.batch_size = 31 is larger than the data of client 0: 30") as error:

@@ -1,1 +1,1 @@
-"""What mechanisms are made of: their settings' base, clipping, directional draws, the laws of their noise."""
+"""What mechanisms are made of: their settings' base, clipping, directional draws, the distributions of their noise."""
