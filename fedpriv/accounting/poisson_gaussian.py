@@ -12,10 +12,10 @@ N(c) + q N(c + g') with |g|, |g'| <= 1, in any dimension. For an event S and any
 Let s = N(c)(S). By the lemma of Neyman and Pearson N(c + g)(S) <= Phi(Phi^-1(s) + 1 / sigma) and N(c + g')(S) >=
 Phi(Phi^-1(s) - 1 / sigma) (the trade-off function of normal distributions: Dong, Roth and Su 2022, Section 2.2).
 For g = -g' of length 1 both are equalities for one and the same half-space of this s. So that pair has the largest
-delta at every epsilon, of either sign and in both directions. Averaging over the other examples cannot exceed it, because delta is
-jointly convex, and the pair may be composed adaptively (Zhu, Dong and Wang 2022, Theorem 10). dp-accounting composes
-the same pair. For batches of a fixed size it would be wrong (Lebeda, Regehr, Kamath and Steinke 2024, arXiv
-2405.20769).
+delta at every epsilon, of either sign and in both directions. Averaging over the other examples cannot exceed it,
+because delta is jointly convex, and the pair may be composed adaptively (Zhu, Dong and Wang 2022, Theorem 10).
+dp-accounting composes the same pair. For batches of a fixed size it would be wrong (Lebeda, Regehr, Kamath and Steinke
+2024, arXiv 2405.20769).
 """
 
 import math
