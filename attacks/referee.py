@@ -20,7 +20,7 @@ from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Optimum, Reconstruction
 from fedpriv.records import Score
 
-__all__ = ["Scores", "Truth", "score", "score_guesses"]
+__all__ = ["Scores", "Truth", "missed", "score", "score_guesses"]
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
@@ -131,7 +131,8 @@ def score(
             bar=bar,
             # What was in the adversary's hands already is not recovered.
             success_ssim=math.inf if reconstruction.picked else success_ssim,
-            offered=1 if reconstruction.picked else len(attempt.images),
+            # An attack that shows fewer pictures than it may has chosen when to guess.
+            offered=1 if reconstruction.picked else max(len(attempt.images), len(truth.images)),
             picked=reconstruction.picked,
             attack=reconstruction.attack,
             upload=upload,
@@ -143,6 +144,54 @@ def score(
         scores += lines
         reasons.append(reason)
     return Scores(tuple(scores), _last(reasons), pictures)
+
+
+def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, picked: bool) -> tuple[Score, ...]:
+    """Return a line for each image of an attacked upload for which the attack offered nothing.
+
+    They are for rates alone: an attack that speaks only when it is sure must not look better than one that always
+    does. They have no figures, and are not written.
+
+    Args:
+        truth: of the upload.
+        attack: as lines name it.
+        upload: protected or unprotected.
+        scores: of this attack on this upload; none where it was refused.
+        picked: whether the attack picks images out of a list.
+    """
+    places = {(score.client, score.image) for score in scores if score.chosen}
+    offered = 1 if picked else len(truth.labels)
+    lines = []
+    for number, label in enumerate(truth.labels.tolist()):
+        client, image = truth.place(number)
+        if (client, image) in places:
+            continue
+        lines.append(
+            Score(
+                round=truth.round,
+                client=client,
+                image=image,
+                attack=attack,
+                upload=upload,
+                restart=0,
+                chosen=True,
+                loss=None,
+                label=None,
+                true_label=label,
+                label_correct=None,
+                mse=math.inf,
+                mse_normalised=math.inf,
+                psnr=-math.inf,
+                ssim=-1.0,
+                lpips=None,
+                recovered=False,
+                note="",
+                clients=truth.clients,
+                picked=picked,
+                **_odds(truth, number, offered),
+            )
+        )
+    return tuple(lines)
 
 
 def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True) -> Scores:
@@ -229,15 +278,22 @@ def _lines(
             clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
-            offered=offered,
-            chance=_chance(truth, true_label, offered) if truth.others is not None else None,
-            releases=None if truth.releases is None else truth.releases[image],
-            best=None if truth.optima is None else truth.optima[image].share,
-            draws=0 if truth.optima is None else truth.optima[image].draws,
+            **_odds(truth, image, offered),
             **about,
         )
         lines.append(line)
     return lines, reason
+
+
+def _odds(truth: Truth, image: int, offered: int) -> dict[str, Any]:
+    """What may be expected of attacks on one image: the fields of :class:`Score` that no attack decides."""
+    return {
+        "offered": offered,
+        "chance": None if truth.others is None else _chance(truth, int(truth.labels[image]), offered),
+        "releases": None if truth.releases is None else truth.releases[image],
+        "best": None if truth.optima is None else truth.optima[image].share,
+        "draws": 0 if truth.optima is None else truth.optima[image].draws,
+    }
 
 
 def _chance(truth: Truth, label: int, offered: int) -> float:

@@ -25,7 +25,7 @@ from fedpriv.attacks.reconstruction import (
     other_batches,
     stackable,
 )
-from fedpriv.attacks.referee import Scores, Truth, score, score_guesses
+from fedpriv.attacks.referee import Scores, Truth, missed, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
@@ -182,6 +182,7 @@ def _attack_observations(
     public = guesses(images, world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.classes)
     known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}
+    silent: list[Score] = []
     for attack in allowed if heard else ():
         suited = [upload for upload in heard if _suits(attack, upload.target)]
         if ATTACKS[attack.name].stacks:
@@ -201,6 +202,7 @@ def _attack_observations(
             leakage = leakage.plus(scored)
             save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
         if campaign.found:
+            silent += _silent(attack, suited, campaign, leakage.scores)
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
@@ -216,9 +218,11 @@ def _attack_observations(
     missed = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
-    rates = leakage_rates(world, scores)
+    rates = leakage_rates(world, (*scores, *silent))
     if any(rate.ceiling is not None for rate in rates):
-        rates += recovery_rates(world, scores, recovery_chance(images, public, world.experiment.adversary.success_ssim))
+        rates += recovery_rates(
+            world, (*scores, *silent), recovery_chance(images, public, world.experiment.adversary.success_ssim)
+        )
     return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed, rates=rates)
 
 
@@ -365,6 +369,17 @@ def _campaign(
     listener = partial(progress.attack_advanced, attack.label)
     job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
     return attack_on_ray(world.experiment.engine, job)
+
+
+def _silent(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign, scores: Sequence[Score]) -> list[Score]:
+    """Lines of the images for which the attack offered nothing, though it offered something elsewhere."""
+    picked = any(result.picked for result in campaign.found.values())
+    lines: list[Score] = []
+    for upload in heard:
+        own = [score for score in scores if (score.attack, score.upload) == (attack.label, upload.kind)]
+        own = [score for score in own if score.round == upload.truth.round]
+        lines += missed(upload.truth, attack.label, upload.kind, own, picked=picked)
+    return lines
 
 
 def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:

@@ -40,20 +40,19 @@ def leakage_rates(world: World, scores: Iterable[Score]) -> tuple[LeakageRate, .
 
     Args:
         world: the experiment, built.
-        scores: of the run.
+        scores: of the run, and of the images for which an attack offered nothing (see
+            :func:`fedpriv.attacks.referee.missed`): there it failed.
     """
     limit = _limits(world)
     rates = []
     for group in _groups(scores):
-        told = [score for score in group if score.chance is not None and score.rank is not None]
-        if told:
+        told = [score for score in group if score.chance is not None]
+        if any(score.rank is not None for score in told):
             trials = [_trial(score, score.rank == 1, score.chance or 1.0, limit) for score in told]
             rates.append(_rate("told", trials))
-        labelled = [score for score in group if score.label_correct is not None]
-        if labelled and not group[0].picked and not world.experiment.adversary.knows_labels:
-            trials = [
-                _trial(score, bool(score.label_correct), share, limit) for score, share in _shares(world, labelled)
-            ]
+        named = any(score.label_correct is not None for score in group)
+        if named and not group[0].picked and not world.experiment.adversary.knows_labels:
+            trials = [_trial(score, bool(score.label_correct), share, limit) for score, share in _shares(world, group)]
             rates.append(_rate("label", trials))
     return tuple(rates)
 
@@ -91,9 +90,9 @@ def refuse_exceeded(rates: Iterable[LeakageRate]) -> None:
 
 
 def _groups(scores: Iterable[Score]) -> list[list[Score]]:
-    """The chosen lines of each attack on each kind of upload."""
+    """The chosen lines of each attack on each kind of upload, by round and image."""
     groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
+    for score in sorted(scores, key=lambda score: (score.round, score.image)):
         if score.chosen and score.upload != "none":
             groups.setdefault((score.attack, score.upload), []).append(score)
     return list(groups.values())

@@ -62,7 +62,8 @@ class Score(Record):
         candidates: how many images there were to pick from, the original among them.
         chance: how often a guess picks the original out of these, at the most; ``None`` likewise.
         picked: whether the image was picked out of a list that the adversary held: then nothing was reconstructed.
-        offered: from how many pictures the one that goes with this image was chosen, by its error.
+        offered: from how many pictures the one that goes with this image is chosen, by its error, if the attack offers
+            as many as it may.
         releases: in how many releases the image was used by the time of the upload; ``None`` where that is not known.
         best: how often the best decision among the candidates is right (estimated); ``None`` where it was not computed.
         draws: uploads from which that was estimated.

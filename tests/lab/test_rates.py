@@ -22,7 +22,9 @@ from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
 SIGMA = 0.5
-PICKING = {"attacks": ["candidate"], "knows_candidates": True, "victims": 4, "counterfactual": False}
+PICKING = {
+    "attacks": ["candidate"], "knows_candidates": True, "victims": 4, "counterfactual": False, "best_decision": True,
+}  # fmt: skip
 
 
 def world(**changes: Any) -> World:
