@@ -52,6 +52,7 @@ _RARE_LOSS = 40.0  # one below its opposite has a probability below exp(-40)
 # The Fourier transform rounds absolutely, by about 1e-17 a release.
 _ROUNDING, _ROUNDING_PER_RELEASE = 1e-12, 1e-15
 _MOST_COMPOSED = 10**12
+_BEYOND_ENDS = 1e-15  # at least the probability of a single loss that lies outside the ends of its pair
 _SEARCHED = 2001
 _MANY, _DEVIATIONS = 100, 40.0
 
@@ -152,7 +153,7 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
     found = optimize.minimize_scalar(
         lambda epsilon: float(claims(np.array([epsilon]))[0]), bounds=around, options={"xatol": 1e-9}
     )
-    return min(float(found.fun), float(known[best]))
+    return min(float(found.fun), float(known[best])) + _BEYOND_ENDS
 
 
 def _composed(reference: Reference, count: int, rate: float) -> Callable[[float], float]:

@@ -115,7 +115,10 @@ def _limits(world: World) -> Limit:
         if score.upload != "protected" or score.releases is None or not 0 < chance < 1:
             return None
         plan = world.plans[score.client]
-        release = replace(plan.accounted(()), sampling="full", rate=1.0, participations=score.releases)
+        # The adjacency is no part of a ceiling, and zero-out is defined for Poisson batches alone.
+        release = replace(
+            plan.accounted(()), sampling="full", rate=1.0, participations=score.releases, adjacency="replace-one"
+        )
         return proven(release, chance)
 
     return limit

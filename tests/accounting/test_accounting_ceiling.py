@@ -273,6 +273,14 @@ def test_one_poisson_step_is_exact(k0, sigma, rate):
     assert gamma(k0, "gaussian", sigma, 1, "poisson", rate) == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.parametrize("k0", [1e-12, 1e-20, 1e-100])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+def test_no_baseline_is_too_small(k0, sigma):
+    """What a grid leaves out of the tails of P counts, too: a ceiling is never below the exact figure."""
+    exact = 0.5 * (k0 + stats.norm.sf(stats.norm.isf(k0) - 1 / sigma))
+    assert exact <= gamma(k0, "gaussian", sigma, 1, "poisson", 0.5) <= exact + 2e-15
+
+
 def test_the_printed_poisson_step():
     assert gamma(0.01, "gaussian", 0.6, 1, "poisson", 0.1) == pytest.approx(0.0344729214, abs=6e-11)
 

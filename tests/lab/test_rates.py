@@ -62,6 +62,14 @@ def test_the_ceiling_of_a_mean_rate_is_the_mean_of_the_ceilings() -> None:
     assert rate.chance == pytest.approx(0.105)
 
 
+def test_the_adjacency_is_no_part_of_a_ceiling() -> None:
+    """Zero-out is defined for Poisson batches alone, and the ceiling asks without sampling."""
+    here = world(
+        mechanism={"name": "gaussian", "sigma": SIGMA, "adjacency": "zero-out"}, training={"sampling": "poisson"}
+    )
+    assert told(here, [line(0, 1)]).ceiling == pytest.approx(float(ndtr(ndtri(0.01) + 1 / SIGMA)), rel=1e-9)
+
+
 def test_without_noise_there_is_no_ceiling() -> None:
     assert told(world(), [line(0, 1, upload="unprotected")]).ceiling is None
     bare = world(mechanism={"name": "none"})
