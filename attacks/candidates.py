@@ -44,6 +44,11 @@ class Candidates:
         if any(len(row.unique()) < len(row) for row in self.lists):
             raise InputError("candidates: a list names a record twice; each is allowed once")
 
+    def alike(self, number: int, label: Tensor, labels_known: bool) -> Tensor:
+        """Return the records of one list that may be the image: those with its label, where that is known."""
+        listed = self.lists[number]
+        return listed[self.labels[listed] == label] if labels_known else listed
+
     @staticmethod
     def of_all(images: Tensor, labels: Tensor, examples: int) -> "Candidates":
         """Return one list of all records for each of so many images of an upload."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
+from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.reconstruction import Optimum, Reconstruction
 from fedpriv.records import Score
 
@@ -41,6 +42,7 @@ class Truth:
             out, no two of them alike, and none of them like an original; ``None``: nothing is to be picked.
         other_labels: int64 (N,).
         labels_known: whether the adversary knows the originals' labels, and so which of the others are out.
+        candidates: what an attack picks from that is given a list for each image; ``None``: no attack is.
         optima: for each image, how often the best decision among it and the others is right; ``None``: not known.
         releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
     """
@@ -54,6 +56,7 @@ class Truth:
     others: Tensor | None = None
     other_labels: Tensor | None = None
     labels_known: bool = False
+    candidates: Candidates | None = None
     releases: tuple[int, ...] | None = None
     optima: tuple[Optimum, ...] | None = None
 
@@ -188,7 +191,7 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
                 note="",
                 clients=truth.clients,
                 picked=picked,
-                **_odds(truth, number, offered),
+                **_odds(truth, number, offered, picked=picked),
             )
         )
     return tuple(lines)
@@ -221,6 +224,7 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
             bar=torch.zeros(count),
             success_ssim=0.0,
             offered=1,
+            picked=False,
             attack=guess.name,
             upload="none",
             restart=0,
@@ -244,6 +248,7 @@ def _lines(
     bar: Tensor,
     success_ssim: float,
     offered: int,
+    picked: bool,
     **about: Any,
 ) -> tuple[list[Score], str | None]:
     """Compare images (B, C, H, W) with the true ones of these numbers (B,); return one line each, why without LPIPS.
@@ -256,7 +261,7 @@ def _lines(
     mse, ssim = metrics.mse(originals, images), metrics.ssim(originals, images)
     normalised = metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale)
     psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
-    ranks, candidates = _ranks(originals, images, truth.others)
+    ranks, candidates = _picks(truth, rows, images) if picked else _ranks(originals, images, truth.others)
     lpips, reason = _lpips(originals, images) if perceptual else ([None] * len(images), None)
     lines = []
     for k, (image, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
@@ -278,31 +283,38 @@ def _lines(
             clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
-            **_odds(truth, image, offered),
+            picked=picked,
+            **_odds(truth, image, offered, picked=picked),
             **about,
         )
         lines.append(line)
     return lines, reason
 
 
-def _odds(truth: Truth, image: int, offered: int) -> dict[str, Any]:
+def _odds(truth: Truth, image: int, offered: int, *, picked: bool) -> dict[str, Any]:
     """What may be expected of attacks on one image: the fields of :class:`Score` that no attack decides."""
+    # In a batch the best decision is that of somebody who gives one answer for each image.
+    optimum = truth.optima[image] if truth.optima is not None and (picked or offered == 1) else None
     return {
         "offered": offered,
-        "chance": None if truth.others is None else _chance(truth, int(truth.labels[image]), offered),
+        "chance": _chance(truth, image, offered, picked=picked),
         "releases": None if truth.releases is None else truth.releases[image],
-        "best": None if truth.optima is None else truth.optima[image].share,
-        "draws": 0 if truth.optima is None else truth.optima[image].draws,
+        "best": None if optimum is None else optimum.share,
+        "draws": 0 if optimum is None else optimum.draws,
     }
 
 
-def _chance(truth: Truth, label: int, offered: int) -> float:
+def _chance(truth: Truth, image: int, offered: int, *, picked: bool) -> float | None:
     """How often an image is picked out by a guess, if the candidates are as likely as it is.
 
     A guess that may offer several images, of which the referee takes the nearest, is right as many times more often.
     """
-    others = truth.others if truth.others is not None else torch.empty(0)
-    alike = len(others)
+    label = truth.labels[image]
+    if picked:
+        return None if truth.candidates is None else 1 / len(truth.candidates.alike(image, label, truth.labels_known))
+    if truth.others is None:
+        return None
+    alike = len(truth.others)
     if truth.labels_known and truth.other_labels is not None:
         alike = int((truth.other_labels == label).sum())
     return min(1.0, offered / (1 + alike))
@@ -360,6 +372,18 @@ def _ranks(originals: Tensor, images: Tensor, others: Tensor | None) -> tuple[li
     # The two distances are computed in different ways: an equal one may differ in its last digits.
     nearer = (distances <= own[:, None] * (1 + 1e-9)) & differs
     return (1 + nearer.sum(dim=1)).tolist(), (1 + differs.sum(dim=1)).tolist()
+
+
+def _picks(truth: Truth, rows: Tensor, images: Tensor) -> tuple[list[int | None], list[int | None]]:
+    """As :func:`_ranks`, each original in the list from which it was to be picked."""
+    ranks: list[int | None] = []
+    counts: list[int | None] = []
+    for number, image in zip(rows.tolist(), images, strict=True):
+        listed = None if truth.candidates is None else truth.candidates.images[truth.candidates.lists[number]]
+        (rank,), (count,) = _ranks(truth.images[number : number + 1], image[None], listed)
+        ranks.append(rank)
+        counts.append(count)
+    return ranks, counts
 
 
 def _lpips(originals: Tensor, images: Tensor) -> tuple[list[float | None], str | None]:

@@ -7,19 +7,25 @@ from fedpriv.attacks.intervals import best_interval
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import best_decisions
 from fedpriv.attacks.referee import Truth
-from fedpriv.lab.victims import Target, candidates
+from fedpriv.lab.victims import Target, candidates, truth
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.records import Interval
 from fedpriv.world import World
 from studies.uploads import FIRST
 
-__all__ = ["best_decision", "with_candidates"]
+__all__ = ["best_decision", "listed_truth", "with_candidates"]
 
 
-def with_candidates(world: World, truths: Sequence[Truth], uploads: Sequence[Observation]) -> tuple[Observation, ...]:
+def with_candidates(truths: Sequence[Truth], uploads: Sequence[Observation]) -> tuple[Observation, ...]:
     """Give the adversary for each image the list from which it is to be picked; client k sent upload k."""
-    lists = [candidates(world, Target(FIRST, (client,)), known) for client, known in enumerate(truths)]
-    return tuple(replace(upload, candidates=listed) for upload, listed in zip(uploads, lists, strict=True))
+    return tuple(replace(upload, candidates=known.candidates) for upload, known in zip(uploads, truths, strict=True))
+
+
+def listed_truth(world: World, client: int) -> Truth:
+    """Return what the client sent in the first round, and the list among which it is."""
+    target = Target(FIRST, (client,))
+    known = truth(world, target)
+    return replace(known, candidates=candidates(world, target, known))
 
 
 def best_decision(world: World, truths: Sequence[Truth], uploads: Sequence[Observation], seed: int) -> Interval | None:

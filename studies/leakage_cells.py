@@ -33,7 +33,6 @@ from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab.summary import attack_results, versions
-from fedpriv.lab.victims import Target, truth
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
 from fedpriv.records import AttackResult, Interval, Score
@@ -42,7 +41,7 @@ from fedpriv.server.evaluation import evaluate
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
-from studies.leakage_candidates import best_decision, with_candidates
+from studies.leakage_candidates import best_decision, listed_truth, with_candidates
 from studies.uploads import FIRST, heard, sent
 
 __all__ = [
@@ -242,7 +241,7 @@ def measure(batch: Batch, pictures: Pictures) -> list[Row]:
         uploads = {name: heard(_behind(scene, name), scene.state) for name in batch.mechanisms}
         picks = ATTACKS[batch.attack].picks()
         if picks:
-            uploads = {name: with_candidates(scene.world, scene.truths, heard) for name, heard in uploads.items()}
+            uploads = {name: with_candidates(scene.truths, heard) for name, heard in uploads.items()}
         began = time.perf_counter()
         reconstructions, failures = _attacked(batch, scene, uploads)
         seconds = (time.perf_counter() - began) / len(batch.mechanisms)
@@ -303,7 +302,7 @@ def _scene(data: str, model: str, network: str, victims: int, seed: int, device:
     experiment = _experiment(data, model, victims, seed, device)
     world = build_world(experiment)
     state = world.initial if network == "untrained" else _one_round(experiment)
-    truths = tuple(truth(world, Target(FIRST, (client,))) for client in range(victims))
+    truths = tuple(listed_truth(world, client) for client in range(victims))
     public = guesses(world.dataset.x_test.float() / 255)
     std = world.dataset.std
     guessed = [line for known in truths for line in score_guesses(public, known, std, perceptual=False).scores]

@@ -12,9 +12,11 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedpriv.attacks.access import Access
 from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.own_model.tensors import one_line, to_array, trained
 from fedpriv.attacks.reconstruction import Reconstruction
+from fedpriv.attacks.settings import AttackSettings
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.registry import ATTACKS, suggestion
@@ -38,6 +40,7 @@ __all__ = [
     "per_channel",
     "pictures",
     "seed_of",
+    "told_candidates",
     "wanted",
 ]
 
@@ -200,12 +203,18 @@ def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tu
     try:
         known = tuple(index(label) for label in labels)
     except TypeError:
-        raise InputError(f"{name} = {labels!r}: whole numbers, one for each example, are wanted") from None
+        raise InputError(f"{name} = {_shown(labels)}: whole numbers, one for each example, are wanted") from None
     if len(known) != examples:
         raise InputError(f"{len(known)} {name} for {examples} examples")
     if min(known) < 0 or max(known) >= classes:
-        raise InputError(f"{name} {list(known)}: numbers from 0 to {classes - 1} are wanted")
+        wrong = next(label for label in known if not 0 <= label < classes)
+        raise InputError(f"{name}: numbers from 0 to {classes - 1} are wanted; given is {wrong}")
     return known
+
+
+def _shown(given: Any) -> str:
+    text = " ".join(repr(given).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)
@@ -251,15 +260,25 @@ def on_scale(found: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruct
     return replace(found, attempts=attempts, note="; ".join(text for text in (found.note, clipped) if text))
 
 
+def told_candidates(config: AttackSettings, candidates: Any, labels: Any) -> AttackSettings:
+    """Return an attack's settings for these candidates, whose labels it weighs where they are not given."""
+    if candidates is None:
+        return config
+    if Access.CANDIDATES not in config.needs:
+        raise InputError(f"candidates: the attack {config.name} takes none; leave them out, or choose one that picks")
+    unknown = labels is None and "labels" in type(config).model_fields
+    return config.model_copy(update={"labels": "unknown"}) if unknown else config
+
+
 def candidate_records(
-    images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: Bounds, config: Any
+    images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: Bounds
 ) -> Candidates | None:
     """Return one list of all records for each image of the upload; ``None``: none are given."""
     if images is None:
         return None
     records = pictures("candidates", images, shape, bounds)
-    if labels is None and getattr(config, "labels", "") != "unknown":
-        raise InputError("candidates: give their candidate_labels, too, or the setting labels = 'unknown'")
+    if len(records) < 2:
+        raise InputError("candidates: 1 record; 2 or more are wanted, the image among them")
     given = _labels("candidate_labels", [0] * len(records) if labels is None else labels, len(records), classes)
     return Candidates.of_all(records, torch.tensor(given), examples)
 

@@ -29,6 +29,7 @@ from fedpriv.attacks.own_model.arguments import (
     per_channel,
     pictures,
     seed_of,
+    told_candidates,
     wanted,
 )
 from fedpriv.attacks.own_model.loss import Criterion, try_loss
@@ -105,7 +106,7 @@ def reconstruct(
             thousands are better. ``None``: the adversary has none.
         candidates: (N, C, H, W) tensor or array with values in that range: records among which the images are, no two
             alike, for the attack that picks (``attack="candidate"``).
-        candidate_labels: their labels (N,); ``None``: not known, with the attack's setting ``labels="unknown"``.
+        candidate_labels: their labels (N,); ``None``: not known, all classes are weighed.
         repeats: (parameters, upload) of further uploads of the very same batch, in the same forms as ``parameters`` and
             ``upload``: from the same parameters they are averaged, from others matched at once.
         seed: of the random starts.
@@ -126,7 +127,7 @@ def reconstruct(
     wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
     wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
     seed_of(seed)
-    config = attack_config(attack, settings)
+    config = told_candidates(attack_config(attack, settings), candidates, candidate_labels)
     size = image_shape(shape)
     if (reason := whole_numbers(model)) is not None:
         raise InputError(reason)
@@ -156,7 +157,7 @@ def reconstruct(
             (named_vector(earlier, model, f"{where}: parameters"), named_vector(sent, model, f"{where}: upload"))
         )
     known = known_labels(labels, public.examples, logits)
-    about = public.examples, logits, size, bounds, config
+    about = public.examples, logits, size, bounds
     records = candidate_records(candidates, candidate_labels, *about)
     share = 1 / batch_size if criterion.sums else 1.0
     gradients = [{name: share * value for name, value in sent.items()} for _, sent in pairs]

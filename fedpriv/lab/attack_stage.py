@@ -263,7 +263,11 @@ def _heard(
             leakage = leakage.refused(f"{target.title} is left out: {error}", progress)
             continue
         if Access.CANDIDATES in threat.grants:
-            observation = replace(observation, candidates=candidates(world, target, known))
+            known = replace(known, candidates=candidates(world, target, known))
+            observation = replace(observation, candidates=known.candidates)
+            if known.candidates is None:
+                text = "two of its images are the same, or there are no others, so there are no lists to pick from"
+                leakage = leakage.refused(f"{target.title}: {text}", progress)
         heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:
         text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
@@ -345,14 +349,17 @@ def _with_best_decisions(
     progress.stage("computing the best decision among the candidates")
     known = {}
     for upload in protected:
-        listed, truth = candidates(world, upload.target, upload.truth), upload.truth
+        truth = upload.truth
+        # In a batch, what is best for one answer an image is no limit for attacks that show pictures in any order.
+        listed = candidates(world, upload.target, truth) if len(truth.images) == 1 else truth.candidates
         if listed is None:
             continue
         about = world.model, upload.observation, listed, truth.images, truth.labels, world.experiment.seed
         try:
-            known[upload.target] = replace(truth, optima=tuple(best_decisions(*about)))
+            optima = best_decisions(*about, labels_known=truth.labels_known)
         except AttackRefused as error:
             return list(heard), leakage.refused(f"best decision: {error}", progress)
+        known[upload.target] = replace(truth, optima=tuple(optima))
     told = [
         replace(upload, truth=known[upload.target]) if upload.kind == PROTECTED and upload.target in known else upload
         for upload in heard

@@ -83,16 +83,17 @@ def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
         return ""  # of which the warnings about the settings tell
     config = getattr(adversary, name)
     if ATTACKS[name].picks():
-        heard = [replace(each, candidates=_random_records(stage)) for each in heard]
+        heard = [replace(each, candidates=_random_records(stage, each.settings.examples)) for each in heard]
     short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
     campaign = attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
     return next(iter(campaign.failures.values()), "")
 
 
-def _random_records(stage: World) -> Candidates:
-    """For each image of the upload itself and one other."""
-    images, labels = stage.dataset.x_train.float() / 255, stage.dataset.y_train
-    return Candidates.of_all(torch.cat([images, 1 - images]), labels.repeat(2), len(images))
+def _random_records(stage: World, examples: int) -> Candidates:
+    """The images of the upload, and as many random ones as the upload is said to be of; all of them in each list."""
+    images, draws = stage.dataset.x_train.float() / 255, torch_stream(stage.experiment.seed, "rehearsal records")
+    records = torch.cat([images, torch.rand(examples, *stage.dataset.shape, generator=draws)])
+    return Candidates.of_all(records, torch.arange(len(records)) % stage.dataset.classes, examples)
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
         (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))
     ]
     chosen_rows = torch.cat(rows)
-    others = _others(world, target, chosen_rows)
+    others = _others(world, target, chosen_rows, OTHERS)
     return Truth(
         round=target.round,
         client=target.client,
@@ -176,20 +176,22 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
 def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
     """Return for each image behind what was heard a list of records, itself among them, in random order.
 
-    ``None``: there are no others.
+    No record is in two lists: one that is missing in some would be known not to be one of the others. ``None``: two of
+    the images are the same, or there are no others.
     """
-    if known.others is None or known.other_labels is None or len(known.others) == 0:
+    own = len(known.images)
+    rows = torch.cat([world.uploaded_rows(client, target.round) for client in target.clients])
+    others = _others(world, target, rows, OTHERS * own)
+    each = min(OTHERS, len(others) // own)
+    if each == 0 or len(known.images.flatten(1).unique(dim=0)) < own:
         return None
-    own, others = len(known.images), len(known.others)
+    others = others[: each * own]
     stream = numpy_stream(world.experiment.seed, "candidate order", target.round, target.client)
-    order = torch.from_numpy(stream.permutation(own + others))
-    place = torch.empty_like(order).index_put((order,), torch.arange(own + others))
-    lists = [torch.cat([place[number : number + 1], place[own:]]).sort().values for number in range(own)]
-    return Candidates(
-        torch.cat([known.images, known.others])[order],
-        torch.cat([known.labels, known.other_labels])[order],
-        torch.stack(lists),
-    )
+    order = torch.from_numpy(stream.permutation(own + len(others)))
+    place = torch.empty_like(order).index_put((order,), torch.arange(len(order)))
+    lists = torch.cat([place[:own, None], place[own:].view(own, each)], dim=1).sort(dim=1).values
+    images, labels = world.dataset.x_train[others].float() / 255, world.dataset.y_train[others]
+    return Candidates(torch.cat([known.images, images])[order], torch.cat([known.labels, labels])[order], lists)
 
 
 def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
@@ -226,8 +228,8 @@ def approximation(world: World, target: Target) -> str:
     return "; ".join(notes)
 
 
-def _others(world: World, target: Target, own: Tensor) -> Tensor:
-    """Rows of training images that are not behind this upload, at most 99, no two of them alike.
+def _others(world: World, target: Target, own: Tensor, count: int) -> Tensor:
+    """Rows of training images that are not behind this upload, at most so many, no two of them alike.
 
     They are as likely to be behind it as those that are: drawn from other clients' shares, whose images no other upload
     of this client can rule out; from its own share only where the others have too few.
@@ -242,7 +244,7 @@ def _others(world: World, target: Target, own: Tensor) -> Tensor:
     others: list[int] = []
     for row in rows.tolist():
         picture = dataset.x_train[row].numpy().tobytes()
-        if picture not in seen and len(others) < OTHERS:
+        if picture not in seen and len(others) < count:
             seen.add(picture)
             others.append(row)
     return torch.tensor(others, dtype=torch.int64)

@@ -245,6 +245,15 @@ class TestRefusals:
         heard = given(observe(SMALL, IMAGES[:2], LABELS[:2]), *records(), examples=1)
         assert "1 lists of records for an upload of 2 images" in attack(SMALL, [heard]).failures[0]
 
+    def test_fewer_records_than_images(self) -> None:
+        heard = given(observe(SMALL, IMAGES[:4], LABELS[:4]), IMAGES[:3], LABELS[:3], examples=4)
+        assert "3 records for 4 images: there are too few" in attack(SMALL, [heard]).failures[0]
+
+    def test_more_records_than_are_compared_in_a_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedpriv.attacks.reconstruction.candidates.picking.MOST_RECORDS", 2)
+        heard = given(observe(SMALL, IMAGES[:2], LABELS[:2]), IMAGES[:3], LABELS[:3], examples=2)
+        assert "3 records, one for each class that it may have, in a batch of 2" in attack(SMALL, [heard]).failures[0]
+
     def test_a_batch_of_several_steps(self) -> None:
         heard = observe(SMALL, IMAGES[:2], LABELS[:2], algorithm="fedavg", local_steps=3, client_examples=2)
         assert "not from an upload of several steps" in attack(SMALL, [given(heard, *records(), 2)]).failures[0]
@@ -300,11 +309,24 @@ class TestOwnModel:
         found = {int((images - image).square().flatten(1).sum(1).argmin()) for image in result.images}
         assert found == set(range(batch))
 
+    def test_without_labels_all_classes_are_weighed(self) -> None:
+        images, _ = records()
+        result = reconstruct(SMALL, F.cross_entropy, self.upload([0]), (1, 8, 8), attack="candidate", candidates=images)
+        assert torch.allclose(result.images[0], images[0], atol=1e-6)
+        assert result.labels.tolist() == [int(LABELS[0])]
+        assert "probability of the pick 1" in result.note
+
     @pytest.mark.parametrize(
         ("arguments", "reason"),
         [
             ({}, "none is given"),
-            ({"candidates": IMAGES[:3]}, "give their candidate_labels"),
+            ({"candidates": IMAGES[:1], "candidate_labels": [1]}, "1 record; 2 or more are wanted"),
+            ({"candidates": IMAGES[:3], "attack": "map"}, "the attack map takes none"),
+            ({"candidates": IMAGES[:3], "candidate_labels": [1, 2, 10]}, "from 0 to 9 are wanted; given is 10"),
+            (
+                {"candidates": IMAGES[:3], "candidate_labels": [1.5] * 99},
+                r"= \[1.5, .{10,60}\.\.\.: whole",
+            ),
             ({"candidates": IMAGES[:3], "candidate_labels": [1, 2]}, "2 candidate_labels for 3 examples"),
             ({"candidates": torch.rand(3, 1, 4, 4), "candidate_labels": [1, 2, 3]}, r"candidates has the shape"),
             ({"candidates": IMAGES[[1, 1]], "candidate_labels": [1, 2]}, "records 0 and 1 are the same"),
@@ -312,4 +334,4 @@ class TestOwnModel:
     )
     def test_what_is_refused(self, arguments: dict[str, Any], reason: str) -> None:
         with pytest.raises(InputError, match=reason):
-            reconstruct(SMALL, F.cross_entropy, self.upload([0]), (1, 8, 8), attack="candidate", **arguments)
+            reconstruct(SMALL, F.cross_entropy, self.upload([0]), (1, 8, 8), **{"attack": "candidate", **arguments})

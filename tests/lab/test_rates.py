@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
+from fedpriv.attacks.referee import Truth, missed
 from fedpriv.errors import RunFailedError
 from fedpriv.lab import attack_run, rates, start_run
 from fedpriv.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
@@ -173,12 +175,13 @@ def test_uses_are_counted_up_to_the_attacked_round(sampling: str) -> None:
         assert count == len(used) >= 1
 
 
-def test_lists_hold_the_image_and_all_others_in_random_order() -> None:
+def test_lists_hold_the_image_and_others_in_random_order_and_none_of_another_list() -> None:
     here = world(training={"batch_size": 3})
     known = truth(here, Target(1, (2,)))
     listed = candidates(here, Target(1, (2,)), known)
     assert listed is not None
     assert listed.lists.shape == (3, 100)
+    assert len(listed.lists.unique()) == 300
     places = []
     for number, row in enumerate(listed.lists):
         same = [(listed.images[record] == known.images[number]).all() for record in row.tolist()]
@@ -188,6 +191,59 @@ def test_lists_hold_the_image_and_all_others_in_random_order() -> None:
         others = [k for k in range(3) if k != number]
         assert not any((listed.images[row] == known.images[k]).flatten(1).all(1).any() for k in others)
     assert len({tuple(row.tolist()) for row in listed.lists}) == 3
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_two_equal_images_in_a_batch_have_no_lists(copies: bool) -> None:
+    here = world(training={"batch_size": 3})
+    rows = here.uploaded_rows(2, 1)
+    pictures = here.dataset.x_train.clone()
+    pictures[rows[0]] = pictures[rows[1 if copies else 0]]
+    here = replace(here, dataset=replace(here.dataset, x_train=pictures))
+    listed = candidates(here, Target(1, (2,)), truth(here, Target(1, (2,))))
+    assert (listed is None) == copies
+
+
+def test_an_attack_that_speaks_only_when_it_is_sure_is_no_better() -> None:
+    """Of 40 clients it names two images, right both times: 2 of 40, not 2 of 2, and below the ceiling."""
+    here, others = world(), torch.rand(99, 1, 8, 8)
+    truths = [
+        Truth(1, client, torch.rand(1, 1, 8, 8), torch.tensor([3]), others=others, releases=(1,))
+        for client in range(4)
+        for _ in range(10)
+    ]
+    spoken = [line(0, 1), line(1, 1)]
+    silent = [one for known in truths[2:] for one in missed(known, "iga", "protected", (), picked=False)]
+    rate = told(here, [*spoken, *silent])
+    assert (rate.hits, rate.images) == (2, 40)
+    labels = next(rate for rate in leakage_rates(here, [*spoken, *silent]) if rate.event == "label")
+    assert (labels.hits, labels.images) == (2, 40)
+
+
+def test_a_batch_of_which_some_pictures_are_missing() -> None:
+    known = Truth(1, 2, torch.rand(5, 1, 8, 8), torch.arange(5), others=torch.rand(99, 1, 8, 8), releases=(1,) * 5)
+    shown = [line(2, 1, image=image, offered=5, chance=0.05) for image in (1, 3)]
+    absent = missed(known, "iga", "protected", shown, picked=False)
+    assert [one.image for one in absent] == [0, 2, 4]
+    assert {(one.offered, one.chance, one.recovered, one.rank) for one in absent} == {(5, 0.05, False, None)}
+
+
+@pytest.mark.parametrize("knows_labels", [False, True])
+def test_a_pick_from_lists_of_a_batch_behind_much_noise_is_a_guess(knows_labels: bool, tmp_path: Path) -> None:
+    """The baseline is what a blind pick reaches; false alarm: below 1e-3 for both cases together."""
+    changes: dict[str, Any] = {**PICKING, "victims": 20, "knows_labels": knows_labels, "best_decision": False}
+    settings = experiment(
+        mechanism={"name": "gaussian", "sigma": 300.0},
+        adversary=changes,
+        training={"batch_size": 4},
+        federation={"clients": 20, "rounds": 1},
+        data={"train_examples": 1400},
+    )
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    (rate,) = [rate for rate in summary.rates if rate.event == "told"]
+    assert rate.images == 80
+    assert rate.hits <= stats.binom.isf(5e-4, 80, rate.chance)
+    assert not rate.exceeded
 
 
 @pytest.mark.essential
@@ -209,6 +265,22 @@ def test_a_run_prints_guess_measured_best_decision_and_ceiling(tmp_path: Path) -
     assert "picked out of a list, not reconstructed" in page
     assert "Told from other images with" in page
     assert RunFolder(tmp_path / "run").final_summary().rates == summary.rates
+
+
+@pytest.mark.parametrize("settings", [{"knows_labels": True}, {}], ids=["labels", "shards"])
+def test_the_best_decision_is_no_worse_than_the_guess(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Who knows the label, or a client's few classes, has fewer records to decide among; in noise that hides all."""
+    changes = {**PICKING, "victims": 2, **settings}
+    data = {} if settings else {"partition": "shards"}
+    mechanism = {"name": "gaussian", "sigma": 100.0}
+    tree = experiment(mechanism=mechanism, adversary=changes, data=data, training={"batch_size": 1})
+    summary = start_run(tree, tmp_path / "run", "", Silent())
+    (rate,) = [rate for rate in summary.rates if rate.event == "told"]
+    assert rate.best is not None
+    assert rate.ceiling is not None
+    assert rate.chance > 0.03
+    assert rate.best.value == pytest.approx(rate.chance, rel=0.2)
+    assert rate.best.value < rate.ceiling * 1.1
 
 
 def test_a_list_that_is_not_granted_is_withheld(tmp_path: Path) -> None:

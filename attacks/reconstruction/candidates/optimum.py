@@ -70,7 +70,14 @@ class _Question:
 
 @twice_differentiable()
 def best_decisions(
-    model: nn.Module, observation: Observation, candidates: Candidates, images: Tensor, labels: Tensor, seed: int
+    model: nn.Module,
+    observation: Observation,
+    candidates: Candidates,
+    images: Tensor,
+    labels: Tensor,
+    seed: int,
+    *,
+    labels_known: bool = False,
 ) -> list[Optimum]:
     """Return for each image of an upload how often the best decision among its list is right.
 
@@ -81,6 +88,7 @@ def best_decisions(
         images: (B, C, H, W) on the [0, 1] scale, the true ones in the lists' order: the others of a batch are known.
         labels: int64 (B,), likewise.
         seed: of the draws.
+        labels_known: whether records of other labels than the image's are out.
 
     Raises:
         AttackRefused: nothing protects the upload, it is a sum, several local steps made it, or too much memory would
@@ -93,7 +101,8 @@ def best_decisions(
     scene = Scene.of(network, observation.settings, dtype)
     normalised, truth = ((part.to(scene.mean) - scene.mean) / scene.std for part in (candidates.images, images))
     optima = []
-    for number, listed in enumerate(candidates.lists):
+    for number, label in enumerate(labels):
+        listed = candidates.alike(number, label, labels_known)
         rng = np.random.default_rng([seed, observation.round, observation.client, number])
         question = _question(scene, victim, normalised[listed], candidates.labels[listed], truth, labels, number)
         optima.append(_optimum(question, rng))

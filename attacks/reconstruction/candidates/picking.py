@@ -24,21 +24,39 @@ __all__ = ["run_candidates"]
 
 # Less likely than anything that is possible, and finite, so that an assignment exists.
 IMPOSSIBLE = -1e300
+# Of a batch: records whose inner products are decomposed in seconds, and numbers of their expected uploads, 8 GiB.
+MOST_RECORDS, MOST_NUMBERS = 4000, 2**31
 
 
 @dataclass(frozen=True, eq=False)
 class _Pick:
-    """What is picked for one upload: numbers of records (B,), and for each of them how probable it is (B,)."""
+    """What is picked for one upload.
+
+    Attributes:
+        records: their numbers, (B,).
+        labels: their classes, (B,).
+        log_likelihoods: of the upload with each of them behind it, but for a constant, (B,).
+        probability: of the pick, where the upload is of one image; ``None`` for a batch, of which the attack knows only
+            how probable each record is by itself.
+    """
 
     records: Tensor
     labels: Tensor
-    probabilities: Tensor
+    log_likelihoods: Tensor
+    probability: float | None
+
+    @property
+    def loss(self) -> Tensor:
+        """What the attack minimises."""
+        if self.probability is None:
+            return -self.log_likelihoods.sum()
+        return -torch.tensor(self.probability, dtype=torch.float64).log()
 
 
 def run_candidates(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: CandidateSettings, report: Report
 ) -> Outcome:
-    """Return the records that are picked, and minus the logarithm of how probable they are.
+    """Return the records that are picked, and minus the logarithm of how probable the pick is, or of its likelihood.
 
     Args:
         scene: what is public.
@@ -53,14 +71,14 @@ def run_candidates(
     """
     picks = [_pick(scene, victim, config) for victim in rows]
     chosen = [_candidates(scene, victim).images[pick.records] for victim, pick in zip(rows, picks, strict=True)]
-    losses = torch.stack([-pick.probabilities.log().sum() for pick in picks])
+    losses = torch.stack([pick.loss for pick in picks])
     report(1, losses)
     return Outcome(
         images=(torch.stack(chosen).to(scene.mean) - scene.mean) / scene.std,
         labels=torch.stack([pick.labels for pick in picks]),
         losses=losses,
         iterations=torch.ones(len(rows), dtype=torch.int64),
-        notes=tuple(_note(pick, victim) for victim, pick in zip(rows, picks, strict=True)),
+        notes=tuple(map(_note, picks)),
     )
 
 
@@ -72,6 +90,7 @@ def _pick(scene: Scene, victim: Victim, config: CandidateSettings) -> _Pick:
     numbers, classes = (prior > -torch.inf).nonzero(as_tuple=True)
     if len(numbers) == 0:
         raise AttackRefused("no record has a label that is among those of the upload")
+    _refuse_size(victim, len(numbers))
     if victim.model.examples == 1:
         heard = -misfits(scene, victim, images[numbers, None], classes[:, None]).double()
     else:
@@ -88,8 +107,20 @@ def _decided(candidates: Candidates, each: Tensor) -> _Pick:
     listed.scatter_(1, candidates.lists, records[candidates.lists].clamp(min=IMPOSSIBLE / 2))
     _, columns = linear_sum_assignment(listed.numpy(), maximize=True)
     picked = torch.from_numpy(columns)
-    probabilities = listed.log_softmax(dim=1).exp().gather(1, picked[:, None])[:, 0]
-    return _Pick(picked, each[picked].argmax(dim=1), probabilities)
+    probability = float(listed[0].softmax(dim=0)[picked[0]]) if len(listed) == 1 else None
+    return _Pick(picked, each[picked].argmax(dim=1), records[picked], probability)
+
+
+def _refuse_size(victim: Victim, records: int) -> None:
+    """In a batch all expected uploads are held at once, and compared with each other."""
+    if victim.model.examples == 1:
+        return
+    numbers = records * sum(value.numel() for value in victim.gradient.values())
+    if records > MOST_RECORDS or numbers > MOST_NUMBERS:
+        raise AttackRefused(
+            f"{records} records, one for each class that it may have, in a batch of {victim.model.examples} images "
+            f"need {4 * numbers / 2**30:.1f} GiB; allowed are {MOST_RECORDS} and {4 * MOST_NUMBERS / 2**30:g} GiB"
+        )
 
 
 def _label_prior(scene: Scene, victim: Victim, candidates: Candidates, config: CandidateSettings) -> Tensor:
@@ -112,14 +143,19 @@ def _candidates(scene: Scene, victim: Victim) -> Candidates:
             f"the records have the shape {tuple(candidates.images.shape[1:])}, the upload's images {scene.shape}"
         )
     if len(candidates.lists) != examples:
-        raise AttackRefused(f"{len(candidates.lists)} lists of records for an upload of {examples} images")
+        raise AttackRefused(
+            f"{len(candidates.lists)} lists of records for an upload of {examples} images, as settings say; where the "
+            "size of batches varies, it is refused"
+        )
+    if candidates.lists.unique().numel() < examples:
+        raise AttackRefused(f"{candidates.lists.unique().numel()} records for {examples} images: there are too few")
     if int(candidates.labels.min()) < 0 or int(candidates.labels.max()) >= scene.classes:
         raise AttackRefused(f"the records' labels are not all from 0 to {scene.classes - 1}")
     return candidates
 
 
-def _note(pick: _Pick, victim: Victim) -> str:
-    shares = ", ".join(f"{value:.2g}" for value in pick.probabilities.tolist()[:8])
-    more = ", ..." if len(pick.probabilities) > 8 else ""
-    others = "; the other examples of the batch stand in as a normal distribution" if victim.model.examples > 1 else ""
-    return f"picked out of a list, nothing was reconstructed; probability of the picks {shares}{more}{others}"
+def _note(pick: _Pick) -> str:
+    what = "picked out of a list, nothing was reconstructed; "
+    if pick.probability is not None:
+        return f"{what}probability of the pick {pick.probability:.2g}"
+    return f"{what}the other examples of the batch stand in as a normal distribution"
