@@ -200,7 +200,7 @@ class RunFolder:
 
     def append_round(self, record: RoundRecord) -> None:
         """Add a line to metrics.jsonl."""
-        append_line(self.path / "metrics.jsonl", json.dumps(asdict(record), allow_nan=False))
+        append_line(self.path / "metrics.jsonl", json.dumps(record.to_json(), allow_nan=False))
 
     def rounds(self) -> list[RoundRecord]:
         """The complete lines of metrics.jsonl.
@@ -298,7 +298,7 @@ class RunFolder:
 
     def keep_rounds(self, last: int) -> None:
         """Cut metrics.jsonl back to the rounds up to ``last``."""
-        self.write_jsonl("metrics.jsonl", [asdict(record) for record in self.rounds() if record.round <= last])
+        self.write_jsonl("metrics.jsonl", [record.to_json() for record in self.rounds() if record.round <= last])
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write the server's state whole, replacing the one before; the lines of its rounds reach the disk first."""
