@@ -81,7 +81,7 @@ class Certificate(Record):
         main = self.margins["main"]
         if not self.right or main == 0:
             return 0.0
-        return (self.radius_l2 if norm == "l2" else self.radius_linf) * self.margins[bound] / main
+        return (self.radius_l2 if norm == "l2" else self.radius_linf) * (self.margins[bound] / main)
 
     def holds(self, norm: str, size: float, bound: str = "main") -> bool:
         """Whether the right class is proven for every perturbation up to this size."""
