@@ -56,7 +56,7 @@ ALONE = {
 PRIVATE = {
     "federation": {"clients": 10, "rounds": 60, "server_optimizer": "adam", "server_learning_rate": 0.002},
     "training": {"batch_size": 100, "sampling": "poisson"},
-    "mechanism": {"name": "gaussian", "target_epsilon": 2.0, "delta": 1e-5, "clip_norm": 1.0},
+    "mechanism": {"name": "gaussian", "target_epsilon": 2.0, "delta": 1e-5, "adjacency": "zero-out"},
 }
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "input": {**ALONE, "robustness": {"noise": SIGMA, "place": "input"}},

@@ -213,6 +213,9 @@ def test_the_papers_rule_is_weaker_than_exact_bounds() -> None:
     paper, exact = hoeffding_bounds(counts, 0, 0.001), vote_bounds(counts, 0, 0.001, "each")
     assert paper.lower == pytest.approx(0.93 - math.sqrt(math.log(3000) / 2000))
     assert paper.upper == pytest.approx(0.04 + math.sqrt(math.log(3000) / 2000))
+    wanted = stats.binomtest(930, 1000).proportion_ci(1 - 2 * 0.001 / 3, method="exact")
+    rival = stats.binomtest(40, 1000).proportion_ci(1 - 2 * 0.001 / 3, method="exact")
+    assert (exact.lower, exact.upper) == pytest.approx((wanted.low, rival.high))  # a bound of its own for each class
     assert paper.lower < exact.lower and exact.upper < paper.upper
 
 
