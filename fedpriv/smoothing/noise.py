@@ -92,8 +92,8 @@ class RobustnessNoise(RandomLayer):
             self._given = None
 
     def drawn(self, value: Tensor, count: int, stream: torch.Generator) -> Tensor:
-        """Return ``count`` noisy copies, (count, ...), of one example's value (1, ...) at the place."""
-        return value + self._noise((count, *value.shape[1:]), value, stream)
+        """Return ``count`` noisy copies of each value (B, ...) at the place, (count B, ...): all first copies first."""
+        return (value + self._noise((count, *value.shape), value, stream)).flatten(0, 1)
 
     def _value(self, compute: Callable[[], Tensor]) -> Tensor:
         if self._given is not None:

@@ -44,6 +44,21 @@ class SmoothedNetwork:
             logits: Tensor = self.network(self.normalise(self._moved(images)))
             return logits.argmax(dim=1).cpu()
 
+    def noisy_logits(self, images: Tensor, draws: int, stream: torch.Generator) -> Tensor:
+        """Return logits (draws, B, classes) with fresh noise in each, differentiable by the images.
+
+        For attacks through the expectation over the noise; the first layer is computed once for all draws.
+
+        Args:
+            images: (B, C, H, W) on [0, 1], in the network's numbers and on its device.
+            draws: at least 1.
+            stream: on the network's device; it moves on.
+        """
+        inputs = self.normalise(images)
+        value = self.layer.value_at(self.network, inputs)
+        logits = self._onwards(self.layer.drawn(value, draws, stream), inputs)
+        return logits.unflatten(0, (draws, len(images)))
+
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
         """Return how often each class won, (B, classes), int64, on the CPU.
 
@@ -72,9 +87,12 @@ class SmoothedNetwork:
             for start in range(0, count, step):
                 some = min(step, count - start)
                 z = self.layer.drawn(value, some, stream)
-                logits = self.layer.onwards(self.network, z, inputs.expand(some, -1, -1, -1))
-                won += torch.bincount(logits.argmax(dim=1).cpu(), minlength=self.classes)
+                won += torch.bincount(self._onwards(z, inputs).argmax(dim=1).cpu(), minlength=self.classes)
             return won
+
+    def _onwards(self, z: Tensor, inputs: Tensor) -> Tensor:
+        """The logits from z; a network may look at how many images it is given, and at nothing else of them."""
+        return self.layer.onwards(self.network, z, inputs[:1].detach().expand(len(z), -1, -1, -1))
 
     def _moved(self, images: Tensor) -> Tensor:
         first = next(self.network.parameters())

@@ -10,6 +10,7 @@ from torch import nn
 from fedpriv.config import CertifyConfig
 from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
+from fedpriv.lab.audit import audit_run
 from fedpriv.lab.certify import certify_run, check_noise
 from fedpriv.lab.smoothed import pixel_images, read_smoothed
 from fedpriv.progress import Silent
@@ -104,6 +105,12 @@ def test_other_noise_than_it_was_trained_with(noisy: RunFolder, tmp_path: Path) 
     found = certify_run(folder, FEW, 0.2, Silent())
     assert found.noise.afterwards and found.noise.place == "input"
     read_smoothed(folder, build_world(folder.experiment()))
+
+
+def test_an_audit_refuses_a_model_that_is_random(noisy: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="of the network is random while training, and such models") as error:
+        audit_run(copied(noisy, tmp_path / "run"), 6, 20, Silent())
+    assert "\n" not in str(error.value)
 
 
 def test_public_images_are_not_certified(tmp_path: Path) -> None:

@@ -173,6 +173,25 @@ def test_votes_are_those_of_whole_forward_passes(image: Tensor) -> None:
     assert torch.equal(voting.votes(image[None], 200, "test", [3])[0], wanted)
 
 
+def test_noisy_logits_have_the_gradient_of_whole_forward_passes(image: Tensor) -> None:
+    conv = seeded(nn.Conv2d, 1, 3, 3, padding=1)
+    model = nn.Sequential(RobustnessNoise(conv), nn.Tanh(), nn.Flatten(), seeded(nn.Linear, 36, 4, seed=5)).eval()
+    smoothing = Smoothing(model[0], 1.0, "l2", torch.full((3, 3, 4), 0.8).double(), lambda *_: 1.0)  # type: ignore[arg-type]
+    smoothing.set_deviations(model, 1.0)
+    voting = SmoothedNetwork(model, smoothing, partial(normalised, MEAN, STD), 4, 1)
+    images = torch.stack([image, 1 - image]).requires_grad_()
+    found = voting.noisy_logits(images, 5, torch_stream(1, "test"))
+    noise = 0.8 * torch.randn(5, 2, 3, 3, 4, generator=torch_stream(1, "test"))
+    wanted = torch.stack(
+        [model[3](torch.tanh(conv(normalised(MEAN, STD, images)) + draw).flatten(1)) for draw in noise]
+    )
+    assert torch.allclose(found, wanted, atol=1e-5)
+    gradients = [
+        torch.autograd.grad(logits.softmax(2).mean(0)[:, 1].log().sum(), images)[0] for logits in (found, wanted)
+    ]
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
 # ---- one dimension ---------------------------------------------------------------------------------------------------
 
 CLASSIFIERS = {
