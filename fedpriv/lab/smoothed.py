@@ -91,7 +91,8 @@ def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) ->
 
 def write_noise(folder: RunFolder, model: SmoothedModel) -> None:
     """Write the noise and what it was made for; the folder robustness/ has to be there."""
-    metadata = {"noise": json.dumps(model.noise.to_json()), "public": str(model.public)}
+    # One key: safetensors writes several in any order.
+    metadata = {"noise": json.dumps(model.noise.to_json())}
     folder.write_bytes(_NOISE, save({"deviations": model.deviations.cpu().contiguous()}, metadata=metadata))
 
 
