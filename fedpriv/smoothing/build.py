@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.config import RobustnessConfig
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, reason_of
 from fedpriv.randomness import numpy_stream
 from fedpriv.smoothing.check import bypass
 from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing, noise_layers
@@ -44,6 +44,8 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
     modes = {layer: layer.training for layer in network.modules()}
     try:
         reason = bypass(network.eval(), shape, stream)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"robustness: the network cannot be tried on random images: {reason_of(error)}") from error
     finally:
         for layer, mode in modes.items():
             layer.training = mode

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, reason_of
 from fedpriv.randomness import torch_stream
 from fedpriv.smoothing.noise import NormName, RobustnessNoise, noise_layers
 
@@ -59,9 +59,12 @@ class FirstLayer:
         """The same in float64, on the CPU: a copy.
 
         Raises:
-            InputError: the network does not compute in the numbers that it is given.
+            InputError: the network cannot be copied, or does not compute in the numbers that it is given.
         """
-        network = copy.deepcopy(self.network).to(device="cpu", dtype=torch.float64)
+        try:
+            network = copy.deepcopy(self.network).to(device="cpu", dtype=torch.float64)
+        except (Exception, SystemExit) as error:
+            raise InputError(f"the network cannot be copied, as its norm needs: {reason_of(error)}") from error
         layer = noise_layers(network)[noise_layers(self.network).index(self.layer)]
         made = FirstLayer(network, layer, self.normalise, self.shape)
         with torch.no_grad():

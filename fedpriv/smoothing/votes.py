@@ -57,7 +57,7 @@ class SmoothedNetwork:
         inputs = self.normalise(images)
         value = self.layer.value_at(self.network, inputs)
         logits = self._onwards(self.layer.drawn(value, draws, stream), inputs)
-        return logits.unflatten(0, (draws, len(images)))
+        return logits.view(draws, len(images), -1)
 
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
         """Return how often each class won, (B, classes), int64, on the CPU.

@@ -305,6 +305,30 @@ def test_own_networks_without_a_noise_layer_get_one_where_it_is_sound() -> None:
     assert isinstance(alone, RobustnessNoise)
 
 
+class Picky(nn.Module):
+    """Raises where somebody looks at it closely."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.noisy = how, RobustnessNoise(nn.Linear(16, 3))
+
+    def __deepcopy__(self, memo: object) -> "Picky":
+        raise RuntimeError("only one of me")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "range" and bool((x < 0).any()):
+            raise ValueError("colours are not negative")
+        logits: torch.Tensor = self.noisy(x.flatten(1))
+        return logits
+
+
+def test_what_own_networks_raise_is_one_line() -> None:
+    with pytest.raises(InputError, match="cannot be tried on random images: ValueError: colours are not negative"):
+        with_noise(Picky("range"), "hidden", SHAPE, torch_stream(1, "trial"))
+    with pytest.raises(InputError, match="cannot be copied, as its norm needs: RuntimeError: only one of me"):
+        first_layer(Picky("copy"), SHAPE).exact()
+
+
 def test_the_estimate_of_a_copy_is_of_the_copy() -> None:
     """Engines and attacks copy networks; noise is scaled to the weights at hand."""
     model = network()
