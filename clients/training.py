@@ -20,6 +20,7 @@ from fedpriv.federated import train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, seeded_generators, torch_stream
+from fedpriv.smoothing import drawing
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["answer_secret", "local_upload"]
@@ -130,10 +131,11 @@ def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tenso
 def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
     """What the model is run in: the numbers that the settings ask for, and randomness of its own, as for dropout.
 
-    That stream starts afresh with every step: what one step draws cannot depend on the examples of an earlier one.
+    These streams start afresh with every step: what one step draws cannot depend on the examples of an earlier one.
     """
     seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
-    with seeded_generators(seed, world.device), world.autocast():
+    stream = torch_stream(plan.seed, "robustness-noise", plan.client, step, device=world.device)
+    with drawing(world.smoothing, world.model, stream), seeded_generators(seed, world.device), world.autocast():
         yield
 
 

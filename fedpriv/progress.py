@@ -22,6 +22,9 @@ class Progress:
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """An attack did ``done`` of ``total`` iterations; ``loss`` is its best mean loss so far."""
 
+    def images_certified(self, done: int, total: int) -> None:
+        """``done`` of ``total`` images are certified."""
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
 

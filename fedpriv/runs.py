@@ -35,10 +35,12 @@ from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole
 from fedpriv.randomness import Secret
 from fedpriv.records import (
     Asked,
+    Certificate,
     Deployed,
     Ledger,
     Membership,
     Partition,
+    Robustness,
     RoundRecord,
     Score,
     Summary,
@@ -55,11 +57,13 @@ DEPLOYMENT = "deployment.json"
 """In the folder of a deployment's run: which of Flower's runs it was."""
 
 _SCORES = "reconstructions/scores.jsonl"
+_CERTIFICATES = "robustness/certificates.jsonl"
 
 _ROUND, _ASKED, _SCORE = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Score)
 _SUMMARY, _LEDGER = TypeAdapter(Summary), TypeAdapter(Ledger)
 _MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
 _DEPLOYED = TypeAdapter(Deployed)
+_ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
 _SECRET = "secret.key"
 
 
@@ -148,7 +152,7 @@ class RunFolder:
 
     def remove_parts(self) -> None:
         """Remove what a killed process left of files that it was writing; nobody else may be writing here."""
-        remove_parts(self.path, *self._parts, self.path / "membership")
+        remove_parts(self.path, *self._parts, self.path / "membership", self.path / "robustness")
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file whole."""
@@ -200,7 +204,7 @@ class RunFolder:
 
     def append_round(self, record: RoundRecord) -> None:
         """Add a line to metrics.jsonl."""
-        append_line(self.path / "metrics.jsonl", json.dumps(asdict(record), allow_nan=False))
+        append_line(self.path / "metrics.jsonl", json.dumps(record.to_json(), allow_nan=False))
 
     def rounds(self) -> list[RoundRecord]:
         """The complete lines of metrics.jsonl.
@@ -248,6 +252,28 @@ class RunFolder:
     def membership(self) -> Membership | None:
         """What an audit found; ``None`` if there was none."""
         return read_file(self.path / "membership.json", _MEMBERSHIP)
+
+    def robustness(self) -> Robustness | None:
+        """What certificates show, all together; ``None`` if none were made."""
+        return read_file(self.path / "robustness.json", _ROBUSTNESS)
+
+    def certificates(self) -> tuple[Certificate, ...]:
+        """The certificate of each image; empty if none were made.
+
+        Raises:
+            InputError: the file is damaged, or cut.
+        """
+        path, robustness = self.path / _CERTIFICATES, self.robustness()
+        lines = enumerate((read_text(path) or "").splitlines(), 1)
+        found = tuple(parse_json(line, _CERTIFICATE, f"{path}, line {number}") for number, line in lines)
+        wanted = 0 if robustness is None else robustness.examples
+        if robustness is not None and len(found) != wanted:
+            raise InputError(f"{path} is damaged: it has {len(found)} lines; robustness.json is of {wanted} images")
+        return found
+
+    def write_certificates(self, certificates: Sequence[Certificate]) -> None:
+        """Write certificates.jsonl."""
+        self.write_jsonl(_CERTIFICATES, [asdict(each) for each in certificates])
 
     def deployed(self) -> Deployed | None:
         """Which of Flower's runs it was; ``None``: it was no deployment's."""
@@ -298,7 +324,7 @@ class RunFolder:
 
     def keep_rounds(self, last: int) -> None:
         """Cut metrics.jsonl back to the rounds up to ``last``."""
-        self.write_jsonl("metrics.jsonl", [asdict(record) for record in self.rounds() if record.round <= last])
+        self.write_jsonl("metrics.jsonl", [record.to_json() for record in self.rounds() if record.round <= last])
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write the server's state whole, replacing the one before; the lines of its rounds reach the disk first."""

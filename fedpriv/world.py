@@ -25,9 +25,18 @@ from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
+from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
 from fedpriv.threads import cpu_threads
 
-__all__ = ["State", "World", "build_world", "choose_device", "tracked_buffers", "trained_parameters"]
+__all__ = [
+    "State",
+    "World",
+    "build_world",
+    "choose_device",
+    "first_layer",
+    "tracked_buffers",
+    "trained_parameters",
+]
 
 # Random images with which own models are tried: most often the first few are enough.
 _TRIED = 13
@@ -97,6 +106,7 @@ class World:
         device: where models and data are computed.
         plans: one for each client.
         secret: what the noise is keyed by in a simulation, and batches where they are hidden.
+        smoothing: the noise inside the model's forward pass; ``None``: there is none.
     """
 
     experiment: Experiment
@@ -108,6 +118,7 @@ class World:
     device: torch.device
     plans: tuple[Plan, ...]
     secret: Secret
+    smoothing: Smoothing | None = None
 
     def received(self, client: int, before: State) -> bytes:
         """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
@@ -205,7 +216,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     partitions = partition_indices(
         dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
     )
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
+    model = _network(experiment, dataset)
     if dataset.classes < 2:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
     if experiment.mechanism.protects:
@@ -220,7 +231,43 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
         plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
     )
     secret = secret or Secret.of_seed(experiment.seed)
-    return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret)
+    smoothing = _smoothing(experiment, dataset, model)
+    return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+
+
+def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
+    """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
+    if experiment.smoothing is None:
+        return model
+    stream = torch_stream(experiment.seed, "robustness-trial")
+    try:
+        return with_noise(model, experiment.smoothing.place, dataset.shape, stream)
+    except InputError as error:
+        raise experiment.model.refusal(str(error)) from error
+
+
+def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:
+    """How the noise in the forward pass is shared out and scaled, from the initial parameters and public images."""
+    if experiment.smoothing is None:
+        return None
+
+    def public(wanted: int) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(public_rows(experiment.seed, len(dataset.x_test), wanted))
+        images = dataset.x_test[rows].to(_precision(experiment)) / 255
+        return images.to(first.blank().device), dataset.y_test[rows].to(first.blank().device)
+
+    first = first_layer(dataset, model)
+    with cpu_threads(experiment.engine.threads):
+        return build_smoothing(experiment.smoothing, first, public)
+
+
+def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:
+    """Return how images of a data set reach the noise of a network, which is put into evaluation mode."""
+    model.eval()
+    return FirstLayer(
+        model, noise_layers(model)[0], lambda pixels: dataset.normalise(pixels, pixels.dtype), dataset.shape
+    )
 
 
 def _route(world: World, examples: int) -> Route:
@@ -229,7 +276,7 @@ def _route(world: World, examples: int) -> Route:
         return Route()
     images, labels = _random_examples(experiment, dataset, examples)
     # A model of its own, because one that was trained may hold what cannot be copied.
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
+    model = _network(experiment, dataset)
     model.to(world.device, _precision(experiment)).train()
     world.initial.load_into(model)
     memory = experiment.engine.gradient_bytes

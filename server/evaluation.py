@@ -3,9 +3,11 @@
 import torch
 from torch.nn import functional
 
+from fedpriv.randomness import torch_stream
+from fedpriv.smoothing import drawing
 from fedpriv.world import State, World
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluate_noisy"]
 
 _BATCH = 1000
 
@@ -23,3 +25,27 @@ def evaluate(world: World, state: State) -> tuple[float, float]:
             loss += functional.cross_entropy(logits, target, reduction="sum").item()
             right += int((logits.argmax(1) == target).sum())
     return loss / len(dataset.y_test), right / len(dataset.y_test)
+
+
+def evaluate_noisy(world: World, state: State, round_number: int) -> float | None:
+    """Return the accuracy (0 to 1) of ``state`` on the test set with one draw of its noise an image.
+
+    Args:
+        world: the experiment, built.
+        state: the global model.
+        round_number: the round, 0 before training; each has a stream of its own, in which images have fixed places.
+
+    Returns:
+        ``None`` where the forward pass has no noise.
+    """
+    if world.smoothing is None:
+        return None
+    model, dataset = world.model, world.dataset
+    state.load_into(model)
+    model.eval()
+    stream = torch_stream(world.experiment.seed, "robustness-evaluation", round_number, device=world.device)
+    right = 0
+    with drawing(world.smoothing, model, stream), torch.inference_mode():
+        for images, labels in zip(dataset.x_test.split(_BATCH), dataset.y_test.split(_BATCH), strict=True):
+            right += int((model(world.network_input(images)).argmax(1).cpu() == labels).sum())
+    return right / len(dataset.y_test)

@@ -19,7 +19,7 @@ from fedpriv.records import Asked, RoundRecord
 from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
-from fedpriv.server.evaluation import evaluate
+from fedpriv.server.evaluation import evaluate, evaluate_noisy
 from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
@@ -125,7 +125,8 @@ def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int
             raise world.experiment.model.refusal(f"its loss before training is {loss}")
         folder.write_jsonl("metrics.jsonl", [])
         nothing_yet = None if not world.experiment.mechanism.protects else 0.0
-        folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet))
+        noisy = evaluate_noisy(world, optimizer.state, 0)
+        folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet, noisy_accuracy=noisy))
         return 0
     optimizer.load(checkpoint.tensors, checkpoint.round)
     folder.keep_rounds(checkpoint.round)
@@ -177,6 +178,7 @@ class _Run:
             bytes_up=replies.bytes_up,
             bytes_down=replies.bytes_down,
             crafted=tuple(upload.client for upload in stolen),
+            noisy_accuracy=evaluate_noisy(world, self.optimizer.state, number),
         )
 
     def _move(self, honest: Sequence[Upload], mean: State | None) -> None:

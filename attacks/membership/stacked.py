@@ -191,11 +191,11 @@ def _weighted_loss(outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def _refuse_unsuited(model: nn.Module) -> None:
     for what, names in (
         ("mixes the examples of a batch", coupled_layers(model)),
-        ("drops at random", dropout_layers(model)),
+        ("is random while training", dropout_layers(model)),
         ("keeps running numbers", tuple(tracked_buffers(model))),
     ):
         if names:
             raise InputError(
                 f"reference models: {names[0]} of the network {what}, and such models are not trained together; "
-                "allowed: networks without BatchNorm and dropout"
+                "allowed: networks without BatchNorm, dropout and noise"
             )

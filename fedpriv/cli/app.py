@@ -16,6 +16,7 @@ from rich.text import Text
 from fedpriv.cli.account import account_app
 from fedpriv.cli.attack import attack_app
 from fedpriv.cli.audit import audit
+from fedpriv.cli.certify import certify
 from fedpriv.cli.deploy import deploy_app
 from fedpriv.cli.init import init
 from fedpriv.cli.sweep import compare, sweep
@@ -119,6 +120,10 @@ def run(
 
 app.command(epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo")(init)
 app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
+app.command(
+    epilog="Examples:\n\n  fedpriv certify runs/robust --examples 200\n\n"
+    "  fedpriv certify runs/quickstart-20260101-120000 --noise 0.25 --place input"
+)(certify)
 app.command(
     epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
     "  fedpriv sweep configs/paper/table2.toml --scale small"

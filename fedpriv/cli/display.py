@@ -74,6 +74,10 @@ class Display(Progress):
         """Advance the bar of one attack."""
         self._advance(name, done, total, f"loss {loss:.2e}")
 
+    def images_certified(self, done: int, total: int) -> None:
+        """Advance the bar of certificates."""
+        self._advance("images", done, total, "")
+
     def warn(self, text: str) -> None:
         """Print a warning."""
         self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)

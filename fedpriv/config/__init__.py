@@ -6,6 +6,7 @@ a line that names the file, the key, what was given and what is allowed.
 
 from fedpriv.config.experiment import Experiment, describe, json_schema
 from fedpriv.config.file import load_experiment, load_run, override, read_toml
+from fedpriv.config.robustness import CertifyConfig, RobustnessConfig
 from fedpriv.config.sections import (
     AdversaryConfig,
     DataConfig,
@@ -18,11 +19,13 @@ from fedpriv.config.wrong import validated
 
 __all__ = [
     "AdversaryConfig",
+    "CertifyConfig",
     "DataConfig",
     "EngineConfig",
     "Experiment",
     "FederationConfig",
     "ReportConfig",
+    "RobustnessConfig",
     "TrainingConfig",
     "describe",
     "json_schema",

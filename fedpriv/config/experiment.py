@@ -4,8 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from fedpriv.config.robustness import RobustnessConfig
 from fedpriv.config.sections import (
     SUM_LISTENERS,
     AdversaryConfig,
@@ -51,6 +60,15 @@ class Experiment(Section):
     adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     report: ReportConfig = Field(default_factory=lambda: ReportConfig())
+    robustness: RobustnessConfig | None = Field(
+        None, description="noise inside the forward pass, for certificates of what inputs cannot change; unset: none"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An experiment without the section has the bytes that it had before there was one."""
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "robustness" or value is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -152,6 +170,11 @@ class Experiment(Section):
         return self.keeps_secret and self.training.sampling != "shuffled"
 
     @property
+    def smoothing(self) -> RobustnessConfig | None:
+        """The settings of the noise in the forward pass; ``None`` where there is none."""
+        return self.robustness if self.robustness is not None and self.robustness.sigma > 0 else None
+
+    @property
     def server_learning_rate(self) -> float:
         """The step size of the server, with its default resolved."""
         if self.federation.server_learning_rate is not None:
@@ -163,13 +186,14 @@ class Experiment(Section):
 
         Left out is how long a run goes on, who listens, and what is made of it afterwards.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine"})
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", "robustness"})
         for section, keys in _INDECISIVE.items():
             for key in keys:
                 del tree[section][key]
         for key in FederationConfig.further():
             del tree["federation"][key]
-        return {**tree, "model": self.model.decisive()}
+        noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
+        return {**tree, "model": self.model.decisive(), **noisy}
 
     def to_toml(self) -> str:
         """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""

@@ -22,8 +22,9 @@ from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.gradients import Vector
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
 from fedpriv.progress import Progress
-from fedpriv.records import COMPLETED, Membership, RoundRecord, Summary
+from fedpriv.records import Membership, RoundRecord
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
@@ -57,7 +58,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     """
     if references < 6 or references % 2:
         raise InputError(f"--references {references}: an even number from 6 is wanted")
-    summary = _completed(folder)
+    summary = completed_summary(folder)
     proven = summary.ledger
     experiment = folder.experiment()
     world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
@@ -93,31 +94,13 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     return membership
 
 
-def _completed(folder: RunFolder) -> Summary:
-    summary = folder.final_summary()
-    # Figures of an earlier model would be next to those of the run that was finished later.
-    if summary.status != COMPLETED:
-        raise InputError(
-            f"{folder.path}: the run is {summary.status}, not completed: finish it with {folder.to_resume}"
-        )
-    return summary
-
-
 def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict[int, Vector]:
     """Round -> the global model after it: the final one, and those that were heard before later rounds."""
-    checkpoint = folder.load_checkpoint()
-    done = [record.round for record in records if checkpoint is not None and record.round <= checkpoint.round]
-    if checkpoint is None or not done:
+    checkpoint = final_checkpoint(folder, "audit")
+    done = [record.round for record in records if record.round <= checkpoint.round]
+    if not done:
         raise InputError(f"{folder.path} holds no model after a round: there is nothing to audit")
-    final = {
-        name: checkpoint.tensors[f"parameters/{name}"]
-        for name in world.initial.parameters
-        if f"parameters/{name}" in checkpoint.tensors
-    }
-    wanted = {name: value.shape for name, value in world.initial.parameters.items()}
-    if {name: value.shape for name, value in final.items()} != wanted:
-        raise InputError(f"{folder.path}: the checkpoint is not of this model")
-    return {**_heard(folder, records, done), done[-1]: final}
+    return {**_heard(folder, records, done), done[-1]: final_state(folder, world, checkpoint).parameters}
 
 
 def _heard(folder: RunFolder, records: list[RoundRecord], done: list[int]) -> dict[int, Vector]:

@@ -226,9 +226,10 @@ def _close(
         engine=engine,
         command=folder.command(),
     )
-    # What an audit found stays when a run that was finished is resumed, which changes no model.
-    audit = folder.membership() if status == COMPLETED else None
-    folder.write_summary(summary if audit is None else summary.model_copy(update={"membership": audit}))
+    # What was found of the finished model stays when the run is resumed, which changes no model.
+    found = {"membership": folder.membership(), "robustness": folder.robustness()} if status == COMPLETED else {}
+    kept = {key: record for key, record in found.items() if record is not None}
+    folder.write_summary(summary.model_copy(update=kept) if kept else summary)
     return summary
 
 

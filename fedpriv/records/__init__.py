@@ -16,6 +16,15 @@ from fedpriv.records.attacks import (
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
+from fedpriv.records.robustness import (
+    Certificate,
+    CertifiedCurve,
+    MeanRadius,
+    NoiseFacts,
+    NormFacts,
+    Robustness,
+    mean_radius,
+)
 from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
@@ -25,6 +34,8 @@ __all__ = [
     "Asked",
     "AttackResult",
     "Ceiling",
+    "Certificate",
+    "CertifiedCurve",
     "Curve",
     "DataFacts",
     "Deployed",
@@ -35,19 +46,24 @@ __all__ = [
     "LeakageRate",
     "Ledger",
     "LedgerLine",
+    "MeanRadius",
     "Membership",
     "MembershipAttack",
     "Model",
     "ModelFacts",
+    "NoiseFacts",
+    "NormFacts",
     "Origin",
     "Partition",
     "Recovered",
     "Released",
+    "Robustness",
     "RoundRecord",
     "Score",
     "Stop",
     "Summary",
     "ThreatModel",
+    "mean_radius",
     "parse_json",
     "read_file",
     "read_text",

@@ -1,6 +1,6 @@
 """The records of training: rounds, who was asked what, and who holds which data."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -36,6 +36,8 @@ class RoundRecord(Record):
             where nothing is proven, and in folders of versions that did not write it.
         crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
             attacked and not aggregated.
+        noisy_accuracy: the accuracy with one draw of the forward pass's noise an image; ``None``, and not written,
+            where there is no such noise.
     """
 
     round: int
@@ -49,6 +51,14 @@ class RoundRecord(Record):
     bytes_down: int
     epsilon: float | None = None
     crafted: tuple[int, ...] = ()
+    noisy_accuracy: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of metrics.jsonl."""
+        line = asdict(self)
+        if self.noisy_accuracy is None:
+            del line["noisy_accuracy"]
+        return line
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from fedpriv.records.attacks import AttackResult, LeakageRate, ThreatModel
 from fedpriv.records.ledger import Guarantee, Stop
 from fedpriv.records.membership import Membership
 from fedpriv.records.reading import Model
+from fedpriv.records.robustness import Robustness
 
 __all__ = ["COMPLETED", "DataFacts", "ModelFacts", "Summary"]
 
@@ -40,7 +41,7 @@ class Summary(Model):
     summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
     guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
-    is there after an audit.
+    is there after an audit, and ``robustness`` after certificates were made.
     """
 
     name: str = ""
@@ -67,6 +68,7 @@ class Summary(Model):
     engine: str = ""
     command: str = ""
     membership: Membership | None = None
+    robustness: Robustness | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what was read or set, as JSON types."""

@@ -44,6 +44,17 @@ SETTINGS = {
         federation={"clients_per_round": 3, "rounds": 40, "target_epsilon": 35.0},
         adversary=ATTACKED,
     ),
+    "noise in the forward pass": experiment(
+        model={"name": "lenet"},
+        robustness={"noise": 0.3, "redistribution": "vulnerable"},
+        mechanism={"name": "gaussian", "sigma": 1.0},
+        training={"batch_size": 16, "sampling": "poisson"},
+    ),
+    "noise in local steps": experiment(
+        robustness={"noise": 0.1, "place": "input", "redistribution": "informative", "norm": "linf"},
+        federation={"algorithm": "fedavg"},
+        training={"batch_size": 16},
+    ),
     "lenet": experiment(model={"name": "lenet"}, training={"batch_size": 16}, adversary=ATTACKED),
 }
 
@@ -56,6 +67,7 @@ def fingerprint(folder: Path) -> dict[str, bytes]:
     found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
     run = RunFolder.open(folder)
     found["asked"] = repr(run.asked()).encode()
+    found["noisy"] = repr([record.noisy_accuracy for record in run.rounds()]).encode()
     found["epsilon"] = repr([record.epsilon for record in run.rounds()]).encode()
     return found
 
@@ -72,7 +84,9 @@ def test_twice_inline_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedsgd, vmf by layer, dirichlet", "fedavg, gaussian, poisson", "lenet"])
+@pytest.mark.parametrize(
+    "name", ["fedsgd, vmf by layer, dirichlet", "fedavg, gaussian, poisson", "noise in the forward pass", "lenet"]
+)
 def test_ray_gives_the_bytes_of_inline(name: str, tmp_path: Path) -> None:
     for engine in ("inline", "ray"):
         start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())

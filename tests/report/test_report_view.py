@@ -145,7 +145,7 @@ def test_the_command_is_read_without_a_summary(make_run: MakeRun) -> None:
 def test_unknown_keys_of_later_versions_do_not_matter(make_run: MakeRun) -> None:
     folder = make_run()
     summary = read_json(folder / "summary.json")
-    write_json(folder / "summary.json", {**summary, "robustness": {"radius": 0.5}})
+    write_json(folder / "summary.json", {**summary, "fairness": {"gap": 0.5}})
     shutil.rmtree(folder / "observations")
     read = load_view(folder).summary
     assert read is not None

@@ -14,7 +14,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     twice_differentiable,
 )
 from fedpriv.attacks.reconstruction.upload_model.model import refusal
-from fedpriv.gradients.coupled import coupled_layers, dropout_layers
+from fedpriv.gradients.coupled import RandomLayer, coupled_layers, dropout_layers
 from fedpriv.gradients.operator import first_line
 from fedpriv.registry import ATTACKS
 
@@ -61,8 +61,8 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
     kinked = [name for name, layer in model.named_modules() if isinstance(layer, KINKED)]
     if dropout:
         lines.append(
-            f"layer {dropout[0]} drops at random while clients train; the attacks cannot know what was dropped and "
-            "run without, so that their failure is no evidence of privacy"
+            f"layer {dropout[0]} {_random_how(model.get_submodule(dropout[0]))} while clients train; the attacks "
+            "cannot know what was drawn and run without, so that their failure is no evidence of privacy"
         )
     mixing = model.get_submodule(coupled[0]) if coupled else None
     if mixing is not None and (mixing.training or getattr(mixing, "running_mean", None) is None):
@@ -84,6 +84,10 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
             "activations such as sigmoid and may fail for that reason alone"
         )
     return lines
+
+
+def _random_how(layer: nn.Module) -> str:
+    return "adds noise" if isinstance(layer, RandomLayer) else "drops at random"
 
 
 def _about_examples(settings: PublicSettings) -> list[str]:

@@ -1,0 +1,117 @@
+"""The command ``fedpriv certify DIR``."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
+from fedpriv.config import CertifyConfig, RobustnessConfig, validated
+from fedpriv.errors import InputError
+from fedpriv.records import Interval, Robustness
+
+__all__ = ["certify"]
+
+_NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a pixel (linf)"}
+_BOUNDS = {
+    "main": "main: exact for Gaussian noise",
+    "renyi": "Renyi",
+    "analytic": "PixelDP, analytic Gaussian",
+    "classic": "PixelDP, classic Gaussian",
+    "extended": "PixelDP, extended Gaussian",
+    "paper": "the paper's: extended, Hoeffding",
+}
+
+
+def certify(
+    folder: Run,
+    examples: Annotated[
+        int | None, typer.Option("--examples", metavar="N", help="Test images to certify; default: the run's, or 500.")
+    ] = None,
+    votes: Annotated[
+        int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an image; default: the run's, or 1000.")
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option("--alpha", metavar="A", help="Probability that a certificate is wrong; default 0.001."),
+    ] = None,
+    norm: Annotated[
+        str | None, typer.Option("--norm", metavar="l2|linf", help="The table to print; default: the noise's own norm.")
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option("--noise", metavar="S", help="Add noise of this deviation afterwards, in pixels from 0 to 1."),
+    ] = None,
+    place: Annotated[
+        str | None, typer.Option("--place", metavar="input", help="Where --noise goes: on the image.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Prove what small perturbations of an image cannot change about the final model in DIR."""
+    if norm is not None and norm not in _NORMS:
+        raise InputError(f"--norm {norm}: allowed: {', '.join(_NORMS)}")
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.certify import certify_run, check_noise
+    from fedpriv.report import reported
+    from fedpriv.runs import RunFolder
+
+    check_noise(noise, place)
+    run = RunFolder.open(folder)
+    given = {"examples": examples, "votes": votes, "alpha": alpha}
+    config = _config(run.experiment().robustness, {key: value for key, value in given.items() if value is not None})
+    with shown(quiet or as_json) as progress, reported(folder):
+        robustness = certify_run(run, config, noise, progress)
+    if as_json:
+        print_json({**robustness.model_dump(mode="json"), "folder": str(folder)})
+        return
+    shown_norm = norm or robustness.noise.norm
+    out.print(_table(robustness, shown_norm))
+    print_sentences(_sentences(robustness, shown_norm))
+    print_line(f"Certificates: {folder / 'robustness' / 'certificates.jsonl'}")
+
+
+def _config(robustness: RobustnessConfig | None, given: dict[str, float]) -> CertifyConfig:
+    """The run's own settings, with the options in their place."""
+    own = CertifyConfig() if robustness is None else robustness.certify
+    return validated(CertifyConfig, {**own.model_dump(), **given}, "fedpriv certify")
+
+
+def _table(robustness: Robustness, norm: str) -> Table:
+    """Certified accuracy by size, one row a theorem, in 80 columns."""
+    table = Table(box=None, pad_edge=False)
+    sizes = robustness.curve(norm).sizes
+    radii = {radius.bound: radius.l2 if norm == "l2" else radius.linf for radius in robustness.radii}
+    for heading in ("certified at", *(f"{size:g}" for size in sizes), "mean radius"):
+        table.add_column(heading, justify="left" if heading == "certified at" else "right")
+    for bound, words in _BOUNDS.items():
+        shares = [f"{share.value:.1%}" for share in robustness.curve(norm, bound).shares]
+        table.add_row(words, *shares, f"{radii[bound]:.3g}")
+    return table
+
+
+def _sentences(robustness: Robustness, norm: str) -> list[str]:
+    noise, voted = robustness.noise, robustness.voted
+    where = "on the image" if noise.place == "input" else "behind the first layer"
+    how = ", added to a model that was trained without it" if noise.afterwards else ""
+    best = robustness.curve(norm)
+    lines = [
+        f"Voted accuracy {_share(voted)} on {robustness.examples} test images; without noise "
+        f"{_share(robustness.noiseless)}; {robustness.abstained} abstain.",
+        f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, pixels from 0 to 1). With confidence 95 % "
+        f"at most {robustness.wrong_at_most} of these certificates are wrong (alpha = {robustness.alpha:g} each).",
+    ]
+    if best.shares:
+        middle = len(best.shares) // 2
+        lines.append(
+            f"Proven: no perturbation up to {best.sizes[middle]:g} ({norm}) changes the right vote on "
+            f"{_share(best.shares[middle])} of the images."
+        )
+    if noise.epsilon is not None:
+        lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")
+    return lines
+
+
+def _share(interval: Interval) -> str:
+    ends = interval.ends
+    return f"{interval.value:.1%}" + ("" if ends is None else f" ({ends[0]:.1%} to {ends[1]:.1%})")

@@ -1,0 +1,185 @@
+"""Certificates of a run's final model: what no perturbation of an image up to a size can change about its vote.
+
+They are added to the folder; nothing that was there is changed but summary.json, which gets them too. Whoever wants a
+report of the folder writes it.
+"""
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.config import CertifyConfig
+from fedpriv.errors import InputError
+from fedpriv.files import writing
+from fedpriv.lab.finished import completed_summary
+from fedpriv.lab.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
+from fedpriv.progress import Progress
+from fedpriv.records import Certificate, CertifiedCurve, NormFacts, Robustness, mean_radius
+from fedpriv.runs import RunFolder
+from fedpriv.smoothing import LayerNorms, certified_rows
+from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
+from fedpriv.threads import cpu_threads
+from fedpriv.world import World, build_world
+
+__all__ = ["certificate", "certify_run", "check_noise"]
+
+# Numbers to draw from which on the time is told before; about 4e7 are drawn in a second.
+_MANY = 2e10
+_PER_SECOND = 4e7
+_AT_ONCE = 10
+
+
+def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | None, progress: Progress) -> Robustness:
+    """Certify a run's final model on test images.
+
+    Args:
+        folder: the run's.
+        config: how many images and votes, and the confidence.
+        afterwards: deviation of even noise on the image, in pixels from 0 to 1, in place of the run's own noise;
+            ``None``: the run's own.
+        progress: told what happens.
+
+    Returns:
+        What is written to robustness.json.
+
+    Raises:
+        InputError: the run is not finished, its folder is damaged, it has no model or no noise, or there are fewer test
+            images than are asked for. Nothing was written.
+        RunFailedError: the results cannot be written.
+    """
+    began = time.monotonic()
+    summary = completed_summary(folder)
+    folder.certificates()  # whoever has damaged ones may want to look at them first
+    experiment = folder.experiment()
+    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    with cpu_threads(experiment.engine.threads):
+        model = smoothed_model(folder, world, afterwards)
+        rows = certified_rows(experiment.seed, len(world.dataset.y_test), config.examples, model.public)
+        _tell_time(model, config, progress)
+        progress.stage(f"certifying {config.examples} images with {config.selection} + {config.votes} votes")
+        norms = model.norms()
+        found = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
+        noiseless = _noiseless(world, model, torch.from_numpy(rows))
+    robustness = _robustness(model, norms, config, found, noiseless, time.monotonic() - began)
+    again = ["fedpriv", "certify", str(folder.path), "--examples", str(config.examples), "--votes", str(config.votes)]
+    with writing(shlex.join(again)):
+        (folder.path / "robustness").mkdir(exist_ok=True)
+        write_noise(folder, model)
+        folder.write_certificates(found)
+        folder.write_json("robustness.json", robustness.model_dump(mode="json"))
+        folder.write_summary(summary.model_copy(update={"robustness": robustness}))
+    return robustness
+
+
+def certificate(
+    image: int, label: int, chosen: int, counts: Sequence[int], config: CertifyConfig, norms: LayerNorms
+) -> Certificate:
+    """Return the certificate of one image.
+
+    Args:
+        image: its row in the test set.
+        label: its class.
+        chosen: the class that other votes than these chose.
+        counts: votes of each class.
+        config: the confidence.
+        norms: of the first layer, in units of the noise.
+    """
+    bounds = vote_bounds(counts, chosen, config.alpha, config.rivals)
+    proven = margins(bounds, hoeffding_bounds(counts, chosen, config.alpha))
+    return Certificate(
+        image=image,
+        label=label,
+        predicted=chosen,
+        count=counts[chosen],
+        votes=sum(counts),
+        runner_up=max(count for number, count in enumerate(counts) if number != chosen),
+        lower=bounds.lower,
+        upper=bounds.upper,
+        margins=proven,
+        radius_l2=proven["main"] / norms.l2,
+        radius_linf=proven["main"] / norms.linf,
+    )
+
+
+def _certificates(
+    world: World, model: SmoothedModel, rows: Tensor, config: CertifyConfig, norms: LayerNorms, progress: Progress
+) -> list[Certificate]:
+    found: list[Certificate] = []
+    for some in rows.split(_AT_ONCE):
+        images, numbers = pixel_images(world, some), some.tolist()
+        chosen = model.network.votes(images, config.selection, "robustness-selection", numbers).argmax(dim=1).tolist()
+        counts = model.network.votes(images, config.votes, "robustness-votes", numbers).tolist()
+        labels = world.dataset.y_test[some].tolist()
+        for row, label, first, votes in zip(numbers, labels, chosen, counts, strict=True):
+            found.append(certificate(row, label, first, votes, config, norms))
+        progress.images_certified(len(found), len(rows))
+    return found
+
+
+def _noiseless(world: World, model: SmoothedModel, rows: Tensor) -> int:
+    """How many images the model gets right without noise."""
+    right = 0
+    for some in rows.split(_AT_ONCE):
+        predictions = model.network.predictions(pixel_images(world, some))
+        right += int((predictions == world.dataset.y_test[some]).sum())
+    return right
+
+
+def _robustness(
+    model: SmoothedModel,
+    norms: LayerNorms,
+    config: CertifyConfig,
+    found: Sequence[Certificate],
+    noiseless: int,
+    seconds: float,
+) -> Robustness:
+    sizes = {"l2": config.radii_l2, "linf": config.radii_linf}
+    return Robustness(
+        noise=model.noise,
+        norms=NormFacts(**asdict(norms)),
+        examples=len(found),
+        selection=config.selection,
+        votes=config.votes,
+        alpha=config.alpha,
+        rivals=config.rivals,
+        wrong_at_most=wrong_at_most(len(found), config.alpha),
+        voted=rate_interval(sum(each.right for each in found), len(found)),
+        noiseless=rate_interval(noiseless, len(found)),
+        abstained=sum(each.abstains for each in found),
+        curves=tuple(_curve(found, norm, bound, sizes[norm]) for norm in sizes for bound in MARGINS),
+        radii=tuple(mean_radius(found, bound) for bound in MARGINS),
+        seconds=seconds,
+    )
+
+
+def _curve(found: Sequence[Certificate], norm: str, bound: str, sizes: tuple[float, ...]) -> CertifiedCurve:
+    held = [sum(each.holds(norm, size, bound) for each in found) for size in sizes]
+    return CertifiedCurve(norm, bound, sizes, tuple(rate_interval(count, len(found)) for count in held))
+
+
+def _tell_time(model: SmoothedModel, config: CertifyConfig, progress: Progress) -> None:
+    numbers = model.noise.dimension * config.examples * (config.selection + config.votes)
+    if numbers > _MANY:
+        progress.warn(
+            f"{numbers:.1g} random numbers are needed, which take {numbers / _PER_SECOND / 60:.0f} minutes or more "
+            "on one core: lower --examples or --votes, or use robustness.place = 'input'"
+        )
+
+
+def check_noise(noise: float | None, place: str | None) -> None:
+    """Refuse options of noise that is added afterwards and cannot be.
+
+    Raises:
+        InputError: the deviation is not above 0 and finite, or the place is not the image.
+    """
+    if noise is None and place is not None:
+        raise InputError(f"--place {place} is for --noise; without it the run's own noise is certified")
+    if place not in (None, "input"):
+        raise InputError(f"--place {place}: noise that is added afterwards goes on the image; allowed: input")
+    if noise is not None and not 0 < noise < float("inf"):
+        raise InputError(f"--noise {noise:g}: a deviation above 0 is wanted, in pixels from 0 to 1")

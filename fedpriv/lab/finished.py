@@ -1,0 +1,61 @@
+"""What a finished run leaves for those who look at it again: its summary, and the model that it trained."""
+
+from fedpriv.errors import InputError
+from fedpriv.records import COMPLETED, Summary
+from fedpriv.runs import Checkpoint, RunFolder
+from fedpriv.world import State, World
+
+__all__ = ["completed_summary", "final_checkpoint", "final_state"]
+
+
+def completed_summary(folder: RunFolder) -> Summary:
+    """Return the summary of a run that came to its end.
+
+    Figures of an earlier model would be next to those of the run that was finished later.
+
+    Raises:
+        InputError: it did not, or the folder is damaged.
+    """
+    summary = folder.final_summary()
+    if summary.status != COMPLETED:
+        raise InputError(
+            f"{folder.path}: the run is {summary.status}, not completed: finish it with {folder.to_resume}"
+        )
+    return summary
+
+
+def final_checkpoint(folder: RunFolder, purpose: str) -> Checkpoint:
+    """Return the checkpoint of a run, after at least one round.
+
+    Args:
+        folder: the run's.
+        purpose: what there would be nothing to do, for people, such as ``audit``.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    checkpoint = folder.load_checkpoint()
+    if checkpoint is None or checkpoint.round < 1:
+        raise InputError(f"{folder.path} holds no model after a round: there is nothing to {purpose}")
+    return checkpoint
+
+
+def final_state(folder: RunFolder, world: World, checkpoint: Checkpoint) -> State:
+    """Return the numbers of the model in a checkpoint.
+
+    Args:
+        folder: the run's, for people.
+        world: its experiment, built.
+        checkpoint: of the run.
+
+    Raises:
+        InputError: they are not of this model.
+    """
+    found = {}
+    for kind, wanted in (("parameters", world.initial.parameters), ("buffers", world.initial.buffers)):
+        found[kind] = {
+            name: checkpoint.tensors[f"{kind}/{name}"] for name in wanted if f"{kind}/{name}" in checkpoint.tensors
+        }
+        if {name: value.shape for name, value in found[kind].items()} != {n: v.shape for n, v in wanted.items()}:
+            raise InputError(f"{folder.path}: the checkpoint is not of this model")
+    return State(found["parameters"], found["buffers"])

@@ -1,0 +1,163 @@
+"""The smoothed model of a run: its final weights with noise in the forward pass, scaled from above and kept on disk.
+
+robustness/noise.safetensors holds the noise that certificates are about. Whoever attacks them later reads it back
+(:func:`read_smoothed`), and so judges by votes of the very network that was certified.
+"""
+
+import json
+from dataclasses import dataclass
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedpriv.config import RobustnessConfig
+from fedpriv.errors import InputError
+from fedpriv.lab.finished import final_checkpoint, final_state
+from fedpriv.records import NoiseFacts
+from fedpriv.runs import RunFolder
+from fedpriv.smoothing import (
+    FirstLayer,
+    LayerNorms,
+    RobustnessNoise,
+    SmoothedNetwork,
+    Smoothing,
+    even_smoothing,
+    layer_norms,
+)
+from fedpriv.world import State, World, first_layer
+
+__all__ = ["SmoothedModel", "pixel_images", "read_smoothed", "smoothed_model", "write_noise"]
+
+_NOISE = "robustness/noise.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothedModel:
+    """A run's final model with noise, ready to be asked for votes.
+
+    Attributes:
+        network: answers with votes.
+        noise: what the noise is.
+        first: the layer that a perturbation goes through before it meets the noise.
+        public: how many test images the noise was shared out by; they are not certified.
+    """
+
+    network: SmoothedNetwork
+    noise: NoiseFacts
+    first: FirstLayer
+    public: int
+
+    @property
+    def deviations(self) -> Tensor:
+        """Sigma^(1/2), shaped as one example's value at the place of the noise."""
+        deviations = self.network.layer.deviations
+        if deviations is None:
+            raise ValueError("the smoothed model has no noise")
+        return deviations
+
+    def norms(self) -> LayerNorms:
+        """The norms of the first layer in units of the noise, from above."""
+        return layer_norms(self.first, self.deviations)
+
+
+def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) -> SmoothedModel:
+    """Return the final model with the noise that it was trained with, or with other noise.
+
+    The noise is scaled by an upper bound of the layer's norm, so that a margin m certifies the radius sigma m.
+
+    Args:
+        folder: of a completed run.
+        world: its experiment, built; the model in it is changed.
+        afterwards: deviation of even noise on the image instead, in pixels, above 0; ``None``: the run's own noise.
+
+    Raises:
+        InputError: there is no model, or no noise.
+    """
+    state = final_state(folder, world, final_checkpoint(folder, "certify"))
+    state.load_into(world.model)
+    config = world.experiment.smoothing
+    if afterwards is not None:
+        first = _on_images(world)
+        smoothing = even_smoothing(first, afterwards)
+    elif world.smoothing is None or config is None:
+        raise InputError(f"{folder.path}: {_without_noise(world)}; say how much, with --noise 0.25 --place input")
+    else:
+        first, smoothing = first_layer(world.dataset, world.model), world.smoothing
+    norms = layer_norms(first, smoothing.spread)
+    smoothing.set_deviations(first.network, norms.l2 if smoothing.norm == "l2" else norms.linf)
+    return _made(world, first, smoothing, _facts(state, first, smoothing, None if afterwards is not None else config))
+
+
+def write_noise(folder: RunFolder, model: SmoothedModel) -> None:
+    """Write the noise and what it was made for; the folder robustness/ has to be there."""
+    # One key: safetensors writes several in any order.
+    metadata = {"noise": json.dumps(model.noise.to_json())}
+    folder.write_bytes(_NOISE, save({"deviations": model.deviations.cpu().contiguous()}, metadata=metadata))
+
+
+def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
+    """Return the network that the certificates in a folder are about.
+
+    Args:
+        folder: of a run that was certified.
+        world: its experiment, built; the model in it is changed.
+
+    Raises:
+        InputError: there are no certificates, the file is damaged, or the model is another one by now.
+    """
+    path = folder.path / _NOISE
+    if not path.exists():
+        raise InputError(f"{folder.path} has no certificates: make them with fedpriv certify {folder.path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            deviations = file.get_tensor("deviations")
+        noise = NoiseFacts(**json.loads(metadata["noise"]))
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    state = final_state(folder, world, final_checkpoint(folder, "attack"))
+    if state.digest().hex() != noise.model:
+        raise InputError(f"{path} is of another model than the checkpoint: certify again with fedpriv certify")
+    state.load_into(world.model)
+    first = _on_images(world) if noise.afterwards else first_layer(world.dataset, world.model)
+    smoothing = even_smoothing(first, noise.sigma) if noise.afterwards else world.smoothing
+    if smoothing is None or deviations.shape != smoothing.spread.shape or not bool((deviations > 0).all()):
+        raise InputError(f"{path} is damaged: it is not of this network")
+    smoothing.layer.deviations = deviations
+    return _made(world, first, smoothing, noise)
+
+
+def pixel_images(world: World, rows: Tensor) -> Tensor:
+    """Return test images (B, C, H, W) on [0, 1], in the numbers of the experiment, on the CPU."""
+    return world.dataset.x_test[rows].to(next(iter(world.initial.parameters.values())).dtype) / 255
+
+
+def _made(world: World, first: FirstLayer, smoothing: Smoothing, noise: NoiseFacts) -> SmoothedModel:
+    network = SmoothedNetwork(first.network, smoothing, first.normalise, world.dataset.classes, world.experiment.seed)
+    config = world.experiment.smoothing
+    return SmoothedModel(network, noise, first, 0 if config is None else config.public_images)
+
+
+def _on_images(world: World) -> FirstLayer:
+    """The model inside noise on the image; a noise layer that it has itself stays silent."""
+    return first_layer(world.dataset, RobustnessNoise(world.model, "input"))
+
+
+def _without_noise(world: World) -> str:
+    if world.experiment.robustness is not None:
+        return "the run's robustness.noise is 0, and without noise nothing can be certified"
+    return "the run was trained without noise, which certificates rest on"
+
+
+def _facts(state: State, first: FirstLayer, smoothing: Smoothing, config: RobustnessConfig | None) -> NoiseFacts:
+    return NoiseFacts(
+        place=first.layer.place,
+        redistribution="uniform" if config is None else config.redistribution,
+        sigma=smoothing.sigma,
+        norm=smoothing.norm,
+        afterwards=config is None,
+        dimension=smoothing.spread.numel(),
+        model=state.digest().hex(),
+        epsilon=None if config is None else config.epsilon,
+    )

@@ -1,0 +1,159 @@
+"""From the section ``[robustness]`` to a network with noise in it, and the test images that each purpose may use."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpriv.config import RobustnessConfig
+from fedpriv.errors import InputError, reason_of
+from fedpriv.randomness import numpy_stream
+from fedpriv.smoothing.check import bypass
+from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing, noise_layers
+from fedpriv.smoothing.norms import FirstLayer, estimated_norm
+from fedpriv.smoothing.shares import informative_spread, row_spread, uniform_spread, vulnerable_spread
+
+__all__ = ["PublicExamples", "build_smoothing", "certified_rows", "even_smoothing", "public_rows", "with_noise"]
+
+PublicExamples = Callable[[int], tuple[Tensor, Tensor]]
+"""How many -> images (B, C, H, W) on [0, 1] in the network's numbers and on its device, and labels (B,)."""
+
+_AFFINE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], stream: torch.Generator) -> nn.Module:
+    """Return the network with a noise layer, which is silent until it has deviations.
+
+    On the image it is put around the whole network. Behind a layer it is where the network has it, or around the first
+    Conv or Linear layer of one that has none, in place.
+
+    Args:
+        network: in float32, on the CPU.
+        place: of the noise.
+        shape: (C, H, W) of an image.
+        stream: draws the images that it is tried on.
+
+    Raises:
+        InputError: the noise would prove nothing, because something of the image goes past it.
+    """
+    if place == "input":
+        return RobustnessNoise(network, "input")
+    if not noise_layers(network):
+        network = _around_the_first(network)
+    modes = {layer: layer.training for layer in network.modules()}
+    try:
+        reason = bypass(network.eval(), shape, stream)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"robustness: the network cannot be tried on random images: {reason_of(error)}") from error
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+    if reason is not None:
+        raise InputError(f"robustness.place = 'hidden': {reason}; or use place = 'input'")
+    return network
+
+
+def _around_the_first(network: nn.Module) -> nn.Module:
+    """Put the noise layer around the first affine layer that the network names."""
+    for name, layer in network.named_modules():
+        if isinstance(layer, _AFFINE):
+            if not name:
+                return RobustnessNoise(layer)
+            network.set_submodule(name, RobustnessNoise(layer))
+            return network
+    raise InputError("robustness.place = 'hidden': the network has no Conv or Linear layer; use place = 'input'")
+
+
+def build_smoothing(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Smoothing:
+    """Share the noise out and scale it to the network's weights as they are.
+
+    Args:
+        config: with noise.
+        first: of the network, whose weights are public, in evaluation mode.
+        public: gives public images and labels.
+
+    Raises:
+        InputError: there are too few public images, or they or the network allow no such shares.
+    """
+    smoothing = Smoothing(
+        first.layer, config.sigma, config.norm, _spread(config, first, public), _estimate(first, config.norm)
+    )
+    smoothing.set_deviations(first.network)
+    return smoothing
+
+
+def even_smoothing(first: FirstLayer, sigma: float) -> Smoothing:
+    """Return even noise of the deviation sigma, in pixels, on the image."""
+    smoothing = Smoothing(first.layer, sigma, "l2", uniform_spread(first), _estimate(first, "l2"))
+    smoothing.set_deviations(first.network)
+    return smoothing
+
+
+def _estimate(first: FirstLayer, norm: NormName) -> Callable[[nn.Module, RobustnessNoise, Tensor], float]:
+    """The norm of whichever network has the layer: copies are measured as themselves."""
+
+    def estimate(network: nn.Module, layer: RobustnessNoise, spread: Tensor) -> float:
+        return estimated_norm(FirstLayer(network, layer, first.normalise, first.shape), spread, norm)
+
+    return estimate
+
+
+def _spread(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Tensor:
+    match config.redistribution:
+        case "vulnerable":
+            return vulnerable_spread(first, *public(config.public_images), config.inflation)
+        case "rows":
+            return row_spread(first, config.inflation)
+        case "informative":
+            images, _ = public(config.public_images)
+            # In Euclidean terms: even noise of this deviation has the same norm from the largest change of a pixel.
+            wide = images[0].numel() ** 0.5 if config.norm == "linf" else 1.0
+            return informative_spread(first, images, config.sigma * wide)
+        case _:
+            return uniform_spread(first)
+
+
+def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
+    """Return which test images the shares of the noise are computed from, ascending; a function of the seed.
+
+    They and :func:`certified_rows` are the two ends of one order of all test images.
+
+    Args:
+        seed: the experiment's.
+        test_images: how many there are.
+        wanted: how many.
+
+    Raises:
+        InputError: there are not as many.
+    """
+    if wanted > test_images:
+        raise InputError(f"robustness.public_examples = {wanted}: there are {test_images} test images")
+    return np.sort(_order(seed, test_images)[:wanted])
+
+
+def certified_rows(seed: int, test_images: int, wanted: int, public: int) -> np.ndarray:
+    """Return which test images are certified, ascending and none of them public.
+
+    The same ones for every experiment of this seed, whatever is kept for its noise.
+
+    Args:
+        seed: the experiment's.
+        test_images: how many there are.
+        wanted: how many.
+        public: how many are kept for the shares of the noise (:func:`public_rows`).
+
+    Raises:
+        InputError: there are not as many beside the public ones.
+    """
+    if not 1 <= wanted <= test_images - public:
+        kept = f", {public} of them public ones that the noise is shared out by" if public else ""
+        raise InputError(
+            f"certify.examples = {wanted}: allowed is from 1 to {test_images - public}; there are {test_images} test "
+            f"images{kept}"
+        )
+    return np.sort(_order(seed, test_images)[test_images - wanted :])
+
+
+def _order(seed: int, test_images: int) -> np.ndarray:
+    return numpy_stream(seed, "robustness-images").permutation(test_images)

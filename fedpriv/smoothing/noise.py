@@ -1,0 +1,181 @@
+"""Noise in the forward pass: the layer that draws it, and how much of it there is while its weights are trained.
+
+With noise N(0, Sigma) at one place of a network, z = h(x) + N(0, Sigma), whatever follows is a randomised classifier of
+which :mod:`fedpriv.smoothing.certificates` proves that small perturbations do not change its vote (Lecuyer et al. 2019;
+Cohen et al. 2019; Phan et al. 2019, Algorithm 1). h is affine in the image, and nothing of the image goes past z.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.gradients.coupled import RandomLayer
+
+__all__ = ["NormName", "Place", "RobustnessNoise", "Smoothing", "drawing", "noise_layers"]
+
+Place = Literal["hidden", "input"]
+NormName = Literal["l2", "linf"]
+
+
+class RobustnessNoise(RandomLayer):
+    """Gaussian noise behind a layer, or before it; fresh for every example of every forward pass.
+
+    It draws while training and inside :func:`drawing`, and is silent in plain evaluation. Without ``deviations`` it is
+    the layer alone.
+
+    Args:
+        layer: the first affine layer of a network (``hidden``), or the whole network (``input``).
+        place: whether the noise is added to what the layer returns, or to what it is given.
+
+    Attributes:
+        deviations: standard deviation of each coordinate, shaped as one example's value at the place; ``None``: no
+            noise. No buffer, because floating-point buffers are part of what clients upload.
+    """
+
+    def __init__(self, layer: nn.Module, place: Place = "hidden") -> None:
+        super().__init__()
+        self.layer, self.place = layer, place
+        self.deviations: Tensor | None = None
+        self._stream: torch.Generator | None = None
+        self._sampling = False
+        self._halts = False
+        self._given: Tensor | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is noise to draw."""
+        return self.deviations is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, ...) to what the layer returns, (B, ...), with noise behind or before it."""
+        if self.place == "input":
+            output: Tensor = self.layer(self._value(lambda: x))
+            return output
+        return self._value(lambda: self.layer(x))
+
+    def value_at(self, network: nn.Module, x: Tensor) -> Tensor:
+        """Return h(x), the noiseless value at the place of the noise, (B, ...); what follows is not computed.
+
+        Args:
+            network: holds this layer.
+            x: normalised images, (B, C, H, W).
+
+        Raises:
+            ValueError: the network does not call this layer.
+        """
+        self._halts = True
+        try:
+            network(x)
+        except _ReachedError as reached:
+            return reached.value
+        finally:
+            self._halts = False
+        raise ValueError("the network does not call its noise layer")
+
+    def onwards(self, network: nn.Module, z: Tensor, x: Tensor) -> Tensor:
+        """Return the logits (B, classes) that follow from z at the place of the noise, which draws nothing here.
+
+        Args:
+            network: holds this layer.
+            z: the values, (B, ...).
+            x: normalised images (B, C, H, W), on which the logits do not depend unless something goes past the noise.
+        """
+        self._given = z
+        try:
+            logits: Tensor = network(x)
+            return logits
+        finally:
+            self._given = None
+
+    def drawn(self, value: Tensor, count: int, stream: torch.Generator) -> Tensor:
+        """Return ``count`` noisy copies of each value (B, ...) at the place, (count B, ...): all first copies first."""
+        return (value + self._noise((count, *value.shape), value, stream)).flatten(0, 1)
+
+    def _value(self, compute: Callable[[], Tensor]) -> Tensor:
+        if self._given is not None:
+            return self._given
+        value = compute()
+        if self._halts:
+            raise _ReachedError(value)
+        if self.deviations is None or not (self.training or self._sampling):
+            return value
+        return value + self._noise(tuple(value.shape), value, self._stream)
+
+    def _noise(self, shape: tuple[int, ...], like: Tensor, stream: torch.Generator | None) -> Tensor:
+        """Noise in float32 at least; autocast would round it to bfloat16."""
+        if self.deviations is None:
+            raise ValueError("the noise layer has no deviations")
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        noise = torch.randn(shape, generator=stream, dtype=dtype, device=like.device)
+        return noise * self.deviations.to(like.device, dtype)
+
+
+class _ReachedError(Exception):
+    """The forward pass is at the noise, and goes no further."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__("the noise is reached")
+        self.value = value
+
+
+def noise_layers(network: nn.Module) -> tuple[RobustnessNoise, ...]:
+    """Return the noise layers of a network, in its order."""
+    return tuple(layer for layer in network.modules() if isinstance(layer, RobustnessNoise))
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothing:
+    """How much noise there is, public and the same for all clients: Sigma^(1/2) = sigma S_p(W; r) sqrt(K r).
+
+    S_p is the norm, from perturbations of the image to h over sqrt(K r), of the layer as it is (gradients do not flow
+    into it). So a margin m certifies the radius sigma m in every step, and training cannot outgrow the noise by
+    inflating W.
+
+    Attributes:
+        layer: where the noise is added.
+        sigma: above 0, in pixels from 0 to 1.
+        norm: of perturbations.
+        spread: sqrt(K r), shaped as one example's value at the place; float64, positive.
+        estimate: (network, layer, spread) -> S_p, an estimate that is quick enough for every step of training.
+    """
+
+    layer: RobustnessNoise
+    sigma: float
+    norm: NormName
+    spread: Tensor
+    estimate: Callable[[nn.Module, RobustnessNoise, Tensor], float] = field(repr=False)
+
+    def set_deviations(self, network: nn.Module, norm: float | None = None) -> None:
+        """Scale the noise to the network's weights as they are.
+
+        Args:
+            network: holds the layer.
+            norm: S_p where it is known; estimated, unless given.
+        """
+        known = self.estimate(network, self.layer, self.spread) if norm is None else norm
+        self.layer.deviations = (self.sigma * known * self.spread).float()
+
+
+@contextmanager
+def drawing(smoothing: Smoothing | None, network: nn.Module, stream: torch.Generator | None) -> Iterator[None]:
+    """Draw fresh noise inside the block, scaled to the weights at its beginning; ``None``: there is no noise.
+
+    Args:
+        smoothing: of the network.
+        network: in training or in evaluation mode.
+        stream: where the noise comes from, on the network's device; ``None``: torch's global generator.
+    """
+    if smoothing is None:
+        yield
+        return
+    layer = smoothing.layer
+    smoothing.set_deviations(network)
+    layer._sampling, layer._stream = True, stream
+    try:
+        yield
+    finally:
+        layer._sampling, layer._stream = False, None

@@ -1,0 +1,99 @@
+"""Votes of a network with noise in it: how often each class wins, over fresh draws for one image at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.randomness import torch_stream
+from fedpriv.smoothing.noise import RobustnessNoise, Smoothing
+
+__all__ = ["SmoothedNetwork"]
+
+# Numbers at the place of the noise that are drawn at once; what follows in the network fits into a processor's cache.
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothedNetwork:
+    """A network that adds fresh noise in every forward pass, asked for votes.
+
+    Attributes:
+        network: in evaluation mode; the whole one, from normalised images to logits.
+        smoothing: its noise, scaled; its weights do not change any more.
+        normalise: (B, C, H, W), floating point on [0, 1] -> what the network is fed, of the same type and device.
+        classes: number of logits.
+        seed: what streams of votes are made of. Votes convince nobody who lets the attacker know it.
+    """
+
+    network: nn.Module
+    smoothing: Smoothing
+    normalise: Callable[[Tensor], Tensor]
+    classes: int
+    seed: int
+
+    @property
+    def layer(self) -> RobustnessNoise:
+        """Where the noise is."""
+        return self.smoothing.layer
+
+    def predictions(self, images: Tensor) -> Tensor:
+        """Return the class (B,) of images (B, C, H, W) on [0, 1], without noise."""
+        with torch.inference_mode():
+            logits: Tensor = self.network(self.normalise(self._moved(images)))
+            return logits.argmax(dim=1).cpu()
+
+    def noisy_logits(self, images: Tensor, draws: int, stream: torch.Generator) -> Tensor:
+        """Return logits (draws, B, classes) with fresh noise in each, differentiable by the images.
+
+        For attacks through the expectation over the noise; the first layer is computed once for all draws.
+
+        Args:
+            images: (B, C, H, W) on [0, 1], in the network's numbers and on its device.
+            draws: at least 1.
+            stream: on the network's device; it moves on.
+        """
+        inputs = self.normalise(images)
+        value = self.layer.value_at(self.network, inputs)
+        logits = self._onwards(self.layer.drawn(value, draws, stream), inputs)
+        return logits.view(draws, len(images), -1)
+
+    def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
+        """Return how often each class won, (B, classes), int64, on the CPU.
+
+        The first layer is computed once an image, and only the rest of the network for each vote, many at a time.
+
+        Args:
+            images: (B, C, H, W), floating point on [0, 1]; clean ones, or attacked ones.
+            count: votes of each image, at least 1.
+            purpose: names the streams; the same purpose and row give the same noise.
+            rows: what tells the images apart, one number from 0 each, such as their places in the test set.
+
+        Raises:
+            ValueError: there are not as many rows as images.
+        """
+        return torch.stack(
+            [self._votes(image[None], count, purpose, row) for image, row in zip(images, rows, strict=True)]
+        )
+
+    def _votes(self, image: Tensor, count: int, purpose: str, row: int) -> Tensor:
+        with torch.inference_mode():
+            inputs = self.normalise(self._moved(image))
+            value = self.layer.value_at(self.network, inputs)
+            stream = torch_stream(self.seed, purpose, row, device=value.device)
+            won = torch.zeros(self.classes, dtype=torch.int64)
+            step = max(1, _PIECE // value.numel())
+            for start in range(0, count, step):
+                some = min(step, count - start)
+                z = self.layer.drawn(value, some, stream)
+                won += torch.bincount(self._onwards(z, inputs).argmax(dim=1).cpu(), minlength=self.classes)
+            return won
+
+    def _onwards(self, z: Tensor, inputs: Tensor) -> Tensor:
+        """The logits from z; a network may look at how many images it is given, and at nothing else of them."""
+        return self.layer.onwards(self.network, z, inputs[:1].detach().expand(len(z), -1, -1, -1))
+
+    def _moved(self, images: Tensor) -> Tensor:
+        first = next(self.network.parameters())
+        return images.to(first.device, first.dtype)

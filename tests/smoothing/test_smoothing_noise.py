@@ -1,0 +1,340 @@
+"""The noise layer: its law, that it is fresh, when it is silent; shares; and what a network has to be like."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+from torch import nn
+from torch.nn import functional
+
+from fedpriv.config import Experiment, RobustnessConfig
+from fedpriv.errors import InputError
+from fedpriv.gradients import per_example_gradients
+from fedpriv.gradients.coupled import dropout_layers
+from fedpriv.randomness import torch_stream
+from fedpriv.smoothing import RobustnessNoise, Smoothing, build_smoothing, drawing, noise_layers, with_noise
+from fedpriv.smoothing.build import certified_rows, public_rows
+from fedpriv.smoothing.check import bypass
+from fedpriv.smoothing.norms import FirstLayer
+from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
+from fedpriv.world import build_world
+from tests.smoothing.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
+
+SHAPE = (1, 4, 4)
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    conv = seeded(nn.Conv2d, 1, 3, 3, padding=1, seed=seed)
+    return nn.Sequential(RobustnessNoise(conv), nn.ReLU(), nn.Flatten(), seeded(nn.Linear, 48, 3, seed=seed))
+
+
+def fixed(model: nn.Module, deviations: torch.Tensor) -> Smoothing:
+    """Noise of given deviations, whatever the weights are."""
+    return Smoothing(noise_layers(model)[0], 1.0, "l2", deviations.double(), lambda *_: 1.0)
+
+
+# ---- the law ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["hidden", "input"])
+def test_the_covariance_is_sigma(place: str) -> None:
+    """Sums of squares, plain and of pairs, over 20,000 draws; all tests together alarm falsely once in 10,000 times."""
+    inner = seeded(nn.Linear, 6, 6)
+    model = nn.Sequential(RobustnessNoise(inner if place == "hidden" else nn.Identity(), place))  # type: ignore[arg-type]
+    deviations = torch.tensor([0.2, 0.5, 1.0, 1.5, 2.0, 3.0])
+    x = torch.ones(20_000, 6)
+    with drawing(fixed(model, deviations), model.eval(), torch_stream(1, "noise")), torch.no_grad():
+        noise = (model(x) - (inner(x) if place == "hidden" else x)) / deviations
+    draws, tests = len(x), 6 + 15 + 6
+    level = 1e-4 / tests
+    low, high = stats.chi2.ppf([level / 2, 1 - level / 2], draws)
+    squares = noise.double().square().sum(dim=0)
+    assert bool(((squares > low) & (squares < high)).all())
+    products = (noise.double().T @ noise.double() / math.sqrt(draws))[~torch.eye(6, dtype=torch.bool)]
+    assert float(products.abs().max()) < stats.norm.isf(level / 2)
+    assert float((noise.double().sum(dim=0) / math.sqrt(draws)).abs().max()) < stats.norm.isf(level / 2)
+
+
+def test_noise_is_fresh_for_each_example_and_pass() -> None:
+    model = network()
+    smoothing = fixed(model, torch.ones(3, 4, 4))
+    x = torch.zeros(5, *SHAPE)
+    stream = torch_stream(1, "noise")
+    with drawing(smoothing, model.eval(), stream), torch.no_grad():
+        passes = torch.cat([model(x), model(x)])
+    assert len(passes.unique(dim=0)) == 10
+
+
+def test_it_draws_while_training_and_is_silent_in_evaluation() -> None:
+    model, x = network(), torch.rand(2, *SHAPE)
+    bare = nn.Sequential(model[0].layer, *list(model)[1:])  # type: ignore[arg-type, union-attr]
+    assert torch.equal(model(x), bare(x)) and dropout_layers(model) == ()
+    smoothing = fixed(model, torch.ones(3, 4, 4))
+    smoothing.set_deviations(model)
+    assert dropout_layers(model) == ("0",)
+    assert torch.equal(model.eval()(x), bare(x))
+    model.train()
+    assert not torch.equal(model(x), bare(x))
+    model.eval()
+    with drawing(smoothing, model, torch_stream(1, "noise")):
+        noisy = model(x)
+    with drawing(smoothing, model, torch_stream(1, "noise")):
+        assert torch.equal(model(x), noisy)
+    assert torch.equal(model(x), bare(x)) and not torch.equal(noisy, bare(x))
+    assert [name for name, _ in model.named_buffers()] == []  # buffers are uploaded
+    with drawing(None, model, None):
+        assert torch.equal(model(x), bare(x))
+
+
+def test_the_scale_follows_the_weights() -> None:
+    """However large W becomes, a margin of 1 is sigma pixels."""
+    model = network()
+    first = first_layer(model, SHAPE, (0.1,), (0.4,))
+    config = RobustnessConfig(noise=0.25, redistribution="rows")
+    smoothing = build_smoothing(config, first, lambda _: pytest.fail("no public image is needed"))
+    before = smoothing.layer.deviations
+    with torch.no_grad():
+        model[0].layer.weight.mul_(10)  # type: ignore[union-attr, operator]
+    with drawing(smoothing, model, None):
+        after = smoothing.layer.deviations
+    assert before is not None and after is not None
+    assert torch.allclose(after, 10 * before, rtol=1e-5)
+    largest = torch.linalg.matrix_norm(jacobian(first, model[0].layer) / after.double().flatten()[:, None], 2)  # type: ignore[arg-type]
+    assert 1 / float(largest) == pytest.approx(0.25, rel=0.01)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["ghost", "dense"])
+def test_gradients_are_autograds_with_the_same_noise(route: str) -> None:
+    model = network().train()
+    if route == "dense":
+        model.append(_Doubled())
+    smoothing = fixed(model, 0.1 + torch.rand(3, 4, 4, generator=torch_stream(1, "d")))
+    x, y = torch.rand(6, *SHAPE, generator=torch_stream(1, "x")), torch.arange(6) % 3
+    x[1], y[1] = x[0], y[0]
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+    with drawing(smoothing, model, torch_stream(7, "noise")):
+        found = per_example_gradients(model, loss, x, y)
+        assert any(way.startswith(route) for way in found.routes.values())
+        rows = found.rows(0, 6)
+    assert not torch.allclose(rows["3.weight"][0], rows["3.weight"][1])  # the same image, other noise
+    if route == "dense":
+        return  # it draws in an order of its own, vectorised over examples
+    with drawing(smoothing, model, torch_stream(7, "noise")):
+        losses = loss(model(x), y)
+    for position, one in enumerate(losses):
+        wanted = torch.autograd.grad(one, list(model.parameters()), retain_graph=True)
+        for name, gradient in zip(rows, wanted, strict=True):
+            assert torch.allclose(rows[name][position], gradient, atol=1e-6)
+
+
+class _Doubled(nn.Module):
+    """A layer with a parameter of its own and no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+
+def test_shares_sum_to_one_and_a_tenth_is_even() -> None:
+    sensitivity = torch.tensor([0.0, 1.0, 2.0, 5.0], dtype=torch.float64)
+    for beta in (0.5, 1.0, 2.0):
+        shares = shares_spread(sensitivity, beta).square() / 4
+        assert float(shares.sum()) == pytest.approx(1)
+        assert shares.tolist() == pytest.approx((0.9 * sensitivity**beta / (sensitivity**beta).sum() + 0.025).tolist())
+    assert shares_spread(torch.zeros(3), 1.0).tolist() == [1, 1, 1]
+    with pytest.raises(InputError, match="NaN or infinite"):
+        shares_spread(torch.tensor([1.0, math.nan]), 1.0)
+
+
+@pytest.mark.parametrize("place", ["hidden", "input"])
+def test_vulnerable_shares_are_equation_nine(place: str) -> None:
+    inner = network()
+    model = (
+        inner
+        if place == "hidden"
+        else RobustnessNoise(nn.Sequential(*list(inner)[1:], seeded(nn.Linear, 3, 3)), "input")
+    )
+    if place == "input":
+        model = RobustnessNoise(nn.Sequential(nn.Flatten(), seeded(nn.Linear, 16, 3)), "input")
+    first = first_layer(model, SHAPE, (0.1,), (0.4,))
+    images, labels = torch.rand(5, *SHAPE, generator=torch_stream(1, "x")), torch.tensor([0, 1, 2, 0, 1])
+    pixels = images.clone().requires_grad_()
+    if place == "hidden":
+        z = inner[0].layer(first.normalise(images)).detach().requires_grad_()  # type: ignore[union-attr, operator]
+        of, logits = z, nn.Sequential(*list(inner)[1:])(z)
+    else:
+        of, logits = pixels, model(first.normalise(pixels))
+    slopes = [
+        torch.autograd.grad(functional.cross_entropy(logits[k : k + 1], labels[k : k + 1]), of, retain_graph=True)[0][k]
+        for k in range(5)
+    ]
+    wanted = shares_spread(torch.stack(slopes).double().mean(dim=0).abs(), 2.0)
+    found = vulnerable_spread(first, images, labels, 2.0)
+    scale = (
+        1.0 if place == "hidden" else 1 / 0.4
+    )  # on the image shares are of pixels, noise is of what the network gets
+    assert torch.allclose(found, scale * wanted, rtol=1e-4)
+
+
+def test_rows_make_the_rows_of_a_even() -> None:
+    model = nn.Sequential(nn.Flatten(), RobustnessNoise(seeded(nn.Linear, 16, 9)))
+    first = first_layer(model, SHAPE, (0.0,), (0.5,))
+    lengths = jacobian(first, nn.Sequential(nn.Flatten(), model[1].layer)).norm(dim=1)  # type: ignore[arg-type]
+    assert torch.allclose(row_spread(first, 1.0), shares_spread(lengths**2, 1.0), rtol=1e-6)
+
+
+def test_informative_shares_fill_water() -> None:
+    """Against a general optimiser: precisions of a given sum that most reduce the images' uncertainty."""
+    model = RobustnessNoise(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), "input")
+    first = first_layer(model, (1, 2, 2), (0.0,), (0.5,))
+    deviations = torch.tensor([0.0, 0.1, 0.3, 0.5]).view(1, 2, 2)
+    images = torch.stack([0.5 + deviations, 0.5 - deviations])
+    sigma = 0.4
+    precisions = (informative_spread(first, images, sigma) * 0.5).double().reciprocal().square().flatten()
+    budget = 4 / sigma**2
+    assert float(precisions.sum()) == pytest.approx(budget, rel=1e-9)
+    filled = precisions.numpy() - 0.1 * budget / 4
+    variances = deviations.flatten().double().numpy() ** 2
+    best = optimize.minimize(
+        lambda t: -np.log1p(variances * t).sum(),
+        np.full(4, 0.225 * budget),
+        bounds=[(0, None)] * 4,
+        constraints={"type": "eq", "fun": lambda t: t.sum() - 0.9 * budget},
+        options={"ftol": 1e-14},
+    ).x
+    assert filled == pytest.approx(best, abs=2e-3 * budget)
+    with pytest.raises(InputError, match="all the same"):
+        informative_spread(first, torch.zeros(3, 1, 2, 2), sigma)
+
+
+def test_even_shares_on_the_image_are_even_in_pixels() -> None:
+    model = RobustnessNoise(nn.Sequential(nn.Flatten(), nn.Linear(8, 2)), "input")
+    first = first_layer(model, (2, 2, 2), (0.0, 0.0), (0.5, 0.25))
+    assert uniform_spread(first).amax(dim=(1, 2)).tolist() == [2, 4]
+
+
+# ---- which images ----------------------------------------------------------------------------------------------------
+
+
+def test_public_and_certified_images_are_disjoint() -> None:
+    public, certified = public_rows(3, 100, 40), certified_rows(3, 100, 60, 40)
+    assert sorted([*public.tolist(), *certified.tolist()]) == list(range(100))
+    assert set(certified_rows(3, 100, 10, 0).tolist()) <= set(certified.tolist())
+    assert public_rows(4, 100, 40).tolist() != public.tolist()
+
+
+def test_too_few_test_images_are_refused() -> None:
+    with pytest.raises(InputError, match=r"robustness\.public_examples = 101: there are 100 test images"):
+        public_rows(3, 100, 101)
+    with pytest.raises(InputError, match="allowed is from 1 to 60; there are 100 test images, 40 of them public"):
+        certified_rows(3, 100, 61, 40)
+    with pytest.raises(InputError, match="allowed is from 1 to 100"):
+        certified_rows(3, 100, 0, 0)
+
+
+# ---- what goes past the noise ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Skip("input"), "goes past"),
+        (Skip("mean"), "goes past"),
+        (Skip("sign"), "goes past"),
+        (Skip("gradient only"), "goes past"),
+        (Skip("twice"), "called 2 times"),
+        (Bent("relu"), "not affine"),
+        (Bent("square"), "not affine"),
+        (Bent("scaled"), "not affine"),
+        (nn.Sequential(nn.Flatten(), nn.ReLU(), RobustnessNoise(nn.Linear(16, 3))), "not affine"),
+        (nn.Sequential(nn.Flatten(), RobustnessNoise(nn.Linear(16, 4)), RobustnessNoise(nn.Linear(4, 3))), "it has 2"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "it has 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "how", ""),
+)
+def test_networks_whose_noise_proves_nothing_are_told(model: nn.Module, why: str) -> None:
+    reason = bypass(model.eval(), SHAPE, torch_stream(1, "trial"))
+    assert reason is not None and why in reason and "\n" not in reason
+
+
+@pytest.mark.parametrize("how", ["none", "linear before", "batch norm after"])
+def test_sound_networks_pass(how: str) -> None:
+    before = [nn.Linear(16, 16)] if how == "linear before" else []
+    after = [nn.BatchNorm1d(4)] if how == "batch norm after" else []
+    model = nn.Sequential(nn.Flatten(), *before, RobustnessNoise(nn.Linear(16, 4)), *after, nn.ReLU(), nn.Linear(4, 3))
+    assert bypass(model.eval(), SHAPE, torch_stream(1, "trial")) is None
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "convnet", "resnet"])
+@pytest.mark.parametrize("place", ["hidden", "input"])
+def test_all_our_networks_take_noise(name: str, place: str) -> None:
+    settings = {"model": {"name": name}, "robustness": {"noise": 0.5, "place": place}, "engine": {"device": "cpu"}}
+    world = build_world(Experiment.model_validate(settings))
+    (layer,) = noise_layers(world.model)
+    assert layer.place == place and layer.deviations is not None
+    assert world.initial.buffers == {}
+
+
+def test_own_networks_without_a_noise_layer_get_one_where_it_is_sound() -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
+    made = with_noise(copy.deepcopy(plain), "hidden", SHAPE, torch_stream(1, "trial"))
+    assert made.training and isinstance(made[1], RobustnessNoise)  # type: ignore[index]
+    assert isinstance(with_noise(plain, "input", SHAPE, torch_stream(1, "trial")), RobustnessNoise)
+    with pytest.raises(
+        InputError, match=r"robustness.place = 'hidden': something .* goes past .* or use place = 'input'"
+    ):
+        with_noise(Skip("input"), "hidden", SHAPE, torch_stream(1, "trial"))
+    with pytest.raises(InputError, match="no Conv or Linear layer"):
+        with_noise(nn.Flatten(), "hidden", SHAPE, torch_stream(1, "trial"))
+    alone = with_noise(nn.Linear(4, 3), "hidden", (1, 1, 4), torch_stream(1, "trial"))
+    assert isinstance(alone, RobustnessNoise)
+
+
+class Picky(nn.Module):
+    """Raises where somebody looks at it closely."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.noisy = how, RobustnessNoise(nn.Linear(16, 3))
+
+    def __deepcopy__(self, memo: object) -> "Picky":
+        raise RuntimeError("only one of me")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "range" and bool((x < 0).any()):
+            raise ValueError("colours are not negative")
+        logits: torch.Tensor = self.noisy(x.flatten(1))
+        return logits
+
+
+def test_what_own_networks_raise_is_one_line() -> None:
+    with pytest.raises(InputError, match="cannot be tried on random images: ValueError: colours are not negative"):
+        with_noise(Picky("range"), "hidden", SHAPE, torch_stream(1, "trial"))
+    with pytest.raises(InputError, match="cannot be copied, as its norm needs: RuntimeError: only one of me"):
+        first_layer(Picky("copy"), SHAPE).exact()
+
+
+def test_the_estimate_of_a_copy_is_of_the_copy() -> None:
+    """Engines and attacks copy networks; noise is scaled to the weights at hand."""
+    model = network()
+    first = first_layer(model, SHAPE)
+    assert isinstance(first, FirstLayer)
+    smoothing = build_smoothing(RobustnessConfig(noise=0.5), first, lambda _: pytest.fail("not needed"))
+    other = network(seed=3)
+    expected = smoothing.estimate(model, smoothing.layer, smoothing.spread)
+    assert smoothing.estimate(other, noise_layers(other)[0], smoothing.spread) != pytest.approx(expected, rel=1e-3)

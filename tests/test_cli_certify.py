@@ -1,0 +1,59 @@
+"""``fedpriv certify`` as a user meets it: a table in 80 columns, JSON for programs, one clear line for mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli_attack import fedpriv, here
+
+__all__ = ["here"]
+
+FEW = ("--examples", "10", "--votes", "30")
+
+
+def test_a_table_in_80_columns_and_what_is_proven(here: Path) -> None:
+    done = fedpriv("certify", "run", *FEW, "--noise", "0.1", "--place", "input", "--norm", "linf", cwd=here)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[2:6] == ["0.01", "0.02", "0.03", "0.04"]
+    assert [line.split(":")[0].split(",")[0].split()[0] for line in lines[1:7]] == [
+        *("main", "Renyi", "PixelDP", "PixelDP", "PixelDP", "the")
+    ]
+    assert max(len(line) for line in lines[:7]) <= 80
+    assert "added to a model that was trained without it: sigma 0.1" in done.stdout
+    assert "at most 0 of these certificates are wrong (alpha = 0.001 each)" in done.stdout
+    assert lines[-1] == "Certificates: run/robustness/certificates.jsonl"
+
+
+def test_json_is_what_the_folder_holds(here: Path) -> None:
+    done = fedpriv("certify", "run", *FEW, "--noise", "0.1", "--alpha", "0.01", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("folder") == "run"
+    assert found == json.loads((here / "run" / "robustness.json").read_text())
+    assert (found["alpha"], found["examples"], found["votes"]) == (0.01, 10, 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "Directory 'nowhere' does not exist"),
+        (["."], "not the folder of a run"),
+        (["run"], "was trained without noise, which certificates rest on; say how much, with --noise"),
+        (["run", "--noise", "0"], "--noise 0: a deviation above 0 is wanted"),
+        (["run", "--noise", "nan"], "--noise nan: a deviation above 0"),
+        (["run", "--noise", "1", "--place", "hidden"], "--place hidden: noise that is added afterwards"),
+        (["run", "--place", "input"], "--place input is for --noise"),
+        (["run", "--norm", "l1"], "--norm l1: allowed: l2, linf"),
+        (["run", "--votes", "0"], "votes = 0 is not allowed; allowed is from 1"),
+        (["run", "--alpha", "0.7"], "alpha = 0.7 is not allowed; allowed is below 0.5"),
+        (["run", "--noise", "0.1", "--examples", "100000"], "certify.examples = 100000: allowed is from 1 to"),
+    ],
+)
+def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> None:
+    done = fedpriv("certify", *arguments, cwd=here)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not done.stdout
