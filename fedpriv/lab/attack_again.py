@@ -77,6 +77,7 @@ def attack_run(
     world = build_world(experiment, source.secret(experiment) if experiment.hides_batches else None)
     wanted = chosen(targets(world, source), victims)
     _refuse_unsuited(attacks, wanted)
+    _refuse_withheld(attacks, experiment)
     _refuse_unreadable(world, source, wanted)
     source.scores()  # what is wrong is told before anything is written and the attacks take their time
     folder = source if out is None else copy_run(source, out)
@@ -121,6 +122,16 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
         usual, config = before.adversary.settings(name), experiment.adversary.settings(name)
         plans.append(PlannedAttack(name, ",".join([name, *joined, *_differences(usual, config)]), config))
     return tuple(plans)
+
+
+def _refuse_withheld(attacks: Sequence[PlannedAttack], experiment: Experiment) -> None:
+    """Where the threat model withholds from every attack what it needs, nothing would change."""
+    threat = threat_model(experiment.adversary)
+    reasons = [threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks]
+    if all(reasons):
+        raise InputError(
+            f"attack {reasons[0]}; what the adversary knows belongs to a run: change it there, with fedpriv run"
+        )
 
 
 def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[Target]) -> None:

@@ -221,6 +221,7 @@ def test_an_image_between_two_others_is_no_harm_to_what_is_claimed() -> None:
     found = attack(observe(model, batch, labels[[4, 6, 6]]), model)
     assert len(found.images) == 2
     assert "certificate 1.0000" not in found.note
+    assert "the images are not proven" in found.note
 
 
 @pytest.mark.parametrize("sent", [torch.float16, torch.bfloat16])

@@ -354,3 +354,11 @@ def test_out_must_be_new(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists already"):
         attack(run, out=tmp_path / "full")
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+
+
+def test_where_everything_is_withheld_nothing_is_done(run: Path) -> None:
+    before = contents(run)
+    said = r"attack candidate needs .* \(adversary.knows_candidates = false\); .* belongs to a run: change it there"
+    with pytest.raises(InputError, match=said):
+        attack_run(run, ["candidate"], (), (), None, "", Silent())
+    assert contents(run) == before
