@@ -8,6 +8,8 @@ of the gaussian mechanism at clip norm 1. ``rounds:12:4:24`` stands for a client
 closed form. The adversary has 2,000 test images. Recovered: an SSIM of at least 0.6 (the lab's default).
 """
 
+import argparse
+import re
 import time
 from dataclasses import asdict, dataclass
 from statistics import mean
@@ -36,6 +38,7 @@ CASES = (
     "tanh:8,tanh:16,tanh:32,sigmoid:16,relu:8,relu:16,relu:32,relu:64,tanh:64,relu:8:0.001,relu:16:0.001,tanh:8:0.001,"
     "sigmoid:8:0.001,relu:4:0.003,tanh:4:0.003,relu:8:1,rounds:12:4:24,rounds-tanh:12:4:24,convnet:4,convnet:8"
 )
+_CASE = re.compile(r"(tanh|sigmoid|relu|convnet):\d+(:[\d.e-]+)?|rounds(-tanh)?:\d+:\d+:\d+")
 PUBLIC = 2000
 RATE = 0.01  # of the model's steps between rounds
 RECOVERED = 0.6
@@ -146,14 +149,14 @@ def measure(dataset: Dataset, case: str, seed: int) -> Row:
 def main() -> None:
     """Measure and print a table."""
     parser = options(__doc__)
-    parser.add_argument("--cases", default=CASES, help="by commas")
+    parser.add_argument("--cases", type=_cases, default=CASES, help="by commas")
     parser.add_argument("--seeds", type=int, default=3, help="images, models and noise of so many seeds")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dataset = load_dataset(DataConfig(name="cifar10"), 0)
     measure(dataset, "relu:2", 0)  # libraries are loaded
     rows = []
-    for case in arguments.cases.split(","):
+    for case in arguments.cases:
         found = [measure(dataset, case, seed) for seed in range(arguments.seeds)]
         rows += found
         show(
@@ -168,6 +171,13 @@ def main() -> None:
             words=2,
         )  # fmt: skip
     save(arguments.json, rows=[asdict(row) for row in rows])
+
+
+def _cases(text: str) -> list[str]:
+    cases = text.split(",")
+    if wrong := [case for case in cases if not _CASE.fullmatch(case)]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]}: cases are such as {CASES}")
+    return cases
 
 
 if __name__ == "__main__":

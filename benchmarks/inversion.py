@@ -14,6 +14,7 @@ runs of SHORT steps each, in turns, because the machine may be busy with somethi
 """
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -154,12 +155,18 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--python", required=True, help="of the environment that has breaching")
+    parser.add_argument("--python", required=True, type=_program, help="of the environment that has breaching")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8], help="images, at most one a class")
     parser.add_argument("--steps", type=int, nargs="+", default=[300])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--pairs", nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
     return parser.parse_args()
+
+
+def _program(path: str) -> str:
+    if shutil.which(path) is None:
+        raise argparse.ArgumentTypeError(f"{path}: there is no such program")
+    return path
 
 
 if __name__ == "__main__":
