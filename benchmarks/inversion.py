@@ -5,6 +5,7 @@ Usage: python -m benchmarks.inversion --python ENVIRONMENT/bin/python [--batches
 
 breaching (github.com/JonasGeiping/breaching) is no dependency: it runs in an environment of its own, whose python is
 named here: ``uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/python breaching torch torchvision``.
+A pair names our attack, with settings if any (``iga,tv_start=0:invertinggradients``), and theirs.
 
 A case is one exact gradient of an untrained ConvNet, of the first training image of CIFAR-10 of each of the first
 classes (``FEDPRIV_DATA``); the seed is that of weights and starts. Both attacks have the same number of steps and one
@@ -93,9 +94,10 @@ def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
     )  # fmt: skip
     parameters = {name: value.detach() for name, value in case.model.named_parameters()}
     heard = Observation(1, 0, parameters, case.gradient, public, labels=tuple(sorted(case.labels.tolist())))
-    settings = known_attack(attack).model_validate({"iterations": steps})
+    name, *given = attack.split(",")
+    settings = known_attack(name).model_validate({"iterations": steps, **dict(one.split("=") for one in given)})
     began = time.process_time()
-    (found,) = run_attack(AttackJob(attack, [heard], case.model, settings, case.seed))
+    (found,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
     return found.images, 1e3 * (time.process_time() - began) / steps
 
 
