@@ -35,8 +35,9 @@ from fedpriv import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.settings import known_attack
-from fedpriv.config import DataConfig
+from fedpriv.config import DataConfig, validated
 from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.errors import InputError
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 
@@ -94,8 +95,8 @@ def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
     )  # fmt: skip
     parameters = {name: value.detach() for name, value in case.model.named_parameters()}
     heard = Observation(1, 0, parameters, case.gradient, public, labels=tuple(sorted(case.labels.tolist())))
-    name, *given = attack.split(",")
-    settings = known_attack(name).model_validate({"iterations": steps, **dict(one.split("=") for one in given)})
+    name, given = _named(attack)
+    settings = known_attack(name).model_validate({"iterations": steps, **given})
     began = time.process_time()
     (found,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
     return found.images, 1e3 * (time.process_time() - began) / steps
@@ -161,8 +162,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8], help="images, at most one a class")
     parser.add_argument("--steps", type=int, nargs="+", default=[300])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--pairs", nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
+    parser.add_argument("--pairs", type=_pair, nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
     return parser.parse_args()
+
+
+def _named(attack: str) -> tuple[str, dict[str, str]]:
+    """An attack's name, and its settings: ``iga,tv_start=0``."""
+    name, *given = attack.split(",")
+    return name, {key: value for key, _, value in (text.partition("=") for text in given)}
+
+
+def _pair(text: str) -> str:
+    ours, _, theirs = text.partition(":")
+    name, given = _named(ours)
+    try:
+        validated(known_attack(name), given, text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not theirs:
+        raise argparse.ArgumentTypeError(f"{text}: OURS:THEIRS is wanted, such as iga:invertinggradients")
+    return text
 
 
 def _program(path: str) -> str:

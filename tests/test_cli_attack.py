@@ -27,6 +27,7 @@ name = "vmf"
 kappa = 300
 [adversary]
 attacks = ["iga"]
+knows_candidates = true
 victims = 2
 iga = { iterations = 5 }
 dlg = { iterations = 3, restarts = 2 }
@@ -51,7 +52,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_other_attacks_on_a_run(here: Path) -> None:
     arguments = ["attack", "run", "--attack", "dlg", "--attack", "candidate", "--victim", "1-0"]
-    arguments += ["--set", "adversary.knows_candidates=true", "--set", "adversary.candidate.labels=unknown"]
+    arguments += ["--set", "adversary.candidate.labels=unknown"]
     done = fedpriv(*arguments, "--out", "one", cwd=here)
     assert done.returncode == 0, done.stderr
     table, rest = done.stdout.split("medians over images", 1)
