@@ -5,6 +5,7 @@ Usage: python -m benchmarks.inversion --python ENVIRONMENT/bin/python [--batches
 
 breaching (github.com/JonasGeiping/breaching) is no dependency: it runs in an environment of its own, whose python is
 named here: ``uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/python breaching torch torchvision``.
+A pair names our attack, with settings if any (``iga,tv_start=0:invertinggradients``), and theirs.
 
 A case is one exact gradient of an untrained ConvNet, of the first training image of CIFAR-10 of each of the first
 classes (``FEDPRIV_DATA``); the seed is that of weights and starts. Both attacks have the same number of steps and one
@@ -34,8 +35,9 @@ from fedpriv import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.settings import known_attack
-from fedpriv.config import DataConfig
+from fedpriv.config import DataConfig, validated
 from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.errors import InputError
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 
@@ -93,9 +95,10 @@ def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
     )  # fmt: skip
     parameters = {name: value.detach() for name, value in case.model.named_parameters()}
     heard = Observation(1, 0, parameters, case.gradient, public, labels=tuple(sorted(case.labels.tolist())))
-    settings = known_attack(attack).model_validate({"iterations": steps})
+    name, given = _named(attack)
+    settings = known_attack(name).model_validate({"iterations": steps, **given})
     began = time.process_time()
-    (found,) = run_attack(AttackJob(attack, [heard], case.model, settings, case.seed))
+    (found,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
     return found.images, 1e3 * (time.process_time() - began) / steps
 
 
@@ -159,8 +162,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8], help="images, at most one a class")
     parser.add_argument("--steps", type=int, nargs="+", default=[300])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--pairs", nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
+    parser.add_argument("--pairs", type=_pair, nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
     return parser.parse_args()
+
+
+def _named(attack: str) -> tuple[str, dict[str, str]]:
+    """An attack's name, and its settings: ``iga,tv_start=0``."""
+    name, *given = attack.split(",")
+    return name, {key: value for key, _, value in (text.partition("=") for text in given)}
+
+
+def _pair(text: str) -> str:
+    ours, _, theirs = text.partition(":")
+    name, given = _named(ours)
+    try:
+        validated(known_attack(name), given, text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not theirs:
+        raise argparse.ArgumentTypeError(f"{text}: OURS:THEIRS is wanted, such as iga:invertinggradients")
+    return text
 
 
 def _program(path: str) -> str:

@@ -90,7 +90,7 @@ def tables(rows: Sequence[Row]) -> str:
     guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
     by_group = groups(rows)
     parts = ["## Terms", _terms(rows), "## The strongest attack behind each mechanism", _summary(by_group, guessed)]
-    parts += ["## Told among 100 candidates", _told(by_group), "## What stops these attacks"]
+    parts += ["## Picked out of 100", _picked(by_group), "## What stops attacks that reconstruct pictures"]
     by_group = {group: [row for row in cells if not _picks(row)] for group, cells in by_group.items()}
     parts += [_outcomes(by_group), "## Every cell"]
     parts += [_details(group, cells, guessed) for group, cells in by_group.items()]
@@ -112,11 +112,11 @@ def _terms(rows: Sequence[Row]) -> str:
         "[theorems](privacy.md))",
         "guess": "the PSNR of the mean of the public images",
         "recovered": "SSIM of 0.6 or more and a lower MSE than every guess",
-        "identified": "the original is the nearest of 100 images; chance is 1 in 100. Before 2026-11-23 the others "
-        "included test images",
-        "by pictures": "identified by the strongest attack",
-        "by likelihood": "by the attack `candidate`, which holds the 100 images and their labels",
-        "best decision": "how often the best decision on these candidates is right; no attack tells them more often "
+        "identified": "of 100 images the original is the nearest to the picture; chance is 1 in 100. Before 2026-11-23 "
+        "the others included test images",
+        "by pictures": "identified by the strongest attack that reconstructs",
+        "by `candidate`": "the attack that holds the 100 images and their labels, and picks the most probable",
+        "best decision": "how often the best decision on these images is right; no attack is right more often "
         "([ceilings](ceilings.md))",
         "ceiling": "no attack exceeds it, on any network",
         "strongest": "the attack that recovers most images; among equals the one that identifies most, then the one "
@@ -179,9 +179,9 @@ def _picks(row: Row) -> bool:
     return row.cell.attack in ATTACKS and bool(ATTACKS[row.cell.attack].picks())
 
 
-def _told(by_group: Mapping[Group, Sequence[Row]]) -> str:
-    """One line a mechanism: guess, what the pictures and the likelihood told, the best decision, the ceiling."""
-    lines = _head("data", "network", "mechanism", "guess", "by pictures", "by likelihood", "best decision", "ceiling")
+def _picked(by_group: Mapping[Group, Sequence[Row]]) -> str:
+    """One line a mechanism: guess, what pictures identify and ``candidate`` picks, the best decision, the ceiling."""
+    lines = _head("data", "network", "mechanism", "guess", "by pictures", "by `candidate`", "best decision", "ceiling")
     for group, cells in by_group.items():
         pictures = strongest(cells)
         for row in cells:

@@ -27,6 +27,7 @@ name = "vmf"
 kappa = 300
 [adversary]
 attacks = ["iga"]
+knows_candidates = true
 victims = 2
 iga = { iterations = 5 }
 dlg = { iterations = 3, restarts = 2 }
@@ -50,18 +51,24 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_other_attacks_on_a_run(here: Path) -> None:
-    done = fedpriv("attack", "run", "--attack", "dlg", "--victim", "1-0", "--out", "one", cwd=here)
+    arguments = ["attack", "run", "--attack", "dlg", "--attack", "candidate", "--victim", "1-0"]
+    arguments += ["--set", "adversary.candidate.labels=unknown"]
+    done = fedpriv(*arguments, "--out", "one", cwd=here)
     assert done.returncode == 0, done.stderr
     table, rest = done.stdout.split("medians over images", 1)
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [
         ["iga", "protected"], ["iga", "unprotected"], ["dlg", "protected"], ["dlg", "unprotected"],
+        ["candidate,", "protected"], ["labels=unknown"], ["candidate,", "unprotected"], ["labels=unknown"],
         ["guess-mean", "none"], ["guess-grey", "none"],
     ]  # fmt: skip
+    picked = [line.split() for line in table.splitlines() if line.startswith("candidate")]
+    # Picked out: 0 or 1 of 1. Nothing is reconstructed, and no label inferred.
+    assert all(cells[2] == "n/a" and cells[4:] == ["of", "1", *["n/a"] * 4] for cells in picked)
     assert max(map(len, table.splitlines())) <= 80
     assert "threat model: honest-but-curious-server" in done.stderr
     assert rest.rstrip().endswith(f"Report: {Path('one') / 'report.html'}")
     command = (here / "one" / "command.txt").read_text().splitlines()
-    assert command == ["fedpriv run small.toml", "fedpriv attack run --attack dlg --victim 1-0"]
+    assert command == ["fedpriv run small.toml", " ".join(["fedpriv", *arguments])]
 
 
 def test_json_is_all_that_json_prints(here: Path) -> None:

@@ -33,7 +33,11 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
 __all__ = ["attack_app"]
 
 _FOLDER = "DIR"
-_FIGURES = "medians over images; identified: nearer to its original than to 99 others of the data set"
+_TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
+_ATTACKED = (
+    "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "
+    "one that candidate picks"
+)
 
 AttackNames = Annotated[
     list[str] | None,
@@ -98,7 +102,7 @@ def attack_folder(
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
     if summary.attacks and not as_json:
         out.print(_results(summary.attacks))
-        out.print(_FIGURES, style="dim")
+        out.print(_ATTACKED, style="dim")
     print_summary(summary, path, as_json)
 
 
@@ -156,7 +160,7 @@ def tune(
         print_json(tuning.to_json())
         return
     out.print(_trials(tuning))
-    out.print(_FIGURES, style="dim")
+    out.print(_TUNED, style="dim")
     print_sentences(tuning.remarks)
     if tuning.overrides:
         print_line(" ".join(f"--set {text}" for text in tuning.overrides))
@@ -200,18 +204,19 @@ def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
 
 def _results(results: Sequence[AttackResult]) -> Table:
     """The attacks' rows of the summary, as a table that fits into 80 columns."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("attack", overflow="fold")
     table.add_column("upload", overflow="fold")
-    for heading in ("recovered", "identified", "SSIM", "PSNR", "MSE", "labels"):
+    for heading in ("recovered", "picked out", "SSIM", "PSNR", "MSE", "labels"):
         table.add_column(heading, justify="right")
     for result in results:
+        name = result.attack.replace(",", ", ")  # lines break at spaces only
         table.add_row(
-            f"{result.attack} (active)" if result.active else result.attack,
+            f"{name} (active)" if result.active else name,
             result.upload,
             "n/a" if result.picked else f"{result.recovered} of {result.victims}",
             "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
             *(("n/a",) * 3 if result.picked else (f"{result.ssim:.3f}", f"{result.psnr:.1f}", f"{result.mse:.2g}")),
-            "n/a" if result.label_accuracy is None else f"{result.label_accuracy:.0%}",
+            "n/a" if result.label_accuracy is None or result.picked else f"{result.label_accuracy:.0%}",
         )
     return table

@@ -36,7 +36,7 @@ class _Trial:
 
 
 def leakage_rates(world: World, scores: Iterable[Score]) -> tuple[LeakageRate, ...]:
-    """Return for each attack how often it told the original from others, and how often it named the label.
+    """Return for each attack how often it picked the original out of others, and how often it named the label.
 
     Args:
         world: the experiment, built.
@@ -84,7 +84,7 @@ def refuse_exceeded(rates: Iterable[LeakageRate]) -> None:
     for rate in rates:
         if rate.exceeded:
             raise RunFailedError(
-                f"{rate.event}: {rate.attack} is right on {rate.hits} of {rate.images} images, and no attack should "
+                f"{rate.success}: {rate.attack} is right on {rate.hits} of {rate.images} images, and no attack should "
                 f"exceed {rate.ceiling:.2%} ({_CONFIDENCE:.1%} confidence): the implementation or the proof is wrong"
             )
 
@@ -138,6 +138,7 @@ def _rate(event: str, trials: Sequence[_Trial]) -> LeakageRate:
     ends = rate_interval(hits, len(trials)).ends or (0.0, 1.0)
     gamma = _mean_ceiling(trials)
     proven = [trial.ceiling for trial in trials if trial.ceiling is not None]
+    lengths = [trial.score.candidates for trial in trials if trial.score.candidates is not None]
     return LeakageRate(
         event=event,
         attack=first.attack,
@@ -150,6 +151,7 @@ def _rate(event: str, trials: Sequence[_Trial]) -> LeakageRate:
         ceiling=gamma,
         theorem=proven[0].theorem if proven else _why_none(first),
         exceeded=_is_exceeded(_independent(trials)),
+        candidates=min(lengths, default=None) if event == "told" else None,
     )
 
 

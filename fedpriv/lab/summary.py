@@ -6,7 +6,6 @@ mechanism, and a proven epsilon never appears without its adjacency, participati
 
 import platform
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from fedpriv.records import (
     RoundRecord,
     Score,
     Stop,
+    best_rates,
     recovered,
     shown_epsilon,
 )
@@ -148,7 +148,7 @@ def verdict(
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
     sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
-    sentences += [_between(rate) for rate in _notable(rates, scores)]
+    sentences += [_between(ties) for ties in _notable(rates, scores)]
     sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
     if not finished:
@@ -268,19 +268,16 @@ def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: S
     return [f"{texts[0][0].upper()}{texts[0][1:]}." for texts in said.values() if texts]
 
 
-def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[LeakageRate]:
-    """How often originals are told from others: behind a mechanism always, without one if it is news and no chance."""
-    best: dict[tuple[bool, str], LeakageRate] = {}
-    tried: Counter[tuple[bool, str]] = Counter()
+def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[tuple[LeakageRate, ...]]:
+    """How often originals are picked out: behind a mechanism always, without one if it is news and no chance."""
+    groups: dict[tuple[bool, str], list[LeakageRate]] = {}
     for rate in (rate for rate in rates if rate.event == "told"):
-        key = is_active(rate.attack), rate.upload
-        tried[key] += 1
-        if key not in best or rate.share > best[key].share:
-            best[key] = rate
+        groups.setdefault((is_active(rate.attack), rate.upload), []).append(rate)
+    best = [(best_rates(group), len(group)) for group in groups.values()]
     return [
-        rate
-        for key, rate in best.items()
-        if rate.upload == "protected" or (not _goes_without_saying(rate, scores) and not _is_chance(rate, tried[key]))
+        ties
+        for ties, tried in best
+        if ties[0].upload == "protected" or not (_goes_without_saying(ties[0], scores) or _is_chance(ties[0], tried))
     ]
 
 
@@ -296,15 +293,17 @@ def _is_chance(rate: LeakageRate, attacks: int) -> bool:
     return bool(round(attacks * chance, 9) >= _CHANCE)
 
 
-def _between(rate: LeakageRate) -> str:
-    """Guess, measured, best decision and ceiling in one sentence."""
+def _between(ties: tuple[LeakageRate, ...]) -> str:
+    """Guess, measured, best decision and ceiling in one sentence; an attack without a success is not named."""
+    rate = ties[0]
     how = "with the mechanism" if rate.upload == "protected" else "without protection"
-    figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images} ({rate.attack})"]
+    by = f" ({', '.join(each.attack for each in ties)})" if rate.hits else ""
+    figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images}{by}"]
     if rate.best is not None:
-        figures.append(f"the best decision on these candidates {rate.best.value:.1%}")
+        figures.append(f"the best decision on these images {rate.best.value:.1%}")
     if rate.ceiling is not None:
-        figures.append(f"no attack more than {rate.ceiling:.1%}")
-    return f"Told from other images, {how}: {', '.join(figures)}."
+        figures.append(f"the ceiling for any attack {rate.ceiling:.1%}")
+    return f"{rate.success[0].upper()}{rate.success[1:]}, {how}: {', '.join(figures)}."
 
 
 def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:

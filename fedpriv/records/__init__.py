@@ -11,6 +11,7 @@ from fedpriv.records.attacks import (
     Recovered,
     Score,
     ThreatModel,
+    best_rates,
     recovered,
 )
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
@@ -63,6 +64,7 @@ __all__ = [
     "Stop",
     "Summary",
     "ThreatModel",
+    "best_rates",
     "mean_radius",
     "parse_json",
     "read_file",

@@ -1,11 +1,21 @@
 """The records of attacks on uploads: each reconstruction's scores, an attack's figures, and who listened."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["CONFIDENCE", "AttackResult", "Interval", "LeakageRate", "Recovered", "Score", "ThreatModel", "recovered"]
+__all__ = [
+    "CONFIDENCE",
+    "AttackResult",
+    "Interval",
+    "LeakageRate",
+    "Recovered",
+    "Score",
+    "ThreatModel",
+    "best_rates",
+    "recovered",
+]
 
 CONFIDENCE = 0.95
 """Nominal coverage of all intervals."""
@@ -180,8 +190,8 @@ class LeakageRate(Record):
     """How often one attack succeeded, between what a guess does and what no attack can exceed.
 
     Attributes:
-        event: what counts as success. told: the original is the nearest of the candidates; label: its label is named;
-            recovered: the picture is similar.
+        event: what counts as success. told: the original is picked out of the candidates, as the nearest to a picture
+            or directly; label: its label is named; recovered: the picture is similar.
         attack: the attack's name, with the settings by which it differs from the run's.
         upload: protected or unprotected.
         hits: successes.
@@ -189,6 +199,7 @@ class LeakageRate(Record):
         interval: low and high end for the share, after Wilson.
         chance: k0: how often the best guess succeeds that saw no upload, on average over the images.
         estimated: whether that is an estimate from public images: then nothing is proven.
+        candidates: out of how many images, at the least, an original was to be picked; ``None`` for other events.
         best: how often the best decision among these candidates is right, with the ends of its interval (Clopper and
             Pearson); ``None`` where it was not computed.
         ceiling: no attack succeeds more often; ``None`` where nothing is proven.
@@ -208,11 +219,26 @@ class LeakageRate(Record):
     ceiling: float | None = None
     theorem: str = ""
     exceeded: bool = False
+    candidates: int | None = None
 
     @property
     def share(self) -> float:
         """Of the images."""
         return self.hits / self.images
+
+    @property
+    def success(self) -> str:
+        """The event in words."""
+        if self.event == "told":
+            return f"picked out of {self.candidates or 'other images'}"
+        return {"label": "label named", "recovered": "image recovered"}.get(self.event, self.event)
+
+
+def best_rates(rates: Iterable[LeakageRate]) -> tuple[LeakageRate, ...]:
+    """Return the rates of the attacks that succeed most often: several where they tie against the same guess."""
+    ordered = sorted(rates, key=lambda rate: -rate.share)
+    ties = [rate for rate in ordered if (rate.share, rate.chance) == (ordered[0].share, ordered[0].chance)]
+    return tuple(ties)
 
 
 @dataclass(frozen=True)

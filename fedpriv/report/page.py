@@ -12,7 +12,7 @@ from jinja2 import Template
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
-from fedpriv.records import Ledger, LedgerLine
+from fedpriv.records import LeakageRate, Ledger, LedgerLine
 from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.drawing import Plot
@@ -34,7 +34,7 @@ NAMES = {
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
 }
-EVENTS = {"told": "told from other images", "label": "label named", "recovered": "image recovered"}
+EVENTS = {"told": 0, "label": 1, "recovered": 2}  # the order in which a reader wants them
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
@@ -116,7 +116,7 @@ def render_page(view: View) -> str:
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
         upload_names=UPLOADS,
-        event_names=EVENTS,
+        rates=_rates(view),
         rate_theorems=_rate_theorems(view),
         attacks=[ATTACKS[name].reference for name in _attacks_made(view)],
         attack_notes=_attack_notes(view),
@@ -219,10 +219,17 @@ def _attack_notes(view: View) -> list[tuple[str, int]]:
     return [(text, len(about)) for text, about in images.items()]
 
 
+def _rates(view: View) -> list[LeakageRate]:
+    """How often attacks succeeded: each event behind the mechanism first, the most successful attack first."""
+    return sorted(
+        view.summary.rates if view.summary else (),
+        key=lambda rate: (EVENTS.get(rate.event, len(EVENTS)), rate.upload != "protected", -rate.share),
+    )
+
+
 def _rate_theorems(view: View) -> list[str]:
     """What the ceilings rest on, each once."""
-    rates = view.summary.rates if view.summary else ()
-    return list(dict.fromkeys(rate.theorem for rate in rates if rate.ceiling is not None))
+    return list(dict.fromkeys(rate.theorem for rate in _rates(view) if rate.ceiling is not None))
 
 
 def _lpips_reason(view: View) -> str:

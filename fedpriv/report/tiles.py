@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.records import Guarantee, Recovered, Score, recovered
+from fedpriv.records import Guarantee, Recovered, Score, best_rates, recovered
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.view import View
@@ -196,19 +196,20 @@ def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
 
 
 def _told(view: View) -> list[Tile]:
-    """How often the best attack on protected uploads told originals from others, between guess and ceiling."""
+    """How often the best attack on protected uploads picked originals out of others, between guess and ceiling."""
     rates = [rate for rate in (view.summary.rates if view.summary else ()) if rate.upload == "protected"]
     told = [rate for rate in rates if rate.event == "told" and not is_active(rate.attack)]
     if not told:
         return []
-    rate = max(told, key=lambda each: each.share)
-    conditions = [("attack", rate.attack), ("guess", percent(rate.chance))]
+    ties = best_rates(told)
+    rate = ties[0]
+    conditions = [("attack", ", ".join(each.attack for each in ties))] if rate.hits else []
+    conditions.append(("guess", percent(rate.chance)))
     if rate.best is not None:
-        conditions.append(("best decision", f"{percent(rate.best.value)} on these candidates"))
+        conditions.append(("best decision", f"{percent(rate.best.value)} on these images"))
     conditions.append(("ceiling", "none" if rate.ceiling is None else f"{percent(rate.ceiling)}: no attack exceeds it"))
-    tile = _counted(
-        f"Told from other images with {view.experiment.mechanism.title}", Recovered(rate.hits, rate.images), ""
-    )
+    title = f"{rate.success[0].upper()}{rate.success[1:]} with {view.experiment.mechanism.title}"
+    tile = _counted(title, Recovered(rate.hits, rate.images), "")
     remark = "More than is claimed to be possible: the implementation or the proof is wrong." if rate.exceeded else ""
     return [replace(tile, conditions=tuple(conditions), remark=remark, alarm=rate.interval[0] > rate.chance)]
 

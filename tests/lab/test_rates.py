@@ -119,7 +119,7 @@ def test_what_is_above_its_ceiling_is_an_error() -> None:
         chance = stats.binom.sf(hits - 1, 8, rate.ceiling)
         assert rate.exceeded == (chance < 0.001)
         if rate.exceeded:
-            with pytest.raises(RunFailedError, match=f"told: iga is right on {hits} of 8 images, and no attack"):
+            with pytest.raises(RunFailedError, match=f"picked out of 100: iga is right on {hits} of 8 images, and no"):
                 refuse_exceeded([rate])
         else:
             refuse_exceeded([rate])
@@ -251,7 +251,7 @@ def test_a_run_prints_guess_measured_best_decision_and_ceiling(tmp_path: Path) -
     settings = experiment(mechanism={"name": "gaussian", "sigma": 0.02}, adversary=PICKING, training={"batch_size": 1})
     summary = start_run(settings, tmp_path / "run", "", Silent())
     (rate,) = [rate for rate in summary.rates if rate.event == "told"]
-    assert (rate.attack, rate.images, rate.chance) == ("candidate", 4, 0.01)
+    assert (rate.attack, rate.images, rate.chance, rate.candidates) == ("candidate", 4, 0.01, 100)
     assert rate.best is not None
     assert rate.ceiling is not None
     assert 0.01 < rate.best.value <= rate.ceiling
@@ -259,11 +259,11 @@ def test_a_run_prints_guess_measured_best_decision_and_ceiling(tmp_path: Path) -
     picks = [score for score in scores if score.attack == "candidate"]
     assert all(score.picked and not score.recovered for score in picks)
     assert sum(score.rank == 1 for score in picks) == rate.hits
-    assert summary.verdict[0].startswith("Told from other images, with the mechanism: a guess 1.0%, measured")
+    assert summary.verdict[0].startswith("Picked out of 100, with the mechanism: a guess 1.0%, measured")
     page = write_report(tmp_path / "run").read_text()
-    assert "Between guess and ceiling" in page
+    assert '<a href="#rates">' in page
     assert "picked out of a list, not reconstructed" in page
-    assert "Told from other images with" in page
+    assert "Picked out of 100 with" in page
     assert RunFolder(tmp_path / "run").final_summary().rates == summary.rates
 
 
@@ -308,7 +308,7 @@ def test_a_wrong_ceiling_ends_with_1_and_everything_is_written(tmp_path: Path, m
     monkeypatch.setattr(rates, "ceilings", claimed)
     settings = experiment(mechanism={"name": "gaussian", "sigma": 1e-3}, adversary=PICKING, training={"batch_size": 1})
     with pytest.raises(
-        RunFailedError, match=r"told: candidate is right on 4 of 4 images, and no attack should exceed 1"
+        RunFailedError, match=r"picked out of 100: candidate is right on 4 of 4 images, and no attack should exceed 1"
     ):
         start_run(settings, tmp_path / "run", "", Silent())
     folder = RunFolder(tmp_path / "run")

@@ -172,14 +172,12 @@ def test_images_that_an_attack_has_nothing_for_are_counted() -> None:
     ("ranks", "told"),
     [([1, 1, 30, 40], True), ([1, 20, 30, 40], False), ([1], False), ([2, 3, 4, 5], False), ([1] * 8, True)],
 )
-def test_originals_that_are_told_from_others_are_told_to_the_reader(ranks: list[int], told: bool) -> None:
+def test_originals_that_are_picked_out_of_others_are_told_to_the_reader(ranks: list[int], told: bool) -> None:
     """Nothing is recovered, and still a picture points at its original; one hit in four may be chance (4 %)."""
     scores = [picture(client, rank) for client, rank in enumerate(ranks)]
-    rate = LeakageRate("told", "iga", "unprotected", ranks.count(1), len(ranks), (0.0, 1.0), 0.01)
+    rate = LeakageRate("told", "iga", "unprotected", ranks.count(1), len(ranks), (0.0, 1.0), 0.01, candidates=100)
     said = " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
-    wanted = (
-        f"Told from other images, without protection: a guess 1.0%, measured {ranks.count(1)} of {len(ranks)} (iga)."
-    )
+    wanted = f"Picked out of 100, without protection: a guess 1.0%, measured {ranks.count(1)} of {len(ranks)} (iga)."
     assert (wanted in said) == told
 
 
@@ -193,15 +191,31 @@ def test_behind_a_mechanism_the_measured_rate_stands_between_guess_and_ceiling()
     ]
     said = verdict(settings("vmf"), "completed", LAST, NONE, scores, rates=rates)
     assert (
-        "Told from other images, with the mechanism: a guess 1.0%, measured 1 of 4 (map), the best decision on these "
-        "candidates 3.7%, no attack more than 3.9%."
-    ) in said
+        "Picked out of other images, with the mechanism: a guess 1.0%, measured 1 of 4 (map), the best decision on "
+        "these images 3.7%, the ceiling for any attack 3.9%."
+    ) in said  # records of earlier versions do not say out of how many
+
+
+@pytest.mark.parametrize(
+    ("hits", "by"),
+    [((2, 2, 1), "2 of 4 (dlg, iga)"), ((0, 1, 0), "1 of 4 (iga)"), ((0, 0, 0), "0 of 4"), ((2, 1, 2), "2 of 4 (dlg)")],
+)
+def test_attacks_that_tie_are_all_named(hits: tuple[int, ...], by: str) -> None:
+    """Those against another guess are not: map offers two pictures for each image."""
+    chances = {"dlg": 0.01, "iga": 0.01, "map": 0.02}
+    rates = [
+        LeakageRate("told", name, "protected", count, 4, (0.0, 1.0), chance, candidates=100)
+        for count, (name, chance) in zip(hits, chances.items(), strict=True)
+    ]
+    scores = [replace(picture(0, 30), upload="protected")]
+    said = " ".join(verdict(settings("vmf"), "completed", LAST, NONE, scores, rates=rates))
+    assert f"Picked out of 100, with the mechanism: a guess 1.0%, measured {by}." in said
 
 
 def test_recovered_images_need_no_second_sentence() -> None:
     scores = [replace(picture(client, 1), recovered=True) for client in range(4)]
     rate = LeakageRate("told", "iga", "unprotected", 4, 4, (0.4, 1.0), 0.01)
-    assert "Told from" not in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
+    assert "Picked out" not in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
 
 
 def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> None:

@@ -498,6 +498,34 @@ def test_threat_model_settings_versions_warnings_and_command_are_told(make_run: 
     assert "class" not in keys["training.optimizer"].attributes
 
 
+def test_rates_have_a_section_that_begins_with_the_event_behind_the_mechanism(make_run: MakeRun) -> None:
+    """Of those the most successful first; an estimated baseline says at once that nothing is proven."""
+    folder = make_run()
+    summary = read_json(folder / "summary.json")
+    usual = {"images": 4, "interval": [0.0, 1.0], "chance": 0.01, "ceiling": 0.5, "theorem": "T", "candidates": 100}
+    kinds = [(event, upload) for event in ("recovered", "label", "told") for upload in ("unprotected", "protected")]
+    summary["rates"] = [
+        {**usual, "event": event, "upload": upload, "attack": name, "hits": hits, "estimated": event == "recovered"}
+        for event, upload in kinds
+        for name, hits in (("dlg", 1), ("iga", 2), ("map", 2))
+    ]
+    write_json(folder / "summary.json", summary)
+    root = report(folder)
+    assert "Guess to ceiling" in root.find("nav")[0].text
+    rows = [
+        [cell.text for cell in row.parts if isinstance(cell, Element)] for row in root.section("rates").find("tr")[1:]
+    ]
+    events = ["picked out of 100"] * 6 + ["label named"] * 6 + ["image recovered"] * 6
+    assert [row[2] for row in rows] == events
+    assert [row[1] for row in rows] == (["with the mechanism"] * 3 + ["without protection"] * 3) * 3
+    assert [row[4].split()[0] for row in rows] == ["2", "2", "1"] * 6
+    assert all(("not proven" in row[6]) == (row[2] == "image recovered") for row in rows)
+    conditions = tile(root, "Picked out of 100 with").text
+    assert "iga, map" in conditions
+    assert "dlg" not in conditions
+    assert "Guess to ceiling" not in report(make_run()).find("nav")[0].text
+
+
 def test_settings_of_attacks_that_were_not_made_are_left_out(make_run: MakeRun) -> None:
     text = report(make_run(attacks=("iga",))).section("adversary").text
     assert "adversary.iga.restarts" in text

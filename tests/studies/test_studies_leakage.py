@@ -37,7 +37,7 @@ def outputs(folder: Path) -> list[str]:
 
 def outcomes(text: str) -> dict[str, str]:
     """The only line of the table of outcomes, by column."""
-    lines = text.partition("## What stops these attacks")[2].strip().splitlines()
+    lines = text.partition("## What stops attacks that reconstruct pictures")[2].strip().splitlines()
     names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], lines[2]))
     return dict(zip(names, values, strict=True))
 
