@@ -137,7 +137,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("batches", ["shuffled", "fixed", "poisson"])
-@pytest.mark.parametrize("last", [1, 7])
+@pytest.mark.parametrize("last", [1, pytest.param(7, marks=pytest.mark.essential)])
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     last: int, batches: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

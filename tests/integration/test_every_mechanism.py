@@ -80,6 +80,7 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
                 assert torch.equal(heard.redistribution.shares[key], value)
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("name", ["gaussian, target", "laplace", "hgm by layer", "vmf, update"])
 def test_the_report_names_it(name: str, tmp_path: Path) -> None:
     """With the best decision of those who know the candidates, which attacks alone do not need."""
