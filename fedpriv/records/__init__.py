@@ -13,6 +13,7 @@ from fedpriv.records.attacks import (
     ThreatModel,
     recovered,
 )
+from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
@@ -33,6 +34,7 @@ __all__ = [
     "CONFIDENCE",
     "Asked",
     "AttackResult",
+    "Attempt",
     "Ceiling",
     "Certificate",
     "CertifiedCurve",
@@ -40,6 +42,8 @@ __all__ = [
     "DataFacts",
     "Deployed",
     "EpsilonBound",
+    "Evasion",
+    "EvasionCurve",
     "Failure",
     "Guarantee",
     "Interval",
