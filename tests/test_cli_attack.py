@@ -90,8 +90,9 @@ def test_list(here: Path) -> None:
     assert [one["name"] for one in tree if one["surface"] == "inputs"] == list(EVASIONS)
     assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in EVASIONS.values())
     assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv"
-    keys = {"name", "title", "reference", "active", "needs", "tunable", "parts", "settings"}
-    assert all(keys == set(one) for one in tree)
+    common = {"name", "surface", "title", "reference"}
+    keys = {"uploads": common | {"active", "needs", "tunable", "parts", "settings"}, "inputs": common}
+    assert all(keys[one["surface"]] == set(one) for one in tree)
 
 
 def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:
