@@ -25,6 +25,9 @@ class Progress:
     def images_certified(self, done: int, total: int) -> None:
         """``done`` of ``total`` images are certified."""
 
+    def images_attacked(self, done: int, total: int) -> None:
+        """``done`` of ``total`` evasion attacks, one of each size, are made on all images."""
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.errors import InputError
 
-__all__ = ["ATTACKS", "DATASETS", "MECHANISMS", "MODELS", "RULES", "Registry", "suggestion"]
+__all__ = ["ATTACKS", "DATASETS", "EVASIONS", "MECHANISMS", "MODELS", "NOISELESS", "RULES", "Registry", "suggestion"]
 
 
 Kind = TypeVar("Kind", bound=type[Any])
@@ -164,6 +164,15 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> s
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms", "fedpriv.mechanisms:MechanismSettings")
 ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings")
+EVASIONS = Registry(
+    "evasion attack",
+    "fedpriv.attacks.evasion.methods",
+    "fedpriv.evasions",
+    "fedpriv.attacks.evasion.table:EvasionAttack",
+)
+NOISELESS = "-noiseless"
+"""What the name of an evasion attack ends with where it looks at the network without its noise."""
+
 DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets", "fedpriv.data.source:Source")
 MODELS = Registry("network", "fedpriv.models", "fedpriv.models", "fedpriv.models:ModelSettings")
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")

@@ -35,8 +35,10 @@ from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole
 from fedpriv.randomness import Secret
 from fedpriv.records import (
     Asked,
+    Attempt,
     Certificate,
     Deployed,
+    Evasion,
     Ledger,
     Membership,
     Partition,
@@ -57,13 +59,14 @@ DEPLOYMENT = "deployment.json"
 """In the folder of a deployment's run: which of Flower's runs it was."""
 
 _SCORES = "reconstructions/scores.jsonl"
-_CERTIFICATES = "robustness/certificates.jsonl"
+_CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
 
 _ROUND, _ASKED, _SCORE = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Score)
 _SUMMARY, _LEDGER = TypeAdapter(Summary), TypeAdapter(Ledger)
 _MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
 _DEPLOYED = TypeAdapter(Deployed)
 _ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
+_EVASION, _ATTEMPT = TypeAdapter(Evasion), TypeAdapter(Attempt)
 _SECRET = "secret.key"
 
 
@@ -263,17 +266,48 @@ class RunFolder:
         Raises:
             InputError: the file is damaged, or cut.
         """
-        path, robustness = self.path / _CERTIFICATES, self.robustness()
-        lines = enumerate((read_text(path) or "").splitlines(), 1)
-        found = tuple(parse_json(line, _CERTIFICATE, f"{path}, line {number}") for number, line in lines)
-        wanted = 0 if robustness is None else robustness.examples
-        if robustness is not None and len(found) != wanted:
-            raise InputError(f"{path} is damaged: it has {len(found)} lines; robustness.json is of {wanted} images")
+        robustness = self.robustness()
+        found = self._whole_lines(_CERTIFICATES, _CERTIFICATE)
+        if robustness is not None and len(found) != robustness.examples:
+            raise InputError(
+                f"{self.path / _CERTIFICATES} is damaged: it has {len(found)} lines; robustness.json is of "
+                f"{robustness.examples} images"
+            )
         return found
 
     def write_certificates(self, certificates: Sequence[Certificate]) -> None:
         """Write certificates.jsonl."""
         self.write_jsonl(_CERTIFICATES, [asdict(each) for each in certificates])
+
+    def evasion(self) -> Evasion | None:
+        """What attacks on the model's inputs show, all together; ``None`` if there were none."""
+        return read_file(self.path / "evasion.json", _EVASION)
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every attempt to change a vote; empty if there were none.
+
+        Raises:
+            InputError: the file is damaged, or cut.
+        """
+        evasion = self.evasion()
+        found = self._whole_lines(_ATTEMPTS, _ATTEMPT)
+        if evasion is not None and len(found) != evasion.attempts:
+            raise InputError(
+                f"{self.path / _ATTEMPTS} is damaged: it has {len(found)} lines; evasion.json is of {evasion.attempts}"
+            )
+        return found
+
+    def write_evasion(self, evasion: Evasion, attempts: Sequence[Attempt]) -> None:
+        """Write evasion.json and attacks.jsonl, in place of what an earlier probe found."""
+        (self.path / _ATTEMPTS).parent.mkdir(exist_ok=True)
+        self.remove_evasion()
+        self.write_jsonl(_ATTEMPTS, [asdict(each) for each in attempts])
+        self.write_json("evasion.json", evasion.model_dump(mode="json"))
+
+    def remove_evasion(self) -> None:
+        """Remove what an earlier probe found, as it was about other certificates."""
+        for name in ("evasion.json", _ATTEMPTS):
+            (self.path / name).unlink(missing_ok=True)
 
     def deployed(self) -> Deployed | None:
         """Which of Flower's runs it was; ``None``: it was no deployment's."""
@@ -285,9 +319,7 @@ class RunFolder:
 
     def scores(self) -> tuple[Score, ...]:
         """The lines of scores.jsonl, for every reconstruction and guess so far."""
-        path = self.path / _SCORES
-        lines = enumerate((read_text(path) or "").splitlines(), 1)
-        return tuple(parse_json(line, _SCORE, f"{path}, line {number}") for number, line in lines)
+        return self._whole_lines(_SCORES, _SCORE)
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """Write scores.jsonl."""
@@ -309,6 +341,12 @@ class RunFolder:
         if record is None:
             raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
         return record
+
+    def _whole_lines(self, name: str, kind: TypeAdapter[T]) -> tuple[T, ...]:
+        """Read all lines of a file of JSON objects that appeared whole."""
+        path = self.path / name
+        lines = enumerate((read_text(path) or "").splitlines(), 1)
+        return tuple(parse_json(line, kind, f"{path}, line {number}") for number, line in lines)
 
     def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""

@@ -96,10 +96,10 @@ Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
 
 
 class Registered:
-    """Marks a field that names one registered thing."""
+    """Marks a field that names one registered thing; or a variant of it, by the thing's name with an ending."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
+    def __init__(self, registry: Registry, ending: str = "") -> None:
+        self.registry, self.ending = registry, ending
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Refuse what is no such name."""
@@ -107,11 +107,15 @@ class Registered:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The names, for editors."""
-        return {**handler(schema), "enum": list(self.registry)}
+        return {**handler(schema), "enum": list(self._names())}
+
+    def _names(self) -> tuple[str, ...]:
+        variants = (f"{name}{self.ending}" for name in self.registry if self.ending)
+        return (*self.registry, *variants)
 
     def _known(self, name: str) -> str:
-        if name not in self.registry:
-            known = tuple(self.registry)
+        known = self._names()
+        if name not in known:
             raise ValueError(f"allowed: {', '.join(known)}{suggestion(name, known, else_known=False)}")
         return name
 

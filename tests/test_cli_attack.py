@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.cli.terminal import plain
-from fedpriv.registry import ATTACKS
+from fedpriv.registry import ATTACKS, EVASIONS
 from tests import command_line
 
 SMALL = """
@@ -93,10 +93,13 @@ def test_list(here: Path) -> None:
             assert f"adversary.{attack.name}.{key} = {plain(field.default)} {field.description}" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     tree = json.loads(fedpriv("attack", "list", "--json", cwd=here).stdout)
-    assert [one["name"] for one in tree] == list(ATTACKS)
+    assert [one["name"] for one in tree if one["surface"] == "uploads"] == list(ATTACKS)
+    assert [one["name"] for one in tree if one["surface"] == "inputs"] == list(EVASIONS)
+    assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in EVASIONS.values())
     assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv"
-    keys = {"name", "title", "reference", "active", "needs", "tunable", "parts", "settings"}
-    assert all(keys == set(one) for one in tree)
+    common = {"name", "surface", "title", "reference"}
+    keys = {"uploads": common | {"active", "needs", "tunable", "parts", "settings"}, "inputs": common}
+    assert all(keys[one["surface"]] == set(one) for one in tree)
 
 
 def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:

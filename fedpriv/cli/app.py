@@ -19,6 +19,7 @@ from fedpriv.cli.audit import audit
 from fedpriv.cli.certify import certify
 from fedpriv.cli.deploy import deploy_app
 from fedpriv.cli.init import init
+from fedpriv.cli.probe import probe
 from fedpriv.cli.sweep import compare, sweep
 from fedpriv.cli.terminal import (
     File,
@@ -124,6 +125,10 @@ app.command(
     epilog="Examples:\n\n  fedpriv certify runs/robust --examples 200\n\n"
     "  fedpriv certify runs/quickstart-20260101-120000 --noise 0.25 --place input"
 )(certify)
+app.command(
+    epilog="Examples:\n\n  fedpriv probe runs/robust --norm l2 --size 0.5 --size 1\n\n"
+    "  fedpriv probe runs/quickstart-20260101-120000 --attack fgsm --attack pgd"
+)(probe)
 app.command(
     epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
     "  fedpriv sweep configs/paper/table2.toml --scale small"

@@ -27,6 +27,7 @@ from fedpriv.errors import InputError
 from fedpriv.records import AttackResult
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
+    from fedpriv.attacks.evasion.table import EvasionAttack
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.lab import Tuning
 
@@ -115,11 +116,12 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
-    from fedpriv.registry import ATTACKS
+    from fedpriv.registry import ATTACKS, EVASIONS, NOISELESS
 
     if as_json:
-        print_json([_about(attack) for attack in ATTACKS.values()])
+        print_json([*map(_about, ATTACKS.values()), *map(_about_evasion, EVASIONS.values())])
         return
+    out.print("On uploads, by fedpriv attack:", style="dim")
     for attack in ATTACKS.values():
         out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
         lines = [Text(attack.reference)]
@@ -133,6 +135,12 @@ def list_attacks(as_json: Json = False) -> None:
             lines.append(setting.append(f"  {field.description}", style="dim"))
         for line in lines:
             out.print(Padding(line, (0, 0, 0, 4)))
+    out.print("On the model's inputs, by fedpriv probe, settings in robustness.evade:", style="dim")
+    for evasion in EVASIONS.values():
+        out.print(Text(f"{evasion.name}  {evasion.title}", style="bold"))
+        out.print(Padding(Text(evasion.reference), (0, 0, 0, 4)))
+        variant = f"variant {evasion.name}{NOISELESS}: the gradient is that of the network without its noise"
+        out.print(Padding(Text(variant), (0, 0, 0, 4)))
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
@@ -186,9 +194,14 @@ def _trials(tuning: "Tuning") -> Table:
     return table
 
 
+def _about_evasion(attack: "type[EvasionAttack]") -> dict[str, Any]:
+    return {"name": attack.name, "surface": "inputs", "title": attack.title, "reference": attack.reference}
+
+
 def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
     return {
         "name": attack.name,
+        "surface": "uploads",
         "title": attack.title,
         "reference": attack.reference,
         "active": attack.active(),

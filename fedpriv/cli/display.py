@@ -78,6 +78,10 @@ class Display(Progress):
         """Advance the bar of certificates."""
         self._advance("images", done, total, "")
 
+    def images_attacked(self, done: int, total: int) -> None:
+        """Advance the bar of evasion attacks."""
+        self._advance("attacks by size", done, total, "")
+
     def warn(self, text: str) -> None:
         """Print a warning."""
         self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)

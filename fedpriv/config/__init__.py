@@ -6,7 +6,7 @@ a line that names the file, the key, what was given and what is allowed.
 
 from fedpriv.config.experiment import Experiment, describe, json_schema
 from fedpriv.config.file import load_experiment, load_run, override, read_toml
-from fedpriv.config.robustness import CertifyConfig, RobustnessConfig
+from fedpriv.config.robustness import CertifyConfig, EvadeConfig, RobustnessConfig
 from fedpriv.config.sections import (
     AdversaryConfig,
     DataConfig,
@@ -22,6 +22,7 @@ __all__ = [
     "CertifyConfig",
     "DataConfig",
     "EngineConfig",
+    "EvadeConfig",
     "Experiment",
     "FederationConfig",
     "ReportConfig",

@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fedpriv.settings import Count, Epsilon, NonNegative, Positive, Real, Section
+from fedpriv.registry import EVASIONS, NOISELESS
+from fedpriv.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
 
-__all__ = ["CertifyConfig", "RobustnessConfig"]
+__all__ = ["CertifyConfig", "EvadeConfig", "RobustnessConfig"]
 
 _MOST_NOISE = 1e6  # pixels are from 0 to 1
 _USED_BY_EPSILON = ("delta", "size", "calibration")
@@ -17,6 +18,13 @@ def _ascending(sizes: tuple[float, ...]) -> tuple[float, ...]:
     if list(sizes) != sorted(set(sizes)):
         raise ValueError("sizes ascend, each once")
     return sizes
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse an attack that is named twice."""
+    if len(set(names)) < len(names):
+        raise ValueError("each is named once")
+    return names
 
 
 Sizes = Annotated[tuple[Positive, ...], AfterValidator(_ascending)]
@@ -38,6 +46,39 @@ class CertifyConfig(Section):
     )
     radii_l2: Sizes = Field((0.25, 0.5, 0.75, 1.0), description="sizes of the curve, Euclidean, pixels from 0 to 1")
     radii_linf: Sizes = Field((0.01, 0.02, 0.03, 0.04), description="sizes of the curve, largest change of a pixel")
+
+
+# Where attacks begin to tell networks of this laboratory apart; for the largest change of a pixel they are the paper's.
+_ATTACKED = {"l2": (0.25, 0.5, 1.0, 1.5), "linf": (0.05, 0.1, 0.2, 0.3)}
+
+
+class EvadeConfig(Section):
+    """What ``fedpriv probe`` does to images where its options do not say otherwise."""
+
+    attacks: Annotated[
+        tuple[Annotated[str, Registered(EVASIONS, NOISELESS)], ...], Field(min_length=1), AfterValidator(_distinct)
+    ] = Field(
+        default_factory=lambda: tuple(EVASIONS),
+        description="evasion attacks; all that there are, unless set; with -noiseless behind the name it looks at the "
+        "network without its noise",
+    )
+    norm: Literal["l2", "linf"] = Field("linf", description="what perturbations are measured by")
+    sizes: Annotated[Sizes, Field(min_length=1)] | None = Field(
+        None,
+        description="of perturbations, pixels from 0 to 1; unset: 0.05 to 0.3 for linf, 0.25 to 1.5 for l2",
+    )
+    steps: Count = Field(20, description="of attacks that make several")
+    draws: Annotated[Integer, Field(ge=0, le=10_000)] = Field(
+        8, description="draws of noise that each gradient is a mean over (EOT); 0: without noise, the weaker attack"
+    )
+    restarts: Count = Field(1, description="random starts of attacks that have them; the highest loss is kept")
+    victims: Count = Field(200, description="test images that are attacked")
+    votes: Count = Field(200, description="votes that judge an attacked image")
+
+    @property
+    def attacked_sizes(self) -> tuple[float, ...]:
+        """The sizes, ascending."""
+        return _ATTACKED[self.norm] if self.sizes is None else self.sizes
 
 
 class RobustnessConfig(Section):
@@ -71,6 +112,7 @@ class RobustnessConfig(Section):
     )
     public_examples: Count = Field(64, description="for vulnerable and informative: test images kept for the shares")
     certify: CertifyConfig = Field(default_factory=lambda: CertifyConfig())
+    evade: EvadeConfig = Field(default_factory=lambda: EvadeConfig())
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
@@ -119,8 +161,8 @@ class RobustnessConfig(Section):
         return self.public_examples if self.redistribution in ("vulnerable", "informative") else 0
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that decide what the noise is, without how it is certified."""
-        return self.model_dump(mode="json", exclude={"certify"})
+        """The settings that decide what the noise is, without how it is certified and attacked."""
+        return self.model_dump(mode="json", exclude={"certify", "evade"})
 
 
 def _default(key: str) -> Any:

@@ -72,7 +72,9 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
         write_noise(folder, model)
         folder.write_certificates(found)
         folder.write_json("robustness.json", robustness.model_dump(mode="json"))
-        folder.write_summary(summary.model_copy(update={"robustness": robustness}))
+        # Attacks that were judged by other certificates would stand beside these.
+        folder.remove_evasion()
+        folder.write_summary(summary.model_copy(update={"robustness": robustness, "evasion": None}))
     return robustness
 
 

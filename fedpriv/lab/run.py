@@ -227,7 +227,11 @@ def _close(
         command=folder.command(),
     )
     # What was found of the finished model stays when the run is resumed, which changes no model.
-    found = {"membership": folder.membership(), "robustness": folder.robustness()} if status == COMPLETED else {}
+    found = (
+        {"membership": folder.membership(), "robustness": folder.robustness(), "evasion": folder.evasion()}
+        if status == COMPLETED
+        else {}
+    )
     kept = {key: record for key, record in found.items() if record is not None}
     folder.write_summary(summary.model_copy(update=kept) if kept else summary)
     return summary

@@ -14,6 +14,7 @@ from fedpriv.records.attacks import (
     best_rates,
     recovered,
 )
+from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
@@ -34,6 +35,7 @@ __all__ = [
     "CONFIDENCE",
     "Asked",
     "AttackResult",
+    "Attempt",
     "Ceiling",
     "Certificate",
     "CertifiedCurve",
@@ -41,6 +43,8 @@ __all__ = [
     "DataFacts",
     "Deployed",
     "EpsilonBound",
+    "Evasion",
+    "EvasionCurve",
     "Failure",
     "Guarantee",
     "Interval",

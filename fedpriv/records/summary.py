@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from fedpriv.records.attacks import AttackResult, LeakageRate, ThreatModel
+from fedpriv.records.evasion import Evasion
 from fedpriv.records.ledger import Guarantee, Stop
 from fedpriv.records.membership import Membership
 from fedpriv.records.reading import Model
@@ -41,7 +42,8 @@ class Summary(Model):
     summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
     guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
-    is there after an audit, and ``robustness`` after certificates were made.
+    is there after an audit, and ``robustness`` after certificates were made,
+    and ``evasion`` after a probe.
     """
 
     name: str = ""
@@ -69,6 +71,7 @@ class Summary(Model):
     command: str = ""
     membership: Membership | None = None
     robustness: Robustness | None = None
+    evasion: Evasion | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what was read or set, as JSON types."""

@@ -1,0 +1,59 @@
+"""What every evasion attack has in common; the attacks themselves are entered in ``EVASIONS``, one file each."""
+
+from abc import ABC
+from typing import TYPE_CHECKING, ClassVar
+
+from fedpriv.registry import EVASIONS, NOISELESS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["EvasionAttack", "named_evasion", "noiseless_name"]
+
+
+class EvasionAttack(ABC):
+    """Steps along the loss's gradient at an image; a subclass with a name is an attack.
+
+    Attributes:
+        name: in experiment files and on the command line.
+        title: what it is called.
+        reference: the paper.
+        single: whether it makes one step of the whole size, however many are asked for.
+        far: how many times the size all steps together go, for the largest change of a pixel.
+        starts_anywhere: whether it starts at a random point of the ball, not at the image; restarts are for these.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str]
+    single: ClassVar[bool] = False
+    far: ClassVar[float] = 1.0
+    starts_anywhere: ClassVar[bool] = False
+
+    @classmethod
+    def followed(cls, before: "Tensor | None", gradient: "Tensor") -> "Tensor":
+        """Return what the next step follows, (B, C, H, W): the gradient, unless an attack remembers more.
+
+        Args:
+            before: what the last step followed; ``None`` at the first.
+            gradient: of each image's loss, (B, C, H, W); zero where the loss is flat.
+        """
+        return gradient
+
+
+def named_evasion(name: str) -> tuple[type[EvasionAttack], bool]:
+    """Return an attack, and whether it is the weaker variant that looks at the network without its noise.
+
+    Args:
+        name: that of an attack, or the same with ``-noiseless`` behind it.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    kind: type[EvasionAttack] = EVASIONS[name.removesuffix(NOISELESS)]
+    return kind, name.endswith(NOISELESS)
+
+
+def noiseless_name(name: str) -> str:
+    """Return the name of an attack's variant without the noise, which is what the paper's released code does."""
+    return name.removesuffix(NOISELESS) + NOISELESS

@@ -1,0 +1,141 @@
+"""One attack of one size on many images, judged by votes, and by the certificates where there are any."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedpriv.attacks.evasion.gradients import Target
+from fedpriv.attacks.evasion.steps import Ball, strongest
+from fedpriv.attacks.evasion.table import EvasionAttack
+from fedpriv.randomness import torch_stream
+from fedpriv.records import Attempt, Certificate
+from fedpriv.smoothing.certificates import binomial_upper
+
+__all__ = ["Trial", "Victims", "attempts"]
+
+# Noisy numbers that are differentiated at once, over images, restarts and draws.
+_AT_ONCE = 1 << 22
+_MOST_IMAGES = 50
+# A certified image whose vote turned is asked again, so many times as often: near a tie, chance turns votes, too.
+_AGAIN = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """Images that are right unattacked.
+
+    Attributes:
+        rows: of the test set, N.
+        images: (N, C, H, W) on [0, 1], on the network's device.
+        labels: (N,), on the network's device.
+        certificates: row -> certificate; empty: there are none.
+    """
+
+    rows: Sequence[int]
+    images: Tensor
+    labels: Tensor
+    certificates: Mapping[int, Certificate]
+
+    def part(self, start: int, count: int) -> "Victims":
+        """Return ``count`` of them, or as many as there are from ``start`` on."""
+        some = slice(start, start + count)
+        return Victims(self.rows[some], self.images[some], self.labels[some], self.certificates)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack of one size.
+
+    Attributes:
+        name: of the attack, as it is recorded.
+        kind: the attack.
+        ball: how far it goes.
+        draws: of noise for each gradient; 0: without noise.
+        steps: of attacks that make several.
+        restarts: of attacks with random starts.
+        votes: that judge an attacked image.
+        alpha: probability with which the sound certificate of one image may be called broken.
+        seed: of random starts, draws and votes.
+    """
+
+    name: str
+    kind: type[EvasionAttack]
+    ball: Ball
+    draws: int
+    steps: int
+    restarts: int
+    votes: int
+    alpha: float
+    seed: int
+
+    @property
+    def purpose(self) -> str:
+        """Tells its streams from those of all others."""
+        return f"evasion-{self.name}-{self.ball.norm}-{self.ball.size!r}"
+
+
+def attempts(trial: Trial, target: Target, victims: Victims) -> list[Attempt]:
+    """Attack images, and have each attacked one voted on.
+
+    Args:
+        trial: the attack.
+        target: the network.
+        victims: any number of images.
+    """
+    many = max(1, trial.draws) * (trial.restarts if trial.kind.starts_anywhere else 1)
+    step = min(_MOST_IMAGES, max(1, _AT_ONCE // (many * target.dimension)))
+    found: list[Attempt] = []
+    for start in range(0, len(victims.rows), step):
+        some = victims.part(start, step)
+        found += _judged(trial, target, some, _attacked(trial, target, some))
+    return found
+
+
+def _attacked(trial: Trial, target: Target, victims: Victims) -> Tensor:
+    images, labels = victims.images, victims.labels
+    stream = torch_stream(trial.seed, trial.purpose, victims.rows[0], device=images.device)
+    loss = target.loss(trial.draws, stream)
+    return strongest(trial.kind, loss, images, labels, trial.ball, trial.steps, trial.restarts, stream)
+
+
+def _judged(trial: Trial, target: Target, victims: Victims, attacked: Tensor) -> list[Attempt]:
+    """A line for each image; a certified one whose vote turned is asked again, and that answer counts."""
+    votes = target.votes(attacked, trial.votes, f"{trial.purpose}-votes", victims.rows)
+    distances = trial.ball.distance(victims.images, attacked)
+    lines = [_line(trial, victims, at, float(distances[at]), votes[at]) for at in range(len(attacked))]
+    turned = [at for at, line in enumerate(lines) if line.certified and not line.right]
+    if turned:
+        rows = [victims.rows[at] for at in turned]
+        again = target.votes(attacked[turned], _AGAIN * trial.votes, f"{trial.purpose}-again", rows)
+        for at, counts in zip(turned, again, strict=True):
+            lines[at] = _line(trial, victims, at, float(distances[at]), counts)
+    return lines
+
+
+def _line(trial: Trial, victims: Victims, at: int, distance: float, votes: Tensor) -> Attempt:
+    """One line. A certificate is broken where the votes show that another class is ahead of the certified one.
+
+    Of the votes for these two the certified class has, with confidence, less than half (Clopper and Pearson): given how
+    many there are, they are binomial. Less than half of all votes would prove nothing where several classes compete.
+    """
+    certificate, label, ball = victims.certificates.get(victims.rows[at]), int(victims.labels[at]), trial.ball
+    radius = None if certificate is None else certificate.radius(ball.norm)
+    others = votes.clone()
+    others[label] = 0
+    count, rival = int(votes[label]), int(others.max())
+    proven = radius is not None and ball.size < radius
+    return Attempt(
+        image=victims.rows[at],
+        label=label,
+        attack=trial.name,
+        norm=ball.norm,
+        size=ball.size,
+        distance=distance,
+        predicted=int(votes.argmax()),
+        count=count,
+        rival=rival,
+        votes=int(votes.sum()),
+        radius=radius,
+        broken=proven and rival > count and binomial_upper(count, count + rival, trial.alpha) < 0.5,
+    )

@@ -1,0 +1,208 @@
+"""Evasion attacks on a run's final model: which images' votes a small change of them turns.
+
+Where there are certificates, the attacked images are certified ones, and what is proven stands beside what was changed.
+Results are added to the folder; nothing that was there is changed but what an earlier probe left, and summary.json.
+"""
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.evasion.gradients import PlainTarget, SmoothedTarget, Target
+from fedpriv.attacks.evasion.steps import Ball
+from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
+from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.config import EvadeConfig
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import writing
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
+from fedpriv.lab.smoothed import pixel_images, read_smoothed, smoothed_model
+from fedpriv.progress import Progress
+from fedpriv.records import Attempt, Certificate, Evasion, EvasionCurve, Interval, Robustness
+from fedpriv.runs import RunFolder
+from fedpriv.smoothing import certified_rows
+from fedpriv.threads import cpu_threads
+from fedpriv.world import World, build_world
+
+__all__ = ["evade_run", "refuse_broken"]
+
+
+def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
+    """Attack test images that a run's final model has right, and write what came of it.
+
+    Whether certificates are broken is for :func:`refuse_broken` to say.
+
+    Args:
+        folder: the run's.
+        config: which attacks, how strong, on how many images.
+        progress: told what happens.
+
+    Returns:
+        What is written to evasion.json.
+
+    Raises:
+        InputError: the run is not finished, its folder is damaged, it has no model, or there are fewer test images than
+            are asked for. Nothing was written.
+        RunFailedError: the results cannot be written.
+    """
+    began = time.monotonic()
+    summary = completed_summary(folder)
+    folder.attempts()  # whoever has damaged ones may want to look at them first
+    certificates, robustness = folder.certificates(), folder.robustness()
+    experiment = folder.experiment()
+    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    with cpu_threads(experiment.engine.threads):
+        target = _target(folder, world, bool(certificates))
+        rows = _chosen_rows(world, certificates, config, progress)
+        victims = _victims(world, target, rows, certificates, config)
+        trials = _trials(world, target, len(victims.rows), config, robustness)
+        progress.stage(f"attacking {len(victims.rows)} of {len(rows)} images; the others are wrong already")
+        lines: list[Attempt] = []
+        for number, trial in enumerate(trials, 1):
+            lines += attempts(trial, target, victims)
+            progress.images_attacked(number, len(trials))
+    evasion = _evasion(config, victims, trials, lines, len(rows), robustness)
+    evasion = evasion.model_copy(update={"seconds": time.monotonic() - began})
+    with writing(shlex.join(["fedpriv", "probe", str(folder.path)])):
+        folder.write_evasion(evasion, lines)
+        folder.write_summary(summary.model_copy(update={"evasion": evasion}))
+    return evasion
+
+
+def refuse_broken(evasion: Evasion) -> None:
+    """Raise where attacks refute what is claimed to be proven.
+
+    Raises:
+        RunFailedError: a certificate is broken.
+    """
+    if evasion.broken:
+        raise RunFailedError(
+            f"attacks broke {evasion.broken} of the certificates. By chance at most {evasion.wrong_at_most} are wrong "
+            "(95 % confidence); more of them show that the implementation or the theorem is wrong. They are in "
+            "robustness/attacks.jsonl, with broken = true"
+        )
+
+
+def _target(folder: RunFolder, world: World, certified: bool) -> Target:
+    """The network that was certified; without certificates the run's own, with noise if it has any."""
+    if certified:
+        return SmoothedTarget(read_smoothed(folder, world).network)
+    if world.smoothing is not None:
+        return SmoothedTarget(smoothed_model(folder, world, None).network)
+    final_state(folder, world, final_checkpoint(folder, "attack")).load_into(world.model)
+    dataset = world.dataset
+
+    def normalise(pixels: Tensor) -> Tensor:
+        return dataset.normalise(pixels, pixels.dtype)
+
+    return PlainTarget(world.model.eval(), normalise, dataset.classes, dataset.x_test[0].numel())
+
+
+def _chosen_rows(
+    world: World, certificates: Sequence[Certificate], config: EvadeConfig, progress: Progress
+) -> list[int]:
+    """Rows of the test set, ascending; where there are certificates, a part of theirs."""
+    smoothing = world.experiment.smoothing
+    public, there = 0 if smoothing is None else smoothing.public_images, len(world.dataset.x_test)
+    wanted = config.victims
+    if certificates and wanted > len(certificates):
+        progress.warn(f"evade.victims = {wanted}: only the {len(certificates)} certified images are attacked")
+        wanted = len(certificates)
+    if wanted > there - public:
+        raise InputError(
+            f"evade.victims = {wanted}: allowed is from 1 to {there - public}; there are {there} test images, {public} "
+            "of them public"
+        )
+    rows: list[int] = certified_rows(world.experiment.seed, there, wanted, public).tolist()
+    missing = set(rows) - {each.image for each in certificates}
+    if certificates and missing:
+        raise InputError(f"test image {min(missing)} has no certificate: certify again with fedpriv certify")
+    return rows
+
+
+def _victims(
+    world: World, target: Target, rows: Sequence[int], certificates: Sequence[Certificate], config: EvadeConfig
+) -> Victims:
+    """Those of the images that are right; certificates say it by the votes that chose their class."""
+    known = {each.image: each for each in certificates}
+    chosen = torch.tensor(rows)
+    images, labels = pixel_images(world, chosen).to(world.device), world.dataset.y_test[chosen]
+    if known:
+        right = [at for at, row in enumerate(rows) if known[row].right]
+    else:
+        votes = target.votes(images, config.votes, "evasion-clean", rows)
+        right = (votes.argmax(dim=1) == labels).nonzero()[:, 0].tolist()
+    return Victims([rows[at] for at in right], images[right], labels[right].to(world.device), known)
+
+
+def _trials(
+    world: World, target: Target, images: int, config: EvadeConfig, robustness: Robustness | None
+) -> list[Trial]:
+    """Each attack of each size. Together they call a sound certificate broken with the certificates' own alpha."""
+    kinds: dict[str, tuple[type[EvasionAttack], int]] = {}
+    for name in config.attacks:
+        kind, noiseless = named_evasion(name)
+        draws = 0 if noiseless or not target.noisy else config.draws
+        # Without noise an attack and its variant are the same.
+        kinds[noiseless_name(name) if target.noisy and not draws else kind.name] = kind, draws
+    sizes = config.attacked_sizes
+    tests = max(1, images * len(kinds) * len(sizes) * world.dataset.classes)
+    alpha = (1.0 if robustness is None else robustness.alpha) / tests
+    made = Trial("", EvasionAttack, Ball(config.norm, 1.0), 0, config.steps, config.restarts, config.votes, alpha, 0)
+    return [
+        replace(made, name=name, kind=kind, draws=draws, ball=Ball(config.norm, size), seed=world.experiment.seed)
+        for name, (kind, draws) in kinds.items()
+        for size in sizes
+    ]
+
+
+def _evasion(
+    config: EvadeConfig,
+    victims: Victims,
+    trials: Sequence[Trial],
+    lines: Sequence[Attempt],
+    chosen: int,
+    robustness: Robustness | None,
+) -> Evasion:
+    sizes, known = config.attacked_sizes, victims.certificates
+    least, certified = [], []
+    for size in sizes:
+        fallen = {each.image for each in lines if each.size <= size and not each.right}
+        least.append(rate_interval(len(victims.rows) - len(fallen), chosen))
+        if known:
+            held = sum(known[row].holds(config.norm, size) for row in victims.rows)
+            certified.append(rate_interval(held, chosen))
+    return Evasion(
+        norm=config.norm,
+        sizes=sizes,
+        steps=config.steps,
+        restarts=config.restarts,
+        votes=max((each.votes for each in lines[:1]), default=config.votes),
+        victims=chosen,
+        attacked=len(victims.rows),
+        clean=rate_interval(len(victims.rows), chosen),
+        certified=tuple(certified) if known else None,
+        least=tuple(least),
+        curves=tuple(
+            _curve(name, [trial for trial in trials if trial.name == name], lines, chosen)
+            for name in dict.fromkeys(trial.name for trial in trials)
+        ),
+        broken=len({each.image for each in lines if each.broken}),
+        wrong_at_most=None if robustness is None else robustness.wrong_at_most,
+        seconds=0.0,
+    )
+
+
+def _curve(name: str, trials: Sequence[Trial], lines: Sequence[Attempt], chosen: int) -> EvasionCurve:
+    shares: list[Interval] = []
+    broken: list[int] = []
+    for trial in trials:
+        own = [each for each in lines if (each.attack, each.size) == (name, trial.ball.size)]
+        shares.append(rate_interval(sum(each.right for each in own), chosen))
+        broken.append(sum(each.broken for each in own))
+    return EvasionCurve(name, trials[0].draws, tuple(shares), tuple(broken))

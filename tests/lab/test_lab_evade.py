@@ -1,0 +1,204 @@
+"""``fedpriv probe`` on the folder of a run: the sandwich, what is written and read back, broken certificates."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fedpriv.config import EvadeConfig
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.lab import resume_run
+from fedpriv.lab.certify import certify_run
+from fedpriv.lab.evade import evade_run, refuse_broken
+from fedpriv.progress import Silent
+from fedpriv.records import Attempt, Certificate
+from fedpriv.runs import RunFolder
+from tests.integration.small import left_behind
+from tests.lab.test_lab_certify import FEW, copied, finished
+
+CERTIFY = FEW.model_copy(update={"examples": 60, "votes": 200, "alpha": 0.01})
+QUICK = EvadeConfig(sizes=(0.05, 0.15, 0.5, 1.0), norm="l2", steps=6, draws=4, restarts=2, victims=60, votes=100)
+
+
+class Heard(Silent):
+    """Remembers warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = finished(tmp_path_factory.mktemp("evade") / "run", robustness={"noise": 0.4})
+    certify_run(folder, CERTIFY, None, Silent())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def probed(certified: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = copied(certified, tmp_path_factory.mktemp("evade") / "probed")
+    evade_run(folder, QUICK, Silent())
+    return folder
+
+
+def test_the_sandwich_holds_at_every_size(probed: RunFolder) -> None:
+    found, attempts = probed.evasion(), probed.attempts()
+    assert found is not None and found.certified is not None
+    assert found.certified[0].value > 0.3 > found.certified[-1].value  # there is something between the two slices
+    assert found.least[-1].value < found.clean.value
+    for at, size in enumerate(found.sizes):
+        shares = [curve.shares[at].value for curve in found.curves]
+        assert found.certified[at].value <= found.least[at].value <= min(shares)
+        assert max(shares) <= found.clean.value
+        right = {each.image for each in attempts if each.size == size and each.right}
+        assert {each.image for each in probed.certificates() if each.holds("l2", size)} <= right
+    assert [curve.attack for curve in found.curves] == ["fgsm", "ifgsm", "mim", "pgd"]
+    assert all(curve.draws == 4 and not any(curve.broken) for curve in found.curves)
+    assert found.broken == 0 and found.clean.value == found.attacked / 60
+    refuse_broken(found)
+    for curve in found.curves:
+        for size, share in zip(found.sizes, curve.shares, strict=True):
+            own = [each for each in attempts if (each.attack, each.size) == (curve.attack, size)]
+            assert len(own) == found.attacked and sum(each.right for each in own) / 60 == share.value
+
+
+def test_results_are_added_and_the_rest_stays(certified: RunFolder, probed: RunFolder, tmp_path: Path) -> None:
+    before, after = left_behind(certified.path), left_behind(probed.path)
+    assert set(after) - set(before) == {"evasion.json", "robustness/attacks.jsonl"}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"summary.json"}
+    found = probed.evasion()
+    assert found is not None
+    assert json.loads((probed.path / "summary.json").read_text())["evasion"] == found.model_dump(mode="json")
+    folder = copied(probed, tmp_path / "run")
+    again = evade_run(folder, QUICK, Silent())
+    assert again == found.model_copy(update={"seconds": again.seconds})
+    assert folder.attempts() == probed.attempts()
+    resume_run(folder.path, Silent())
+    summary = folder.summary()
+    assert summary is not None and summary.evasion == again
+    certify_run(folder, CERTIFY, None, Silent())
+    summary = folder.summary()
+    assert folder.evasion() is None and not folder.attempts() and summary is not None and summary.evasion is None
+
+
+def test_below_the_radius_nothing_changes(certified: RunFolder, tmp_path: Path) -> None:
+    """Each image at 0.999 of its own radius: by chance at most q of the certificates are wrong."""
+    folder = copied(certified, tmp_path / "run")
+    robustness, certificates = folder.robustness(), folder.certificates()
+    assert robustness is not None
+    for norm in ("l2", "linf"):
+        radii = sorted({0.999 * each.radius(norm) for each in certificates if each.radius(norm) > 0})
+        chosen = tuple(radii[:: max(1, len(radii) // 12)])
+        config = QUICK.model_copy(update={"sizes": chosen, "norm": norm, "attacks": ("pgd",), "restarts": 1})
+        evade_run(folder, config, Silent())
+        own = [each for each in folder.attempts() if each.certified]
+        assert len(own) > 100
+        assert len({each.image for each in own if not each.right}) <= robustness.wrong_at_most
+
+
+def test_without_noise_there_is_one_vote_and_nothing_proven(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    config = EvadeConfig(attacks=("pgd", "pgd-noiseless", "fgsm"), sizes=(0.02, 0.3), victims=80, steps=5)
+    found = evade_run(folder, config, Silent())
+    assert found.certified is None and found.wrong_at_most is None and found.votes == 1
+    assert [(curve.attack, curve.draws) for curve in found.curves] == [("pgd", 0), ("fgsm", 0)]
+    assert {each.votes for each in folder.attempts()} == {1}
+    assert found.clean.value > 0.5 and found.least[1].value < 0.2
+
+
+def test_noise_without_certificates_and_attacks_without_noise(certified: RunFolder, tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", robustness={"noise": 0.4})
+    config = QUICK.model_copy(update={"attacks": ("mim", "mim-noiseless"), "sizes": (0.3,), "victims": 30})
+    found = evade_run(folder, config, Silent())
+    assert found.certified is None and found.votes == 100
+    assert [(curve.attack, curve.draws) for curve in found.curves] == [("mim", 4), ("mim-noiseless", 0)]
+    found = evade_run(folder, config.model_copy(update={"draws": 0}), Silent())
+    assert [(curve.attack, curve.draws) for curve in found.curves] == [("mim-noiseless", 0)]
+
+
+def test_a_broken_certificate_is_written_and_then_an_error(certified: RunFolder, tmp_path: Path) -> None:
+    """Radii ten times too large: an attack must find that, and everything is kept."""
+    folder = copied(certified, tmp_path / "run")
+
+    def larger(each: Certificate) -> dict[str, object]:
+        tree = asdict(each)
+        return {**tree, "radius_l2": 10 * each.radius_l2}
+
+    folder.write_jsonl("robustness/certificates.jsonl", [larger(each) for each in folder.certificates()])
+    found = evade_run(folder, QUICK, Silent())
+    assert found.broken > 3
+    with pytest.raises(RunFailedError, match=rf"attacks broke {found.broken} of the certificates.* at most") as error:
+        refuse_broken(found)
+    assert "\n" not in str(error.value)
+    assert folder.evasion() == found
+    broken = [each for each in folder.attempts() if each.broken]
+    assert len({each.image for each in broken}) == found.broken
+    assert sum(sum(curve.broken) for curve in found.curves) == len(broken)
+    # They were asked again, and another class is ahead beyond doubt.
+    assert all(each.votes == 20 * 100 and each.count < each.rival for each in broken)
+
+
+def test_only_certified_images_are_attacked(certified: RunFolder, tmp_path: Path) -> None:
+    folder = copied(certified, tmp_path / "run")
+    heard = Heard()
+    config = QUICK.model_copy(update={"victims": 200, "attacks": ("fgsm",), "sizes": (0.1,)})
+    assert evade_run(folder, config, heard).victims == 60
+    assert heard.warnings == ["evade.victims = 200: only the 60 certified images are attacked"]
+    assert evade_run(folder, config.model_copy(update={"victims": 20}), Silent()).victims == 20
+    assert {each.image for each in folder.attempts()} <= {each.image for each in folder.certificates()}
+
+
+Damage = Callable[[bytes], bytes]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("robustness/attacks.jsonl", lambda text: text[:-30], r"attacks.jsonl, line \d+ is damaged"),
+        ("robustness/attacks.jsonl", lambda text: text[: text.index(b"\n") + 1], "it has 1 lines; evasion.json is of"),
+        ("robustness/attacks.jsonl", lambda text: text.replace(b'"distance": 0', b'"distance": 7'), "is above size"),
+        ("robustness/attacks.jsonl", lambda text: text.replace(b"false", b"true"), "no certificate can be broken"),
+        ("robustness/certificates.jsonl", lambda text: text[:-30], r"certificates.jsonl, line \d+ is damaged"),
+        ("robustness/noise.safetensors", lambda text: text[:40], r"noise.safetensors is damaged"),
+        ("evasion.json", lambda text: text[:-9], r"evasion.json is damaged"),
+        ("summary.json", lambda text: text.replace(b'"completed"', b'"failed"'), "the run is failed, not completed"),
+    ],
+)
+def test_damage_is_one_line_and_nothing_is_overwritten(
+    probed: RunFolder, tmp_path: Path, name: str, damage: Damage, said: str
+) -> None:
+    folder = copied(probed, tmp_path / "run")
+    path = folder.path / name
+    path.write_bytes(damage(path.read_bytes()))
+    before = left_behind(folder.path)
+    with pytest.raises(InputError, match=said) as error:
+        evade_run(folder, QUICK, Silent())
+    assert "\n" not in str(error.value)
+    assert left_behind(folder.path) == before
+
+
+def test_too_many_victims_are_one_line(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    with pytest.raises(InputError, match=r"evade\.victims = 5000: allowed is from 1 to 360; there are 360 test images"):
+        evade_run(folder, EvadeConfig(victims=5000), Silent())
+    assert folder.evasion() is None and not (folder.path / "robustness").exists()
+    (folder.path / "checkpoint" / "server.safetensors").unlink()
+    with pytest.raises(InputError, match="holds no model after a round: there is nothing to attack"):
+        evade_run(folder, EvadeConfig(victims=5), Silent())
+
+
+def test_a_line_that_cannot_be_is_refused() -> None:
+    fields = {"image": 1, "label": 2, "attack": "pgd", "norm": "l2", "size": 0.5, "distance": 0.5, "predicted": 3}
+    counts = {"count": 2, "rival": 8, "votes": 10}
+    assert Attempt(**fields, **counts, radius=0.6, broken=True).certified  # type: ignore[arg-type]
+    for changed in ({"radius": 0.4}, {"radius": None}, {"predicted": 2}):
+        with pytest.raises(ValueError, match="no certificate can be broken"):
+            Attempt(**{**fields, **counts, "radius": 0.6, "broken": True, **changed})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 and 9 of 10 votes"):
+        Attempt(**{**fields, **counts, "rival": 9})  # type: ignore[arg-type]
