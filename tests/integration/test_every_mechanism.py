@@ -85,7 +85,9 @@ def test_a_whole_run(name: str, tmp_path: Path) -> None:
 def test_the_report_names_it(name: str, tmp_path: Path) -> None:
     """With the best decision of those who know the candidates, which attacks alone do not need."""
     changes = {**ATTACKED, "attacks": ["iga"], "best_decision": True, "counterfactual": False}
-    tree = experiment(mechanism=MECHANISMS[name], federation={"rounds": 1}, adversary=changes)
+    tree = experiment(
+        mechanism=MECHANISMS[name], federation={"rounds": 1}, adversary=changes, training={"batch_size": 1}
+    )
     summary = start_run(tree, tmp_path / "run", "", Silent())
     (told,) = [rate for rate in summary.rates if rate.event == "told"]
     assert told.best is not None
