@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.config import CertifyConfig, RobustnessConfig, validated
 from fedpriv.errors import InputError
-from fedpriv.records import Interval, Robustness
+from fedpriv.records import Robustness
 
 __all__ = ["certify"]
 
@@ -96,8 +96,8 @@ def _sentences(robustness: Robustness, norm: str) -> list[str]:
     how = ", added to a model that was trained without it" if noise.afterwards else ""
     best = robustness.curve(norm)
     lines = [
-        f"Voted accuracy {_share(voted)} on {robustness.examples} test images; without noise "
-        f"{_share(robustness.noiseless)}; {robustness.abstained} abstain.",
+        f"Voted accuracy {share_words(voted)} on {robustness.examples} test images; without noise "
+        f"{share_words(robustness.noiseless)}; {robustness.abstained} abstain.",
         f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, pixels from 0 to 1). With confidence 95 % "
         f"at most {robustness.wrong_at_most} of these certificates are wrong (alpha = {robustness.alpha:g} each).",
     ]
@@ -105,13 +105,8 @@ def _sentences(robustness: Robustness, norm: str) -> list[str]:
         middle = len(best.shares) // 2
         lines.append(
             f"Proven: no perturbation up to {best.sizes[middle]:g} ({norm}) changes the right vote on "
-            f"{_share(best.shares[middle])} of the images."
+            f"{share_words(best.shares[middle])} of the images."
         )
     if noise.epsilon is not None:
         lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")
     return lines
-
-
-def _share(interval: Interval) -> str:
-    ends = interval.ends
-    return f"{interval.value:.1%}" + ("" if ends is None else f" ({ends[0]:.1%} to {ends[1]:.1%})")

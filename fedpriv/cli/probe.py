@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.config import EvadeConfig, RobustnessConfig, validated
-from fedpriv.records import Evasion, Interval
+from fedpriv.records import Evasion
 
 __all__ = ["probe"]
 
@@ -101,13 +101,8 @@ def _sentences(evasion: Evasion) -> list[str]:
         f"{evasion.victims} test images, of which {evasion.attacked} are right unattacked and were attacked; {judge} "
         "for each attacked image."
     )
-    at_most = f"at most {_share(evasion.least[middle])} are right under these attacks"
+    at_most = f"at most {share_words(evasion.least[middle])} are right under these attacks"
     if evasion.certified is None:
         return [first, f"{where}, {at_most}; nothing is proven (fedpriv certify)."]
-    proven = f"{_share(evasion.certified[middle])} are proven and {at_most}: the truth lies between."
+    proven = f"{share_words(evasion.certified[middle])} are proven and {at_most}: the truth lies between."
     return [first, f"{where}, {proven}"]
-
-
-def _share(interval: Interval) -> str:
-    ends = interval.ends
-    return f"{interval.value:.1%}" + ("" if ends is None else f" ({ends[0]:.1%} to {ends[1]:.1%})")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedpriv.config import Experiment
-from fedpriv.records import Summary
+from fedpriv.records import Interval, Summary
 
 __all__ = [
     "File",
@@ -30,6 +30,7 @@ __all__ = [
     "print_sentences",
     "print_summary",
     "print_warning",
+    "share_words",
 ]
 
 # What is printed quotes what was given: ":b:" in it is no picture.
@@ -75,6 +76,12 @@ def print_line(text: str) -> None:
 def print_warning(text: str) -> None:
     """Print a warning on standard error, in one line."""
     err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+
+def share_words(interval: Interval) -> str:
+    """Return a share and its interval, where there is one, as percentages."""
+    ends = interval.ends
+    return f"{interval.value:.1%}" + ("" if ends is None else f" ({ends[0]:.1%} to {ends[1]:.1%})")
 
 
 def print_sentences(sentences: Sequence[str]) -> None:

@@ -192,6 +192,7 @@ def _attack_observations(
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
             leakage = leakage.refused(f"attack {attack.label} refused: {text}", progress)
         campaign = _campaign(world, attack, suited, known, progress)
+        made_of: dict[int, tuple[Score, ...]] = {}
         for number, result in campaign.found.items():
             upload = suited[number]
             attacked |= dict.fromkeys(upload.targets, upload)
@@ -199,10 +200,12 @@ def _attack_observations(
             result = replace(result, attack=attack.label, note=note)
             threshold = world.experiment.adversary.success_ssim
             scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
-            leakage = leakage.plus(scored)
+            leakage, made_of[number] = leakage.plus(scored), scored.scores
             save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
         if campaign.found:
-            silent += _silent(attack, suited, campaign, leakage.scores)
+            picked = any(result.picked for result in campaign.found.values())
+            for number, upload in enumerate(suited):
+                silent += missed(upload.truth, attack.label, upload.kind, made_of.get(number, ()), picked=picked)
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
@@ -215,7 +218,7 @@ def _attack_observations(
         save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
         folder.write_bytes(f"reconstructions/{guess.name}.png", png(guess.image))
-    missed = len({upload.target for upload in heard} - attacked.keys())
+    unread = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
     rates = leakage_rates(world, (*scores, *silent))
@@ -223,7 +226,7 @@ def _attack_observations(
         rates += recovery_rates(
             world, (*scores, *silent), recovery_chance(images, public, world.experiment.adversary.success_ssim)
         )
-    return replace(leakage, scores=scores, unattacked=leakage.unattacked + missed, rates=rates)
+    return replace(leakage, scores=scores, unattacked=leakage.unattacked + unread, rates=rates)
 
 
 def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
@@ -351,7 +354,9 @@ def _with_best_decisions(
     for upload in protected:
         truth = upload.truth
         # In a batch, what is best for one answer an image is no limit for attacks that show pictures in any order.
-        listed = candidates(world, upload.target, truth) if len(truth.images) == 1 else truth.candidates
+        listed = truth.candidates
+        if listed is None and len(truth.images) == 1:
+            listed = candidates(world, upload.target, truth)
         if listed is None:
             continue
         about = world.model, upload.observation, listed, truth.images, truth.labels, world.experiment.seed
@@ -376,17 +381,6 @@ def _campaign(
     listener = partial(progress.attack_advanced, attack.label)
     job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
     return attack_on_ray(world.experiment.engine, job)
-
-
-def _silent(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign, scores: Sequence[Score]) -> list[Score]:
-    """Lines of the images for which the attack offered nothing, though it offered something elsewhere."""
-    picked = any(result.picked for result in campaign.found.values())
-    lines: list[Score] = []
-    for upload in heard:
-        own = [score for score in scores if (score.attack, score.upload) == (attack.label, upload.kind)]
-        own = [score for score in own if score.round == upload.truth.round]
-        lines += missed(upload.truth, attack.label, upload.kind, own, picked=picked)
-    return lines
 
 
 def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:
