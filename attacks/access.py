@@ -17,6 +17,8 @@ class Access(StrEnum):
     PUBLIC_DATA = "public-data"
     CANDIDATES = "candidates"
     ACTIVE = "active"
+    MODEL = "model"
+    ANSWERS = "answers"
 
     @property
     def words(self) -> str:
@@ -34,4 +36,6 @@ _WORDS = {
     Access.PUBLIC_DATA: "public images of the same kind",
     Access.CANDIDATES: "for each image a list of records, one of which it is",
     Access.ACTIVE: "sending parameters of the adversary's own making",
+    Access.MODEL: "the finished model",
+    Access.ANSWERS: "answers of the finished model",
 }

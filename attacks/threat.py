@@ -12,8 +12,10 @@ from dataclasses import replace
 from fedpriv import records
 from fedpriv.attacks.access import Access
 from fedpriv.config import AdversaryConfig
+from fedpriv.errors import InputError
+from fedpriv.registry import suggestion
 
-__all__ = ["LISTENERS", "Access", "ThreatModel", "threat_model"]
+__all__ = ["LISTENERS", "PROBERS", "Access", "ThreatModel", "prober", "threat_model"]
 
 WIDTH = 79
 
@@ -102,6 +104,33 @@ LISTENERS = {
 }
 """Who listens, and where; what they know without listening depends on the settings."""
 
+_ANY_PICTURE = "asks about pictures of its own making, as many as the endpoint answers"
+
+PROBERS = {
+    model.name: model
+    for model in (
+        ThreatModel(
+            "participant",
+            "any client, or whoever gets the model",
+            ("the finished model's parameters",),
+            (),
+            ("the uploads of others",),
+            _ANY_PICTURE,
+            (Access.MODEL, Access.ANSWERS),
+        ),
+        ThreatModel(
+            "user",
+            "whoever may ask the endpoint",
+            ("its answers under its policy",),
+            (),
+            ("the model's parameters", "uploads"),
+            _ANY_PICTURE,
+            (Access.ANSWERS,),
+        ),
+    )
+}
+"""Who attacks the finished model: with it in hand, or through its answers."""
+
 _PUBLIC = (
     "the network's architecture and loss",
     "the algorithm, number of local steps, learning rate and local optimiser",
@@ -118,7 +147,10 @@ _SECRET = (
 
 def threat_model(config: AdversaryConfig) -> ThreatModel:
     """Return the threat model that the settings describe."""
-    listener = LISTENERS[config.threat_model]
+    return _with_knowledge(LISTENERS[config.threat_model], config)
+
+
+def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatModel:
     known = [access for access, switch in _KNOWLEDGE.items() if getattr(config, switch)]
     hidden = [access for access in _KNOWLEDGE if access not in known]
     return replace(
@@ -127,6 +159,21 @@ def threat_model(config: AdversaryConfig) -> ThreatModel:
         withheld=(*listener.withheld, *(access.words for access in hidden), *_SECRET),
         grants=(*listener.grants, *known),
     )
+
+
+def prober(name: str, config: AdversaryConfig) -> ThreatModel:
+    """Return an adversary of the finished model; what it knows besides is what the run's settings say.
+
+    Args:
+        name: in :data:`PROBERS`.
+        config: the run's.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name not in PROBERS:
+        raise InputError(f"there is no adversary {name!r} of a finished model{suggestion(name, tuple(PROBERS))}")
+    return _with_knowledge(PROBERS[name], config)
 
 
 def _row(key: str, text: str) -> str:

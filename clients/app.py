@@ -1,16 +1,23 @@
-"""The Flower ClientApp: answers who it is, and trains when asked."""
+"""The Flower ClientApp: answers who it is, and trains or votes when asked."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
+import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
+from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
 from fedpriv.clients.memory import check_question, secret_for
-from fedpriv.clients.secure import give_shares, masked_upload, offer_keys, share_secrets
+from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret, local_upload
+from fedpriv.config import Experiment
 from fedpriv.errors import RefusedError
-from fedpriv.randomness import Secret
+from fedpriv.masking import Words, flat, least_survivors, quantised, votes_limit
+from fedpriv.randomness import NoiseStream, Secret
 from fedpriv.seeds import kept_for
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import pack, unpack
@@ -55,6 +62,25 @@ def client_app(secret: Secret | None) -> ClientApp:
         reply["client"] = _about(world, _partition(context))
         return Message(reply, reply_to=message)
 
+    @bound.train("votes")
+    def vote(message: Message, context: Context) -> Message:
+        """Train this client's teachers and reply with their votes on the images in the message (PATE)."""
+        world, _, votes = _voted(message, context, secret)
+        if world.experiment.pate_settings.noise_at == "clients":
+            raise ValueError("the settings say that nobody sees votes; these were asked for as they are")
+        reply = RecordDict({"upload": pack({"votes": votes})})
+        reply["client"] = _about(world, _partition(context))
+        return Message(reply, reply_to=message)
+
+    @bound.train("masked_votes")
+    def vote_masked(message: Message, context: Context) -> Message:
+        """Vote as above, and reply with noisy counts of which the server can read the sum only."""
+        world, own, votes = _voted(message, context, secret)
+        least = least_survivors(world.experiment.federation.clients)
+        reply = masked(message, context, _masked_counts(world, votes, own.stream("votes")), least)
+        reply["client"] = _about(world, _partition(context))
+        return Message(reply, reply_to=message)
+
     bound.query()(identify)
     bound.query("keys")(offer_keys)
     bound.query("shares")(share_secrets)
@@ -74,15 +100,22 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
-    try:
+    with _discreet(experiment, context):
         check_question(context, experiment, round_number)
         world = _world(*known)
         with cpu_threads(world.experiment.engine.threads):
             return world, _answer(world, context, before, round_number, secret is not None)
+
+
+@contextmanager
+def _discreet(experiment: Experiment, context: Context) -> Iterator[None]:
+    """Where noise protects the data, say nothing of what goes wrong inside but in the client's own log."""
+    try:
+        yield
     except RefusedError:
         raise
     except (Exception, SystemExit) as error:
-        if experiment.mechanism.protects:
+        if experiment.protects:
             # What went wrong may depend on an example, and no noise protects a text.
             _LOG.exception("client %d failed", _partition(context))
             raise RuntimeError("failed; the client's own log says why") from None
@@ -90,6 +123,32 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
             # A model's own code must not end the process: on Ray it serves other clients, too.
             raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
         raise
+
+
+def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[World, Secret, Tensor]:
+    """The experiment, a secret of this answer alone, and the votes (t, Q) of this client's teachers."""
+    task = message.content.config_records["task"]
+    images = unpack(message.content.array_records["questions"])["images"]
+    known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
+    experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
+    with _discreet(experiment, context):
+        check_question(context, experiment, round_number)
+        world, client = _world(*known), _partition(context)
+        if images.dtype != torch.uint8 or images.shape[1:] != world.dataset.shape:
+            raise RefusedError(f"asked about {tuple(images.shape)} as {images.dtype}, which are no images of this run")
+        asked = asked_about(world, images)
+        shared = world.secret if secret is not None or not experiment.keeps_secret else None
+        own = answer_secret(secret_for(context, round_number, asked, shared), client, round_number, asked)
+        with cpu_threads(experiment.engine.threads):
+            return world, own, teachers_votes(world, client, images)
+
+
+def _masked_counts(world: World, votes: Tensor, noise: NoiseStream) -> Words:
+    """Noisy counts as whole numbers to be masked, laid end to end."""
+    clients = world.experiment.federation.clients
+    sigma = world.noise_of_votes
+    counts = noisy_counts(votes, world.dataset.classes, sigma, clients, noise)
+    return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))
 
 
 def _answer(world: World, context: Context, before: State, round_number: int, is_simulated: bool) -> State:

@@ -35,7 +35,7 @@ from fedpriv.masking import Words, flat, least_survivors, mask, quantised
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
-__all__ = ["give_shares", "masked_upload", "offer_keys", "share_secrets"]
+__all__ = ["give_shares", "masked", "masked_upload", "offer_keys", "share_secrets"]
 
 _STATE = "secure-aggregation"
 
@@ -94,8 +94,25 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
     """Return an upload that says nothing by itself: quantised, weighted, and masked towards every other client.
 
     Raises:
-        ValueError: the server asks out of turn or about another round, passes on shares of too few clients, or the
-            upload is not finite.
+        ValueError: the upload is not finite, or :func:`masked` raises.
+    """
+    federation = world.experiment.federation
+    weight = masked_weights([plan.sampling.examples for plan in world.plans], federation.weighting)[_partition(context)]
+    values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
+    return masked(message, context, quantised(weight * values, federation.secure_limit))
+
+
+def masked(message: Message, context: Context, words: Words, least: int = 0) -> RecordDict:
+    """Return whole numbers modulo 2^32 (N,), masked towards every other client.
+
+    Args:
+        message: with the others' shares.
+        context: the client's, from Flower.
+        words: the numbers.
+        least: clients that must be in the sum, where its noise counts on them; never fewer than two thirds.
+
+    Raises:
+        ValueError: the server asks out of turn or about another round, or passes on shares of too few clients.
     """
     asked, own = _asked(message, "shares"), _at(message, context, "shares")
     number = int(message.metadata.group_id)
@@ -109,12 +126,9 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
         if (sender, receiver) != (other, me):
             raise ValueError(f"the server passes on shares of client {sender} for client {receiver} as {other}'s")
         held[other] = (seed_share, key_share)
-    if len(held) < least_survivors(len(clients)):
+    least = max(least, least_survivors(len(clients)))
+    if len(held) < least:
         raise ValueError(f"shares of {len(held)} clients are too few to mask an upload towards")
-    federation = world.experiment.federation
-    weight = masked_weights([plan.sampling.examples for plan in world.plans], federation.weighting)[me]
-    values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
-    words = quantised(weight * values, federation.secure_limit)
     words = (
         words
         + mask(_bytes(own, "seed"), len(words))
@@ -122,7 +136,7 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
     )
     _remember(
         context,
-        **dict(own) | {"stage": "masked"},
+        **dict(own) | {"stage": "masked", "least": least},
         held=list(held),
         seed_shares=[pair[0] for pair in held.values()],
         key_shares=[pair[1] for pair in held.values()],
@@ -142,7 +156,7 @@ def give_shares(message: Message, context: Context) -> Message:
     context.state.config_records.pop(_STATE)
     if sorted({*survivors, *dropped}) != sorted(held) or set(survivors) & set(dropped):
         raise ValueError("every client that is masked towards either survived or dropped out")
-    if len(survivors) < least_survivors(len(_integers(own, "clients"))):
+    if len(survivors) < int(str(own["least"])):
         raise ValueError(f"the sum of {len(survivors)} clients is not unmasked")
     _settle(message, context, "survivors", survivors)
     seeds = dict(zip(held, _many(own, "seed_shares"), strict=True))

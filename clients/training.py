@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised, where_sound
-from fedpriv.federated import train_locally
+from fedpriv.federated import batch_loss, train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, seeded_generators, torch_stream
@@ -95,7 +95,7 @@ def _gradient(world: World, plan: Plan, step: int, secret: Secret | None) -> Vec
     images, labels = world.examples(plan.client, plan.batch(step))
     if secret is None:
         with _surroundings(world, plan, step):
-            return _mean_gradient(world.model, images, labels, plan.sampling.batch_size)
+            return _mean_gradient(world, images, labels, plan.sampling.batch_size)
     # Noise and norms are never computed in bfloat16.
     return plan.release_gradient(_gradients(world, plan, step, images, labels), secret.stream("noise", step))
 
@@ -145,9 +145,11 @@ def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(precise, labels, reduction="none")
 
 
-def _mean_gradient(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) -> Vector:
+def _mean_gradient(world: World, images: Tensor, labels: Tensor, batch_size: int) -> Vector:
     """The sum of the gradients divided by the public batch size (a Poisson batch has another, private size)."""
-    names, tensors = zip(*trained_parameters(model).items(), strict=True)
-    total = _loss(model(images), labels).sum() / batch_size
+    names, tensors = zip(*trained_parameters(world.model).items(), strict=True)
+    losses, tilt = _loss(world.model(images), labels), world.experiment.training.tilt
+    weights = torch.full_like(losses.detach(), 1 / batch_size)
+    total = losses.sum() / batch_size if tilt is None else batch_loss(losses, weights, tilt)
     gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
     return dict(zip(names, gradients, strict=True))

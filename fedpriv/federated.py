@@ -7,17 +7,36 @@ downhill, against the gradient (McMahan et al. 2017).
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
 
-__all__ = ["client_weights", "masked_weights", "train_locally", "upload_sign", "weighted_sum"]
+__all__ = ["batch_loss", "client_weights", "decayed", "masked_weights", "train_locally", "upload_sign", "weighted_sum"]
 
 
 def upload_sign(algorithm: str) -> int:
     """Return by what an upload is multiplied to point along the gradient: 1 for fedsgd, -1 for fedavg."""
     return 1 if algorithm == "fedsgd" else -1
+
+
+def batch_loss(losses: Tensor, weights: Tensor, tilt: float | None) -> Tensor:
+    """Return the objective of a batch, (...).
+
+    Args:
+        losses: (..., B), each example's cross entropy.
+        weights: (..., B), from 0; they sum to 1 for a full batch.
+        tilt: alpha of the risk-averting loss w log(sum_i w_i exp(alpha l_i) / w) / alpha, w = sum_i w_i, which is at
+            least the mean (Lu et al. 2022, Eq. 22; Li et al. 2021); ``None``: the weighted mean.
+    """
+    if tilt is None:
+        return (losses * weights).sum(dim=-1)
+    total = weights.sum(dim=-1)
+    # An empty batch has no loss; shares of nothing would make its gradient NaN.
+    shares = torch.where(total > 0, weights.mT, torch.ones_like(weights.mT)).mT if weights.ndim > 1 else weights
+    tilted = torch.logsumexp(tilt * losses + shares.log(), dim=-1) - shares.sum(dim=-1).log()
+    return total * tilted / tilt
 
 
 def client_weights(examples: Sequence[int], weighting: str) -> list[float]:
@@ -63,16 +82,23 @@ def train_locally(
     Returns:
         The upload; for FedAvg on the devices of ``before``.
     """
-    if experiment.federation.algorithm == "fedsgd":
-        return gradient(steps[0])
     training = experiment.training
+    if experiment.federation.algorithm == "fedsgd":
+        return decayed(gradient(steps[0]), parameters, training.weight_decay)
     optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
     for step in steps:
         if descend is None:
-            optimizer.step(parameters, gradient(step))
+            optimizer.step(parameters, decayed(gradient(step), parameters, training.weight_decay))
         else:
             descend(step)
     return {name: value.detach().to(before[name].device) - before[name] for name, value in parameters.items()}
+
+
+def decayed(gradient: Vector, parameters: Vector, decay: float) -> Vector:
+    """Return the gradient with that of decay/2 |W|^2; the same numbers where there is none."""
+    if not decay:
+        return gradient
+    return {name: value + decay * parameters[name].detach() for name, value in gradient.items()}
 
 
 def _counts(examples: Sequence[int], weighting: str) -> list[float]:

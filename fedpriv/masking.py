@@ -25,6 +25,7 @@ __all__ = [
     "quantised",
     "restored",
     "split",
+    "votes_limit",
 ]
 
 LEVELS = 1 << 22
@@ -62,6 +63,17 @@ def quantised(values: Tensor, limit: float) -> Words:
 def restored(total: Words, clients: int, limit: float) -> Tensor:
     """Return the sum, float64 (K,), of ``clients`` vectors of which ``total`` is the sum of levels modulo 2^32."""
     return torch.from_numpy((total.astype(np.float64) / LEVELS * 2 - clients) * limit)
+
+
+def votes_limit(votes: int, sigma: float, clients: int) -> float:
+    """Return what a noisy count of one client exceeds once in 10^18 times: the limit for :func:`quantised`.
+
+    Args:
+        votes: that one client has.
+        sigma: deviation of the noise on the sum of :func:`least_survivors` clients.
+        clients: who are asked.
+    """
+    return votes + 9 * sigma / math.sqrt(least_survivors(clients))
 
 
 def mask(key: bytes, count: int) -> Words:

@@ -1,4 +1,4 @@
-"""What can be added by one file, each under its name: mechanisms, attacks, data sets, networks and aggregation rules.
+"""What can be added by one file, each under its name: mechanisms, attacks, data sets, networks, and so on.
 
 Of each kind there are ours, one module each in a package of ours, and those of other packages, which name them as entry
 points: in pyproject.toml of a package of yours
@@ -20,7 +20,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.errors import InputError
 
-__all__ = ["ATTACKS", "DATASETS", "EVASIONS", "MECHANISMS", "MODELS", "NOISELESS", "RULES", "Registry", "suggestion"]
+__all__ = [
+    "ATTACKS",
+    "DATASETS",
+    "EVASIONS",
+    "MECHANISMS",
+    "MODELS",
+    "NOISELESS",
+    "POLICIES",
+    "PROBES",
+    "RULES",
+    "Registry",
+    "suggestion",
+]
 
 
 Kind = TypeVar("Kind", bound=type[Any])
@@ -175,4 +187,13 @@ NOISELESS = "-noiseless"
 
 DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets", "fedpriv.data.source:Source")
 MODELS = Registry("network", "fedpriv.models", "fedpriv.models", "fedpriv.models:ModelSettings")
+POLICIES = Registry(
+    "answer policy", "fedpriv.service.policies", "fedpriv.answers", "fedpriv.service.policies:AnswerPolicy"
+)
+PROBES = Registry(
+    "attack on the finished model",
+    "fedpriv.attacks.endpoint.methods",
+    "fedpriv.probes",
+    "fedpriv.attacks.endpoint.table:EndpointAttack",
+)
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")

@@ -17,6 +17,7 @@ rounding, in two uninterrupted runs as well (:mod:`fedpriv.attacks.reconstructio
 """
 
 import hashlib
+import io
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,34 +25,44 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fedpriv.config import Experiment, load_run, read_toml
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, one_line
 from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
+from fedpriv.npz import read_arrays, read_headers
 from fedpriv.randomness import Secret
 from fedpriv.records import (
+    AnswersAudit,
     Asked,
     Attempt,
     Certificate,
     Deployed,
     Evasion,
+    Failure,
+    Knowledge,
     Ledger,
     Membership,
     Partition,
+    Probe,
+    Referee,
     Robustness,
     RoundRecord,
     Score,
+    Service,
     Summary,
+    VotedAnswer,
     parse_json,
     read_file,
     read_text,
 )
 
-__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]
+__all__ = ["DEPLOYMENT", "Checkpoint", "Poll", "RunFolder", "picture_name"]
 
 T = TypeVar("T")
 
@@ -67,7 +78,11 @@ _MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
 _DEPLOYED = TypeAdapter(Deployed)
 _ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
 _EVASION, _ATTEMPT = TypeAdapter(Evasion), TypeAdapter(Attempt)
+_KNOWLEDGE, _ANSWER = TypeAdapter(Knowledge), TypeAdapter(VotedAnswer)
+_SERVICE, _REFEREE, _ANSWERS_AUDIT = TypeAdapter(Service), TypeAdapter(Referee), TypeAdapter(AnswersAudit)
+_PROBE = TypeAdapter(Probe)
 _SECRET = "secret.key"
+_VOTES = "private/votes.npz"
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,25 @@ class Checkpoint:
 
     round: int
     tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Poll:
+    """private/votes.npz: what clients voted, for no eyes but those of the server that they trust with it.
+
+    Attributes:
+        votes: (T, Q), int16, the class that each teacher sees; (0, Q) where votes were summed under masks.
+        clients: (T,), int64, whose teachers these are; (M,) who is in the sum.
+        counts: (Q, K), float64, votes for each class; with noise in them where they were summed under masks.
+        failures: who was left out, and why.
+        bytes_up: the size of what was sent.
+    """
+
+    votes: NDArray[np.int16]
+    clients: NDArray[np.int64]
+    counts: NDArray[np.float64]
+    failures: tuple[Failure, ...]
+    bytes_up: int
 
 
 def picture_name(round_number: int, client: int, what: str, image: int | None = None) -> str:
@@ -155,7 +189,8 @@ class RunFolder:
 
     def remove_parts(self) -> None:
         """Remove what a killed process left of files that it was writing; nobody else may be writing here."""
-        remove_parts(self.path, *self._parts, self.path / "membership", self.path / "robustness")
+        others = (self.path / name for name in ("membership", "robustness", "probe", "private"))
+        remove_parts(self.path, *self._parts, *others)
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file whole."""
@@ -172,6 +207,57 @@ class RunFolder:
     def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
         """Write one JSON object a line, the file whole."""
         self.write_text(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
+
+    def keep_poll(self, poll: Poll) -> None:
+        """Write what clients voted, for the owner's eyes only, onto the disk: they are not asked again."""
+        content = io.BytesIO()
+        np.savez(
+            content,
+            votes=poll.votes,
+            clients=poll.clients,
+            counts=poll.counts,
+            failed=np.array([failure.client for failure in poll.failures], dtype=np.int64),
+            reasons=np.array([failure.reason for failure in poll.failures], dtype="<U300"),
+            bytes_up=np.array(poll.bytes_up, dtype=np.int64),
+        )
+        path = self.path / _VOTES
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(path, content.getvalue(), mode=0o600, durable=True)
+
+    def poll(self) -> Poll | None:
+        """What clients voted; ``None`` until they have, and in runs in which they do not.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = self.path / _VOTES
+        if not path.exists():
+            return None
+        headers = read_headers(path, ("votes", "clients", "counts", "failed", "reasons", "bytes_up"))
+        if sum(header.nbytes for header in headers.values()) > path.stat().st_size:
+            raise InputError(f"{path} is damaged: it is packed")
+        try:
+            read = read_arrays(path, headers)
+            failures = zip(read["failed"].tolist(), read["reasons"].tolist(), strict=True)
+            failed = tuple(Failure(int(client), str(reason)) for client, reason in failures)
+            poll = Poll(read["votes"], read["clients"], read["counts"], failed, int(read["bytes_up"]))
+            if poll.counts.ndim != 2 or poll.votes.shape[1:] != poll.counts.shape[:1]:
+                raise ValueError(f"votes of shape {poll.votes.shape} and counts of shape {poll.counts.shape}")
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path} is damaged: {one_line(error)}") from None
+        return poll
+
+    def write_knowledge(self, knowledge: Knowledge) -> None:
+        """Write knowledge.json."""
+        self.write_json("knowledge.json", knowledge.model_dump(mode="json"))
+
+    def knowledge(self) -> Knowledge | None:
+        """What the answers are worth; ``None`` until the student was taught, and where clients do not vote."""
+        return read_file(self.path / "knowledge.json", _KNOWLEDGE)
+
+    def answers(self) -> tuple[VotedAnswer, ...]:
+        """Every question that was put to the aggregator; empty before, and where clients do not vote."""
+        return self._whole_lines("answers.jsonl", _ANSWER)
 
     def keep_secret(self, secret: Secret) -> None:
         """Write the run's secret for its owner's eyes only; a resumed run draws the same noise with it."""
@@ -261,14 +347,16 @@ class RunFolder:
         return read_file(self.path / "robustness.json", _ROBUSTNESS)
 
     def certificates(self) -> tuple[Certificate, ...]:
-        """The certificate of each image; empty if none were made.
+        """The certificate of each image; empty if none were made, or not all of their files were written.
 
         Raises:
             InputError: the file is damaged, or cut.
         """
         robustness = self.robustness()
+        if robustness is None:
+            return ()
         found = self._whole_lines(_CERTIFICATES, _CERTIFICATE)
-        if robustness is not None and len(found) != robustness.examples:
+        if len(found) != robustness.examples:
             raise InputError(
                 f"{self.path / _CERTIFICATES} is damaged: it has {len(found)} lines; robustness.json is of "
                 f"{robustness.examples} images"
@@ -279,19 +367,25 @@ class RunFolder:
         """Write certificates.jsonl."""
         self.write_jsonl(_CERTIFICATES, [asdict(each) for each in certificates])
 
+    def remove_robustness(self) -> None:
+        """Remove robustness.json before other files of certificates change: it comes last, and says that all agree."""
+        (self.path / "robustness.json").unlink(missing_ok=True)
+
     def evasion(self) -> Evasion | None:
         """What attacks on the model's inputs show, all together; ``None`` if there were none."""
         return read_file(self.path / "evasion.json", _EVASION)
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Every attempt to change a vote; empty if there were none.
+        """Every attempt to change a vote; empty if there were none, or not all of their files were written.
 
         Raises:
             InputError: the file is damaged, or cut.
         """
         evasion = self.evasion()
+        if evasion is None:
+            return ()
         found = self._whole_lines(_ATTEMPTS, _ATTEMPT)
-        if evasion is not None and len(found) != evasion.attempts:
+        if len(found) != evasion.attempts:
             raise InputError(
                 f"{self.path / _ATTEMPTS} is damaged: it has {len(found)} lines; evasion.json is of {evasion.attempts}"
             )
@@ -308,6 +402,38 @@ class RunFolder:
         """Remove what an earlier probe found, as it was about other certificates."""
         for name in ("evasion.json", _ATTEMPTS):
             (self.path / name).unlink(missing_ok=True)
+
+    def service(self) -> Service | None:
+        """What the run's endpoint is; ``None``: there is none."""
+        return read_file(self.path / "service" / "service.json", _SERVICE)
+
+    def referee(self) -> Referee | None:
+        """Accuracies of the endpoint; ``None``: there is none."""
+        return read_file(self.path / "service" / "referee.json", _REFEREE)
+
+    def answers_audit(self) -> AnswersAudit | None:
+        """What an audit of the endpoint's answers found; ``None``: there was none."""
+        return read_file(self.path / "service" / "audit.json", _ANSWERS_AUDIT)
+
+    def answered(self) -> int:
+        """How many answers were charged so far; the query ledger itself says whether its chain is whole."""
+        path = self.path / "service" / "charges.jsonl"
+        return max(0, len((read_text(path) or "").splitlines()) - 1)
+
+    def probe(self) -> Probe | None:
+        """What attacks on the finished model and its answers found; ``None`` if there were none."""
+        return read_file(self.path / "probe.json", _PROBE)
+
+    def write_probe(self, probe: Probe, pictures: Mapping[str, bytes]) -> None:
+        """Write probe.json and probe/*.png, in place of what an earlier probe found."""
+        folder = self.path / "probe"
+        folder.mkdir(exist_ok=True)
+        for old in sorted(folder.glob("*.png")):
+            if old.name not in pictures:
+                old.unlink()
+        for name, content in pictures.items():
+            self.write_bytes(f"probe/{name}", content)
+        self.write_json("probe.json", probe.model_dump(mode="json"))
 
     def deployed(self) -> Deployed | None:
         """Which of Flower's runs it was; ``None``: it was no deployment's."""

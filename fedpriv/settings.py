@@ -233,6 +233,8 @@ def allowed_words(detail: ErrorDetails) -> str:
     if kind in bounds:
         (bound,) = context.values()
         return f"allowed is {bounds[kind]} {bound if isinstance(bound, int) else format(bound, 'g')}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} is wanted"
     for start, words in _WANTED.items():
         if kind.startswith(start):
             return words

@@ -5,7 +5,7 @@ has to travel.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
@@ -130,12 +130,48 @@ class World:
             before: what the server sent it.
         """
         release = self.plans[client].config.model_dump_json()
-        built_from = self.dataset.digest + self.model_digest
-        return sha256(self.sent(before) + built_from + self._decisive.encode() + release.encode()).digest()
+        return sha256(self.sent(before) + self.built_from + release.encode()).digest()
 
     @cached_property
-    def _decisive(self) -> str:
-        return json.dumps(self.experiment.decisive(), sort_keys=True)
+    def built_from(self) -> bytes:
+        """What this was built from, as far as it decides what clients release: data, code and settings."""
+        decisive = json.dumps(self.experiment.decisive(), sort_keys=True)
+        return self.dataset.digest + self.model_digest + decisive.encode()
+
+    @property
+    def questions(self) -> Tensor:
+        """The public images (Q, C, H, W), uint8, that teachers vote on, in the order in which they are asked about."""
+        return self.dataset.x_test[self.asked_rows]
+
+    @cached_property
+    def asked_rows(self) -> Tensor:
+        """The test images (Q,) that are spent on votes, drawn by the seed; none where clients do not vote."""
+        if self.experiment.pate is None:
+            return torch.zeros(0, dtype=torch.int64)
+        stream = numpy_stream(self.experiment.seed, "questions")
+        return torch.from_numpy(stream.permutation(len(self.dataset.x_test))[: self.experiment.pate.queries])
+
+    @cached_property
+    def measured_rows(self) -> Tensor:
+        """The test images that the model is measured on: all that it has not learnt, ascending."""
+        spent = torch.zeros(len(self.dataset.x_test), dtype=torch.bool)
+        spent[self.asked_rows] = True
+        return torch.nonzero(~spent).flatten()
+
+    @property
+    def teachers(self) -> int:
+        """How many vote, if all clients do; a public number."""
+        return self.experiment.federation.clients * self.experiment.pate_settings.teachers_per_client
+
+    @property
+    def noise_of_votes(self) -> float:
+        """The deviation of the noise on each count, in votes, where normal noise is on counts alone."""
+        return self.experiment.pate_settings.sigma2 * self.teachers
+
+    @property
+    def votes_type(self) -> torch.dtype:
+        """The numbers in which votes travel: the smallest that hold all classes."""
+        return torch.uint8 if self.dataset.classes <= 256 else torch.int16
 
     def sent(self, before: State) -> bytes:
         """Return the digest of parameters that are sent out, and of what they are computed with."""
@@ -213,6 +249,11 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
     dataset = load_dataset(experiment.data, experiment.seed)
+    if experiment.pate is not None and experiment.pate.queries >= len(dataset.x_test):
+        raise InputError(
+            f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
+            "student is measured on those that are not asked about"
+        )
     partitions = partition_indices(
         dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
     )
@@ -230,6 +271,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     plans = tuple(
         plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
     )
+    _refuse_idle_teachers(experiment, partitions)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
     return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
@@ -306,6 +348,14 @@ def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Ten
         raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
     chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
     return dataset.x_test[torch.from_numpy(np.sort(chosen))]
+
+
+def _refuse_idle_teachers(experiment: Experiment, partitions: Sequence[np.ndarray]) -> None:
+    least = min(map(len, partitions))
+    if experiment.pate is not None and experiment.pate.teachers_per_client > least:
+        raise InputError(
+            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {least} examples only"
+        )
 
 
 def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:

@@ -20,6 +20,7 @@ from fedpriv.config import Experiment, load_experiment
 from fedpriv.progress import Progress, Silent
 from fedpriv.runs import RunFolder
 from fedpriv.seeds import kept_for
+from fedpriv.server.knowledge import run_knowledge
 from fedpriv.server.rounds import run_rounds
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
@@ -75,8 +76,7 @@ class Started:
 
     def federate(self, world: World, folder: RunFolder, progress: Progress) -> None:
         """Run the rounds; see :func:`~fedpriv.server.rounds.run_rounds`."""
-        with cpu_threads(world.experiment.engine.threads):
-            run_rounds(self.grid, world, folder, progress, self.experiment, _CONNECT_SECONDS)
+        _run(self.grid, world, folder, progress, self.experiment, _CONNECT_SECONDS)
 
 
 def started_app(run: Callable[[Started], None]) -> ServerApp:
@@ -120,7 +120,20 @@ def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp
 
     @bound.main()
     def main(grid: Grid, context: Context) -> None:
-        with cpu_threads(world.experiment.engine.threads):
-            run_rounds(grid, world, folder, progress)
+        _run(grid, world, folder, progress)
 
     return bound
+
+
+def _run(
+    grid: Grid,
+    world: World,
+    folder: RunFolder,
+    progress: Progress,
+    announced: Experiment | None = None,
+    patience: float | None = None,
+) -> None:
+    """Do what the algorithm asks for: rounds of uploads, or one of votes."""
+    run = run_rounds if world.experiment.pate is None else run_knowledge
+    with cpu_threads(world.experiment.engine.threads):
+        run(grid, world, folder, progress, announced, patience)

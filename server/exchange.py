@@ -12,13 +12,15 @@ from functools import cached_property
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedpriv.config import FederationConfig
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Failure
 from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, number_in, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
-__all__ = ["Federation", "Replies", "Upload", "ask_for_uploads", "find_clients", "question", "send_and_receive"]
+__all__ = ["Federation", "Replies", "Upload", "ask_for_uploads", "find_clients", "question", "require_usable"]
+__all__ += ["send_and_receive"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
@@ -179,3 +181,17 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | N
         pause = _FIRST_PAUSE if fresh else min(2 * pause, _LONGEST_PAUSE)
         time.sleep(pause)
     return replies
+
+
+def require_usable(replies: Replies, settings: FederationConfig, number: int) -> None:
+    """Refuse to go on with too few usable uploads.
+
+    Raises:
+        RunFailedError: there are fewer than ``federation.min_clients``, or than the rule of aggregation needs.
+    """
+    usable, needed = len(replies.uploads), settings.needed
+    if usable >= needed:
+        return
+    key = "federation.min_clients" if needed == settings.min_clients else f"uploads that {settings.aggregation} needs"
+    reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in replies.failures)
+    raise RunFailedError(f"round {number}: {usable} usable uploads, {key} = {needed}: {reasons}")

@@ -20,14 +20,14 @@ from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import evaluate, evaluate_noisy
-from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients
+from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients, require_usable
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
 from fedpriv.world import State, World
 
-__all__ = ["run_rounds"]
+__all__ = ["run_rounds", "take_up"]
 
 _CHECKPOINT_SECONDS = 1.0
 # An upload is named as what made the training diverge from so many times the median norm on.
@@ -64,7 +64,7 @@ def run_rounds(
     check_crafting(world)
     budget = Budget(world.experiment, world.plans)
     optimizer = ServerOptimizer(world.experiment, world.initial)
-    done = _take_up(optimizer, world, folder)
+    done = take_up(optimizer, world, folder)
     earlier = folder.asked()
     replay(budget, [line for line in earlier if line.round <= done])
     if done == settings.rounds or budget.is_used_up(done + 1):
@@ -116,15 +116,19 @@ def _tell_stops(budget: Budget, number: int, progress: Progress) -> None:
         progress.clients_stopped(number, stops, len(left))
 
 
-def _take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
-    """Return the last finished round, 0 for a new run, and bring the optimiser and metrics.jsonl to it."""
+def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
+    """Return the last finished round, 0 for a new run, and bring the optimiser and metrics.jsonl to it.
+
+    Raises:
+        InputError: the network's loss is not finite before training, or the checkpoint is not of this run.
+    """
     checkpoint = folder.load_checkpoint()
     if checkpoint is None:
         loss, accuracy = evaluate(world, optimizer.state)
         if not math.isfinite(loss):
             raise world.experiment.model.refusal(f"its loss before training is {loss}")
         folder.write_jsonl("metrics.jsonl", [])
-        nothing_yet = None if not world.experiment.mechanism.protects else 0.0
+        nothing_yet = 0.0 if world.experiment.protects else None
         noisy = evaluate_noisy(world, optimizer.state, 0)
         folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet, noisy_accuracy=noisy))
         return 0
@@ -158,7 +162,7 @@ class _Run:
                 self.folder.append_asked(line)
         ask = ask_for_sum if world.experiment.federation.secure_aggregation else ask_for_uploads
         replies = ask(self.federation, number, states)
-        _require(replies, world.experiment.federation, number)
+        require_usable(replies, world.experiment.federation, number)
         honest = [upload for upload in replies.uploads if upload.client not in deceived]
         stolen = [upload for upload in replies.uploads if upload.client in deceived]
         record_heard(world, self.folder, number, before, honest, replies.mean)
@@ -226,12 +230,3 @@ def _largest(uploads: Sequence[Upload]) -> str:
         compared = f"{largest / median:.2g} times the median of the round" if median else "all others being zero"
         return f"the upload of client {client} has the norm {largest:.2g}, {compared}"
     return f"no upload stands out (the largest norm is {largest:.2g}, of client {client}); try a smaller learning rate"
-
-
-def _require(replies: Replies, settings: FederationConfig, number: int) -> None:
-    usable, needed = len(replies.uploads), settings.needed
-    if usable >= needed:
-        return
-    key = "federation.min_clients" if needed == settings.min_clients else f"uploads that {settings.aggregation} needs"
-    reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in replies.failures)
-    raise RunFailedError(f"round {number}: {usable} usable uploads, {key} = {needed}: {reasons}")

@@ -24,7 +24,7 @@ from fedpriv.server.exchange import Federation, Replies
 from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal
 from fedpriv.world import State
 
-__all__ = ["ask_for_sum"]
+__all__ = ["MaskedSum", "ask_for_masked_sum", "ask_for_sum"]
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,72 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     Raises:
         RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
-    settings, plans = federation.world.experiment.federation, federation.world.plans
-    going = _Round(federation, number, max(2, least_survivors(len(states))), {})
-    keys = _public_keys(going, tuple(states))
+    settings, plans, initial = federation.world.experiment.federation, federation.world.plans, federation.world.initial
+    count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
+    found = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
+    factors = masked_weights([plan.sampling.examples for plan in plans], settings.weighting)
+    weight = sum(factors[client] for client in found.clients)
+    mean = restored(found.total, len(found.clients), settings.secure_limit) / weight
+    uploads = tuple(
+        replace(upload, state=_state(restored(words >> np.uint32(10), 1, settings.secure_limit), initial))
+        for upload, words in zip(found.uploads, found.words, strict=True)
+    )
+    bytes_down = sum(states[client].nbytes for client in found.asked)
+    return Replies(uploads, found.failures, found.bytes_up, bytes_down, _state(mean, initial))
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """The sum of what clients sent under masks.
+
+    Attributes:
+        total: modulo 2^32, (N,), without masks.
+        uploads: one a client that is in it; their numbers are masked.
+        words: those numbers, in the same order.
+        failures: who was left out, and why, ascending.
+        asked: who was asked for a masked upload.
+    """
+
+    total: Words
+    uploads: tuple[Upload, ...]
+    words: tuple[Words, ...]
+    failures: tuple[Failure, ...]
+    asked: tuple[int, ...]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Who is in the sum."""
+        return tuple(upload.client for upload in self.uploads)
+
+    @property
+    def bytes_up(self) -> int:
+        """The size of what they sent."""
+        return sum(each.nbytes for each in self.words)
+
+
+def ask_for_masked_sum(
+    federation: Federation, number: int, questions: Mapping[int, RecordDict], kind: str, count: int
+) -> MaskedSum:
+    """Have clients answer under masks and return the sum of their answers, of which nothing else reaches the server.
+
+    Args:
+        federation: the clients.
+        number: the round, from 1.
+        questions: what each client is sent that is asked, in ascending order.
+        kind: of the message that asks for the masked answer.
+        count: N, how many whole numbers an answer has.
+
+    Raises:
+        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
+    """
+    going = _Round(federation, number, max(2, least_survivors(len(questions))), {})
+    keys = _public_keys(going, tuple(questions))
     shares = _shares(going, keys)
-    uploads, words = _masked(going, shares, states)
+    uploads, words = _masked(going, shares, questions, kind, count)
     survivors = tuple(upload.client for upload in uploads)
     total = _unmasked(going, keys, survivors, tuple(client for client in shares if client not in survivors), words)
-    factors = masked_weights([plan.sampling.examples for plan in plans], settings.weighting)
-    mean = restored(total, len(survivors), settings.secure_limit) / sum(factors[client] for client in survivors)
     failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
-    bytes_up = sum(each.nbytes for each in words)
-    bytes_down = sum(states[client].nbytes for client in shares)
-    return Replies(uploads, failures, bytes_up, bytes_down, _state(mean, federation.world.initial))
+    return MaskedSum(total, uploads, tuple(words), failures, tuple(shares))
 
 
 def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes, bytes]]:
@@ -120,31 +173,26 @@ def _shares(going: _Round, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int,
 
 
 def _masked(
-    going: _Round, shares: Mapping[int, Mapping[int, bytes]], states: Mapping[int, State]
+    going: _Round, shares: Mapping[int, Mapping[int, bytes]], questions: Mapping[int, RecordDict], kind: str, count: int
 ) -> tuple[tuple[Upload, ...], list[Words]]:
-    """The masked uploads, as what they look like and as they are."""
+    """The masked uploads, and the numbers in them."""
     world = going.federation.world
     contents = {}
-    questions = going.federation.questions(going.number, {client: states[client] for client in shares})
-    for client, content in questions.items():
+    for client in shares:
         senders = [other for other in shares if other != client]
         passed_on = ConfigRecord({"from": senders, "ciphertexts": [shares[other][client] for other in senders]})
-        contents[client] = RecordDict({**content, "shares": passed_on})
-    initial = world.initial
-    count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
+        contents[client] = RecordDict({**questions[client], "shares": passed_on})
     like = State({"masked": torch.zeros(count, dtype=torch.int32)}, {})
     uploads, words = [], []
-    for client, answer in going.ask("train.masked", contents).items():
+    for client, answer in going.ask(kind, contents).items():
         # A masked upload has no norm that says anything.
         allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False)
         read = read_upload(answer, client, like, allowed)
         if isinstance(read, Failure):
             going.leave_out(client, read.reason)
             continue
-        masked = read.state.parameters["masked"].numpy().view(np.uint32)
-        shown = _state(restored(masked >> np.uint32(10), 1, world.experiment.federation.secure_limit), initial)
-        uploads.append(replace(read, state=shown))
-        words.append(masked)
+        uploads.append(read)
+        words.append(read.state.parameters["masked"].numpy().view(np.uint32))
     going.require(len(uploads), "sent masked uploads")
     return tuple(uploads), words
 

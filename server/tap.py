@@ -99,14 +99,21 @@ def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple
 
 
 def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> PublicSettings:
-    """What everybody may know of a client's work (Kerckhoffs: the mechanism and its parameters included)."""
+    """What everybody may know of a client's work (Kerckhoffs: the mechanism and its parameters included).
+
+    Raises:
+        ValueError: clients do not upload gradients or parameters.
+    """
+    algorithm = experiment.federation.algorithm
+    if algorithm == "pate":
+        raise ValueError("clients vote, and upload no gradients or parameters")
     return PublicSettings(
         model=experiment.model.decisive(),
         shape=dataset.shape,
         classes=dataset.classes,
         mean=dataset.mean,
         std=dataset.std,
-        algorithm=experiment.federation.algorithm,
+        algorithm=algorithm,
         batch_size=experiment.training.batch_size,
         local_steps=plan.steps_per_round,
         learning_rate=experiment.training.learning_rate,

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedpriv.config import CertifyConfig, Experiment
 from fedpriv.lab import start_run
 from fedpriv.lab.certify import certify_run
@@ -24,27 +22,11 @@ SIGMA = 0.5
 SIDE = 28
 BOUNDS = ("main", "renyi", "analytic", "classic", "extended", "paper")
 
-
-def network(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Two convolutions and two linear layers, wide enough to learn with noise."""
-    channels, height, width = shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=5, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=5, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), 256),
-        nn.ReLU(),
-        nn.Linear(256, classes),
-    )
-
-
 BASE: Mapping[str, Any] = {
     "seed": 1,
     "noise": "reproducible",
     "data": {"name": "mnist"},
-    "model": {"name": "studies.robustness:network"},
+    "model": {"name": "strided"},
     "adversary": {"attacks": []},
     "engine": {"name": "inline", "device": "cpu"},
 }
@@ -55,7 +37,7 @@ ALONE = {
 }
 PRIVATE = {
     "federation": {"clients": 10, "rounds": 60, "server_optimizer": "adam", "server_learning_rate": 0.002},
-    "training": {"batch_size": 100, "sampling": "poisson"},
+    "training": {"batch_size": 300, "sampling": "poisson"},
     "mechanism": {"name": "gaussian", "target_epsilon": 2.0, "delta": 1e-5, "adjacency": "zero-out"},
 }
 ROWS: Mapping[str, Mapping[str, Any]] = {

@@ -21,9 +21,10 @@ def test_a_table_in_80_columns_and_what_is_proven(here: Path) -> None:
         *("main", "Renyi", "PixelDP", "PixelDP", "PixelDP", "the")
     ]
     assert max(len(line) for line in lines[:7]) <= 80
-    assert "added to a model that was trained without it: sigma 0.1" in done.stdout
-    assert "at most 0 of these certificates are wrong (alpha = 0.001 each)" in done.stdout
+    assert "added to a model that was not trained with it: sigma 0.1" in done.stdout
+    assert "the number of wrong certificates is at most 0 (alpha = 0.001 each)" in done.stdout
     assert lines[-1] == "Certificates: run/robustness/certificates.jsonl"
+    assert "Certified at ℓ₂ 0.5" in (here / "run" / "report.html").read_text()
 
 
 def test_json_is_what_the_folder_holds(here: Path) -> None:
@@ -41,8 +42,10 @@ def test_json_is_what_the_folder_holds(here: Path) -> None:
         (["nowhere"], "Directory 'nowhere' does not exist"),
         (["."], "not the folder of a run"),
         (["run"], "was trained without noise, which certificates rest on; say how much, with --noise"),
-        (["run", "--noise", "0"], "--noise 0: a deviation above 0 is wanted"),
-        (["run", "--noise", "nan"], "--noise nan: a deviation above 0"),
+        (["run", "--noise", "0"], "--noise 0: a deviation from 1e-06 to 1e+06 is wanted"),
+        (["run", "--noise", "nan"], "--noise nan: a deviation from"),
+        (["run", "--noise", "1e-46"], "--noise 1e-46: a deviation from"),
+        (["run", "--noise", "1e39"], "--noise 1e+39: a deviation from"),
         (["run", "--noise", "1", "--place", "hidden"], "--place hidden: noise that is added afterwards"),
         (["run", "--place", "input"], "--place input is for --noise"),
         (["run", "--norm", "l1"], "--norm l1: allowed: l2, linf"),

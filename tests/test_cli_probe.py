@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.cli.probe import _sentences
+from fedpriv.records import Evasion, Interval, Reach, Robustness
 from tests.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
@@ -22,9 +24,10 @@ def test_a_table_in_80_columns(here: Path) -> None:
     assert lines[0].split() == ["right", "at", "linf", "0.05", "0.3"]
     assert [line.split()[0] for line in lines[1:5]] == ["unattacked", "pgd", "fgsm", "every"]
     assert max(len(line) for line in lines[:5]) <= 80
-    assert "one answer for each attacked image" in done.stdout
+    assert "one vote for each attacked image" in done.stdout
     assert "nothing is proven (fedpriv certify)." in done.stdout
     assert lines[-1] == "Attempts: run/robustness/attacks.jsonl"
+    assert "Right under attack at ℓ∞ 0.05" in (here / "run" / "report.html").read_text()
 
 
 def test_json_is_what_the_folder_holds_and_a_broken_certificate_is_exit_1(here: Path) -> None:
@@ -52,6 +55,30 @@ def test_json_is_what_the_folder_holds_and_a_broken_certificate_is_exit_1(here: 
     assert "attacks broke" in done.stderr
     assert json.loads(done.stdout)["broken"] > 0
     assert json.loads((here / "certified" / "evasion.json").read_text())["broken"] > 0
+    assert "is broken" in (here / "certified" / "report.html").read_text()
+
+
+def sentences(broken: int, norm: str = "l2", reach: float = 0.9) -> list[str]:
+    share = Interval(0.5, 0.4, 0.6)
+    evasion = Evasion.model_construct(
+        norm=norm, sizes=(0.25, 0.5, 1.0), votes=30, victims=60, attacked=50, certified=(share,) * 3,
+        least=(share,) * 3, broken=broken,
+    )  # fmt: skip
+    return _sentences(evasion, Robustness.model_construct(votes=1000, reach=Reach(reach, reach)))
+
+
+def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:
+    first, between, beyond = sentences(0)
+    assert "of them 50 right unattacked" in first
+    assert between == (
+        "At l2 0.5, 50.0% (40.0% to 60.0%) are proven and at most 50.0% (40.0% to 60.0%) are right under these "
+        "attacks: the truth lies between."
+    )
+    assert (
+        beyond == "With this noise no certificate of 1000 votes reaches l2 0.9: at larger sizes nothing can be proven."
+    )
+    assert len(sentences(0, reach=1.1)) == 2
+    assert "the truth" not in sentences(1)[1] and "are claimed to be proven, and at most" in sentences(1)[1]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +87,18 @@ def test_json_is_what_the_folder_holds_and_a_broken_certificate_is_exit_1(here: 
         (["nowhere"], "Directory 'nowhere' does not exist"),
         (["."], "not the folder of a run"),
         (["run", "--attack", "pdg"], "did you mean pgd?"),
+        (["run", "--attack", "wrongname"], "there is no attack 'wrongname'; known: "),
         (["run", "--attack", "pgd", "--attack", "pgd"], "each is named once"),
+        (["run", "--attack", "extraction", "--size", "0.1"], "--size is for evasion attacks"),
+        (["run", "--attack", "fgsm", "--answers", "none"], "are for attacks on the model and its answers"),
+        (["run", "--attack", "extraction", "--answers", "rounded:-1"], "decimals = '-1' is not allowed"),
+        (["run", "--attack", "extraction", "--answers", "wrong"], "there is no answer policy 'wrong'"),
+        (["run", "--attack", "extraction", "--as", "usr"], "did you mean user?"),
+        (["run", "--attack", "extraction", "--queries", "0"], "0 is not in the range x>=1"),
+        (["run", "--attack", "extraction", "--set", "extraction.points=0"], "points = 0 is not allowed"),
+        (["run", "--attack", "extraction", "--set", "points=3"], "ATTACK.KEY=VALUE is wanted"),
+        (["run", "--attack", "equation-solving"], "is for models whose logits are affine in the image"),
+        (["run", "--attack", "equation-solving", "--answers", "label-only"], "this policy names labels only"),
         (["run", "--norm", "l1"], "norm = 'l1' is not allowed"),
         (["run", "--size", "0"], "sizes"),
         (["run", "--size", "0.1", "--size", "0.1"], "sizes ascend, each once"),
@@ -71,6 +109,6 @@ def test_json_is_what_the_folder_holds_and_a_broken_certificate_is_exit_1(here: 
 def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> None:
     done = fedpriv("probe", *arguments, cwd=here)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert said in done.stderr and "(2)" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not done.stdout

@@ -20,7 +20,7 @@ from fedpriv.models.mlp import MlpSettings
 from fedpriv.models.resnet import ResnetSettings
 from fedpriv.randomness import generator_states
 
-BUILTIN = ("convnet", "lenet", "mlp", "resnet")
+BUILTIN = ("convnet", "lenet", "mlp", "resnet", "strided")
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 9, 13), (1, 64, 48)]
 
 

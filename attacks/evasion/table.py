@@ -30,6 +30,15 @@ class EvasionAttack(ABC):
     far: ClassVar[float] = 1.0
     starts_anywhere: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        """Refuse a name that reads like an attack's variant.
+
+        Raises:
+            TypeError: it ends with ``-noiseless``.
+        """
+        if str(getattr(cls, "name", "")).endswith(NOISELESS):
+            raise TypeError(f"{cls.__qualname__} has the name {cls.name!r}; every attack has its own {NOISELESS}")
+
     @classmethod
     def followed(cls, before: "Tensor | None", gradient: "Tensor") -> "Tensor":
         """Return what the next step follows, (B, C, H, W): the gradient, unless an attack remembers more.

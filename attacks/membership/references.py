@@ -88,7 +88,7 @@ def train_references(
     """
     _check(world, references, schedule, keep)
     memory = world.experiment.engine.gradient_bytes
-    network = StackedNetwork(world.model, memory)
+    network = StackedNetwork(world.model, memory, world.experiment.training.tilt)
     together = at_once or _fitting(world, memory)
     parts = [
         _Federation(world, pool, references[start : start + together], network).run(schedule, keep)
@@ -152,6 +152,7 @@ class _Federation:
             self._network.descend(local, *self._batches(client, step)[:3], training.learning_rate)
 
         plain = training.optimizer == "sgd" and not training.momentum and not plans[0].config.protects_examples
+        plain = plain and not training.weight_decay
         steps = plans[0].steps(number)
         upload = train_locally(self._experiment, steps, self._globals, local, gradient, descend if plain else None)
         if not plans[0].config.protects_updates:

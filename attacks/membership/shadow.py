@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedpriv.attacks.membership.signals import Signals, need_references
 
-__all__ = ["shadow_models"]
+__all__ = ["judged", "predictions", "shadow_models"]
 
 Floats = NDArray[np.float64]
 
@@ -37,22 +37,36 @@ def shadow_models(signals: Signals) -> Floats:
     Raises:
         InputError: a candidate lacks references of one kind.
     """
+    need_references(signals.inside, 1, "trained with it")
+    need_references(~signals.inside, 1, "trained without it")
+    records = predictions(signals.references[:, -1], signals.reference_others)
+    return judged(records, signals.inside, predictions(signals.target[-1], signals.others))
+
+
+def judged(records: Floats, inside: NDArray[np.bool_], asked: Floats) -> Floats:
+    """Learn what predictions on members look like, and judge others.
+
+    Args:
+        records: (R, N, F), predictions of each shadow on each of its examples.
+        inside: (R, N), whether the shadow was trained with it.
+        asked: (M, F), predictions of the target.
+
+    Returns:
+        (M,), the log-odds of "in".
+    """
     from sklearn.neural_network import MLPClassifier  # a second to import, and only an audit needs it
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    need_references(signals.inside, 1, "trained with it")
-    need_references(~signals.inside, 1, "trained without it")
-    records = _predictions(signals.references[:, -1], signals.reference_others)
-    records, answers = records.reshape(-1, records.shape[-1]), signals.inside.ravel()
-    chosen = np.random.default_rng(SEED).permutation(len(records))[:MOST_RECORDS]
+    flat, answers = records.reshape(-1, records.shape[-1]), inside.ravel()
+    chosen = np.random.default_rng(SEED).permutation(len(flat))[:MOST_RECORDS]
     network = MLPClassifier((HIDDEN,), early_stopping=True, max_iter=200, random_state=SEED)
-    classifier = make_pipeline(StandardScaler(), network).fit(records[chosen], answers[chosen])
-    logs = classifier.predict_log_proba(_predictions(signals.target[-1], signals.others))
+    classifier = make_pipeline(StandardScaler(), network).fit(flat[chosen], answers[chosen])
+    logs = classifier.predict_log_proba(asked)
     odds: Floats = logs[:, 1] - logs[:, 0]
     return odds
 
 
-def _predictions(labels: Floats, others: Floats) -> Floats:
-    """The right label's logits (..., N) and the other classes' log-probabilities (..., N, K) as (..., N, 1 + K)."""
+def predictions(labels: Floats, others: Floats) -> Floats:
+    """Return right labels' logits (..., N) and other classes' log-probabilities (..., N, K) as (..., N, 1 + K)."""
     return np.concatenate([labels[..., None], others], axis=-1)

@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fedpriv.errors import InputError
+from fedpriv.federated import batch_loss
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.factored import FactoredGradients
@@ -41,15 +42,16 @@ class StackedNetwork:
     Args:
         model: the network; copied.
         memory: bytes that the per-example gradients of one model's batch may take on the way.
+        tilt: alpha of the risk-averting loss; ``None``: the cross entropy.
 
     Raises:
         InputError: the network has layers that mix the examples of a batch, keep running numbers, or draw at random.
     """
 
-    def __init__(self, model: nn.Module, memory: int) -> None:
+    def __init__(self, model: nn.Module, memory: int, tilt: float | None = None) -> None:
         _refuse_unsuited(model)
         self._base = copy.deepcopy(model).train()
-        self._memory = memory
+        self._memory, self._tilt = memory, tilt
         self._shapes = {name: value.shape for name, value in trained_parameters(model).items()}
         self._chain = _chain(self._base)
 
@@ -61,7 +63,7 @@ class StackedNetwork:
         return logits
 
     def gradients(self, parameters: Vector, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
-        """Return each model's gradient of the weighted sum of its cross entropies, name -> (M, *shape).
+        """Return each model's gradient of the objective of its batch, name -> (M, *shape).
 
         Args:
             parameters: the stack.
@@ -77,7 +79,7 @@ class StackedNetwork:
             return {name: gradients_of[name] for name in self._shapes}
         tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         outputs = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)))(tracked, x)
-        total = _weighted_loss(outputs, y, weights)
+        total = self._loss(outputs, y, weights)
         gradients = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(tracked, gradients, strict=True))
 
@@ -118,6 +120,13 @@ class StackedNetwork:
         for number, size in enumerate(sizes):
             yield DenseGradients({name: value[number, :size] for name, value in rows.items()}, "stacked models")
 
+    def _loss(self, outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """The sum over models of the objective of each one's batch, for outputs (M, B, classes)."""
+        each = functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
+        if self._tilt is None:
+            return torch.dot(each, weights.flatten())
+        return batch_loss(each.view(y.shape), weights, self._tilt).sum()
+
     def _one_loss(self, parameters: Vector, x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self._base, parameters, (x.unsqueeze(0),))
         return functional.cross_entropy(outputs, y.unsqueeze(0))
@@ -134,7 +143,7 @@ class StackedNetwork:
                 outputs[name] = value if value.requires_grad else value.requires_grad_()
             else:
                 value = value.flatten(2) if isinstance(layer, nn.Flatten) else layer(value)
-        errors = torch.autograd.grad(_weighted_loss(value, y, weights), tuple(outputs.values()))
+        errors = torch.autograd.grad(self._loss(value, y, weights), tuple(outputs.values()))
         return {name: Pair(inputs[name], error) for name, error in zip(outputs, errors, strict=True)}
 
     def _factored(self, pairs: dict[str, Pair], size: int) -> FactoredGradients:
@@ -180,12 +189,6 @@ def _is_peculiar(module: nn.Module) -> bool:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(M, B, in), (M, out, in) and (M, out) to (M, B, out)."""
     return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-
-def _weighted_loss(outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """The sum over models and examples of the weighted cross entropies, for outputs (M, B, classes)."""
-    each = functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
-    return torch.dot(each, weights.flatten())
 
 
 def _refuse_unsuited(model: nn.Module) -> None:

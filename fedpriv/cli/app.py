@@ -19,7 +19,8 @@ from fedpriv.cli.audit import audit
 from fedpriv.cli.certify import certify
 from fedpriv.cli.deploy import deploy_app
 from fedpriv.cli.init import init
-from fedpriv.cli.probe import probe
+from fedpriv.cli.probe import probe_app
+from fedpriv.cli.serve import query, serve
 from fedpriv.cli.sweep import compare, sweep
 from fedpriv.cli.terminal import (
     File,
@@ -59,6 +60,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(attack_app, name="attack")
 app.add_typer(account_app, name="account")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(probe_app, name="probe")
 
 
 def _print_version(asked: bool) -> None:
@@ -126,9 +128,10 @@ app.command(
     "  fedpriv certify runs/quickstart-20260101-120000 --noise 0.25 --place input"
 )(certify)
 app.command(
-    epilog="Examples:\n\n  fedpriv probe runs/robust --norm l2 --size 0.5 --size 1\n\n"
-    "  fedpriv probe runs/quickstart-20260101-120000 --attack fgsm --attack pgd"
-)(probe)
+    epilog="Examples:\n\n  fedpriv serve runs/quickstart-20260101-120000 --set service.method=rounded:2\n\n"
+    "  fedpriv serve runs/quickstart-20260101-120000 --status"
+)(serve)
+app.command(epilog="Example:\n\n  fedpriv query runs/quickstart-20260101-120000 --test 0:10")(query)
 app.command(
     epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
     "  fedpriv sweep configs/paper/table2.toml --scale small"

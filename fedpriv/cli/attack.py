@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
 from fedpriv.cli.terminal import (
+    FolderByDefault,
     Json,
     Quiet,
     Run,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
 
 __all__ = ["attack_app"]
 
-_FOLDER = "DIR"
 _TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
 _ATTACKED = (
     "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "
@@ -46,17 +44,8 @@ AttackNames = Annotated[
 ]
 
 
-class _FolderByDefault(TyperGroup):
-    """``fedpriv attack runs/x`` means ``fedpriv attack DIR runs/x``: what is no command is the folder of a run."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [_FOLDER, *args]
-        return super().parse_args(ctx, args)
-
-
 attack_app = typer.Typer(
-    cls=_FolderByDefault,
+    cls=FolderByDefault,
     help="Run other attacks on what an earlier run heard, list the attacks, or tune one.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -66,7 +55,7 @@ attack_app = typer.Typer(
 
 
 @attack_app.command(
-    _FOLDER,
+    FolderByDefault.folder,
     epilog="Example:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack iga --set adversary.iga.tv=0.001",
 )
 def attack_folder(

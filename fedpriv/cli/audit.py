@@ -1,13 +1,14 @@
 """The command ``fedpriv audit DIR``."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line
-from fedpriv.records import Membership, MembershipAttack
+from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
+from fedpriv.records import AnswersAudit, Membership, MembershipAttack
 
 __all__ = ["audit"]
 
@@ -20,10 +21,19 @@ def audit(
     pairs: Annotated[
         int, typer.Option("--pairs", metavar="N", min=2, help="Members, and as many non-members, to tell apart.")
     ] = 1000,
+    answers: Annotated[
+        int | None,
+        typer.Option(
+            "--answers", metavar="N", min=1, help="Audit DIR's endpoint instead, with N training examples replaced."
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Membership inference on DIR's models (trains reference models)."""
+    if answers is not None:
+        _audit_answers(folder, answers, quiet, as_json)
+        return
     from fedpriv.cli.display import shown
     from fedpriv.lab.audit import audit_run
     from fedpriv.report import reported
@@ -63,3 +73,35 @@ def _sentence(membership: Membership) -> str:
     if membership.proven_adjacency is None or not membership.proven_adjacency.startswith("replace"):
         return f"{text}; the ledger's figure is for another adjacency and not compared."
     return f"{text}; nothing is proven."
+
+
+def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> None:
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.audit_answers import audit_answers, refuse_refuted
+    from fedpriv.report import reported
+    from fedpriv.runs import RunFolder
+
+    with shown(quiet or as_json) as progress, reported(folder):
+        audit = audit_answers(RunFolder.open(folder), replaced, progress)
+    if as_json:
+        print_json({**audit.model_dump(mode="json"), "folder": str(folder)})
+    else:
+        print_sentences(_about_answers(audit))
+        print_line(f"Report: {folder / 'report.html'}")
+    refuse_refuted(audit)
+
+
+def _about_answers(audit: AnswersAudit) -> list[str]:
+    word = "proven" if audit.proven else "claimed, and not proven"
+    lines = [
+        f"Of {audit.replaced} replaced examples one moved the model by {audit.moved:.3g} of the bound, and a logit by "
+        f"{audit.shifted:.3g} of its bound; {audit.above:.0%} moved one further. Measured, no guarantee."
+    ]
+    if audit.bound is not None and audit.claimed is not None:
+        lines.append(
+            f"Epsilon of one answer is at least {audit.bound.epsilon:.3g} with confidence {audit.bound.confidence:g}; "
+            f"{word}: {audit.claimed:.4g}{', which is refuted' if audit.refutes else ''}."
+        )
+    if audit.recovered is not None:
+        lines.append(f"Two answers give away the exact probabilities of {audit.recovered:.1%} of the questions.")
+    return lines

@@ -8,19 +8,11 @@ from rich.table import Table
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.config import CertifyConfig, RobustnessConfig, validated
 from fedpriv.errors import InputError
-from fedpriv.records import Robustness
+from fedpriv.records import BOUNDS, Robustness, middle
 
 __all__ = ["certify"]
 
 _NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a pixel (linf)"}
-_BOUNDS = {
-    "main": "main: exact for Gaussian noise",
-    "renyi": "Renyi",
-    "analytic": "PixelDP, analytic Gaussian",
-    "classic": "PixelDP, classic Gaussian",
-    "extended": "PixelDP, extended Gaussian",
-    "paper": "the paper's: extended, Hoeffding",
-}
 
 
 def certify(
@@ -84,7 +76,7 @@ def _table(robustness: Robustness, norm: str) -> Table:
     radii = {radius.bound: radius.l2 if norm == "l2" else radius.linf for radius in robustness.radii}
     for heading in ("certified at", *(f"{size:g}" for size in sizes), "mean radius"):
         table.add_column(heading, justify="left" if heading == "certified at" else "right")
-    for bound, words in _BOUNDS.items():
+    for bound, words in BOUNDS.items():
         shares = [f"{share.value:.1%}" for share in robustness.curve(norm, bound).shares]
         table.add_row(words, *shares, f"{radii[bound]:.3g}")
     return table
@@ -93,19 +85,19 @@ def _table(robustness: Robustness, norm: str) -> Table:
 def _sentences(robustness: Robustness, norm: str) -> list[str]:
     noise, voted = robustness.noise, robustness.voted
     where = "on the image" if noise.place == "input" else "behind the first layer"
-    how = ", added to a model that was trained without it" if noise.afterwards else ""
+    how = ", added to a model that was not trained with it" if noise.afterwards else ""
     best = robustness.curve(norm)
     lines = [
         f"Voted accuracy {share_words(voted)} on {robustness.examples} test images; without noise "
-        f"{share_words(robustness.noiseless)}; {robustness.abstained} abstain.",
+        f"{share_words(robustness.noiseless)}; no class is ahead on {robustness.abstained}.",
         f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, pixels from 0 to 1). With confidence 95 % "
-        f"at most {robustness.wrong_at_most} of these certificates are wrong (alpha = {robustness.alpha:g} each).",
+        f"the number of wrong certificates is at most {robustness.wrong_at_most} (alpha = {robustness.alpha:g} each).",
     ]
     if best.shares:
-        middle = len(best.shares) // 2
+        at = middle(best.sizes)
         lines.append(
-            f"Proven: no perturbation up to {best.sizes[middle]:g} ({norm}) changes the right vote on "
-            f"{share_words(best.shares[middle])} of the images."
+            f"Proven: no perturbation up to {best.sizes[at]:g} ({norm}) changes the right vote on "
+            f"{share_words(best.shares[at])} of the images."
         )
     if noise.epsilon is not None:
         lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")

@@ -1,17 +1,49 @@
-"""The command ``fedpriv probe DIR``."""
+"""The commands ``fedpriv probe DIR | list``: attacks on the finished model, on its answers and on its inputs."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
-from fedpriv.config import EvadeConfig, RobustnessConfig, validated
-from fedpriv.records import Evasion
+from fedpriv.cli.terminal import (
+    FolderByDefault,
+    Json,
+    Quiet,
+    Run,
+    out,
+    plain,
+    print_json,
+    print_line,
+    print_sentences,
+    share_words,
+)
+from fedpriv.config import EvadeConfig, RobustnessConfig, parse_override, validated
+from fedpriv.errors import InputError
+from fedpriv.records import Evasion, Probe, ProbeFigure, Robustness, middle
+from fedpriv.registry import EVASIONS, NOISELESS, PROBES, suggestion
 
-__all__ = ["probe"]
+if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.table import EndpointAttack
+    from fedpriv.progress import Progress
+    from fedpriv.runs import RunFolder
+
+__all__ = ["probe_app"]
+
+probe_app = typer.Typer(
+    cls=FolderByDefault,
+    help="Attack the finished model of a run, its answers or its inputs; or list these attacks.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:\n\n  fedpriv probe runs/quickstart-20260101-120000\n\n"
+    "  fedpriv probe runs/quickstart-20260101-120000 --answers rounded:2 --queries 1000\n\n  fedpriv probe list",
+)
 
 
+@probe_app.command(FolderByDefault.folder)
 def probe(
     folder: Run,
     attacks: Annotated[
@@ -38,12 +70,31 @@ def probe(
     votes: Annotated[
         int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked image.")
     ] = None,
+    answers: Annotated[
+        str | None,
+        typer.Option("--answers", metavar="POLICY", help="What the endpoint shows, such as none or rounded:2."),
+    ] = None,
+    questions: Annotated[
+        int | None,
+        typer.Option("--queries", metavar="N", min=1, help="Images that the endpoint answers, for each attack."),
+    ] = None,
+    adversary: Annotated[
+        str | None,
+        typer.Option("--as", metavar="participant|user", help="With the model, or with its answers only."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="ATTACK.KEY=VALUE", help="A setting of an attack; see fedpriv probe list."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the final model in DIR: change test images a little until the vote on them turns."""
-    given = {
-        "attacks": attacks and tuple(attacks),
+    """Attack the finished model in DIR, its answers, or its inputs.
+
+    Without --attack: evasion attacks on test images; or, with --answers, --queries or --as, all attacks on the model
+    and its answers.
+    """
+    options: dict[str, object] = {
         "sizes": sizes and tuple(sorted(sizes)),
         "norm": norm,
         "draws": draws,
@@ -51,22 +102,172 @@ def probe(
         "victims": victims,
         "votes": votes,
     }
+    on_inputs = {key: value for key, value in options.items() if value is not None}
+    on_answers = any((answers, questions, adversary, set_))
+    names, probes = _told_apart(attacks or (), on_answers)
+    if attacks and on_inputs and not names:
+        key = next(iter(on_inputs))
+        raise InputError(f"--{_OPTIONS.get(key, key)} is for evasion attacks")
+    if on_answers and not probes:
+        raise InputError("--answers, --queries, --as and --set are for attacks on the model and its answers")
+    made = _with_settings(probes, set_ or ())
+    who = adversary or "participant"
     from fedpriv.cli.display import shown
-    from fedpriv.lab.evade import evade_run, refuse_broken
+    from fedpriv.lab.evade import refuse_broken
     from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    config = _config(run.experiment().robustness, {key: value for key, value in given.items() if value is not None})
+    evades = bool(names) or not (attacks or on_answers)
+    config = _config(run.experiment().robustness, on_inputs | ({"attacks": names} if names else {}))
+    if evades:
+        _refuse_without_model(run, config.attacks[0], who)
     with shown(quiet or as_json) as progress, reported(folder):
-        evasion = evade_run(run, config, progress)
+        evaded = _evaded(run, config, progress) if evades else None
+        probed = _probed(run, made, answers, questions, who, progress) if made else None
     if as_json:
-        print_json({**evasion.model_dump(mode="json"), "folder": str(folder)})
+        print_json({**_as_json(evaded, probed), "folder": str(folder)})
     else:
-        out.print(_table(evasion))
-        print_sentences(_sentences(evasion))
-        print_line(f"Attempts: {folder / 'robustness' / 'attacks.jsonl'}")
-    refuse_broken(evasion)
+        _print(run, evaded, probed)
+    if evaded is not None:
+        refuse_broken(evaded)
+
+
+@probe_app.command("list")
+def list_probes(as_json: Json = False) -> None:
+    """List the attacks on a finished model: what each needs, and its settings."""
+    if as_json:
+        print_json([_about(name) for name in (*PROBES, *EVASIONS)])
+        return
+    for name in (*PROBES, *EVASIONS):
+        about = _about(name)
+        out.print(Text(f"{name}  {about['title']}", style="bold"))
+        lines = [Text(about["reference"]), Text(f"needs {'; '.join(about['needs'])}")]
+        for key, said in about["settings"].items():
+            setting = Text(f"--set {name}.{key}={plain(said['default'])}")
+            lines.append(setting.append(f"  {said['description']}", style="dim"))
+        for line in lines:
+            out.print(Padding(line, (0, 0, 0, 4)))
+
+
+_OPTIONS = {"sizes": "size"}
+
+
+def _about(name: str) -> dict[str, Any]:
+    from fedpriv.attacks.access import Access
+
+    if name in EVASIONS:
+        kind = EVASIONS[name]
+        needs: Sequence[Access] = (Access.MODEL,)
+        return {
+            "name": name, "title": kind.title, "reference": kind.reference, "needs": [need.words for need in needs],
+            "settings": {},
+        }  # fmt: skip
+    probe = PROBES[name]
+    return {
+        "name": name,
+        "title": probe.title,
+        "reference": probe.reference,
+        "needs": [need.words for need in probe.needs],
+        "settings": {
+            key: {"default": field.default, "description": field.description}
+            for key, field in probe.model_fields.items()
+        },
+    }
+
+
+def _told_apart(names: Sequence[str], on_answers: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Evasion attacks, and those on the model and its answers: all of these where none is named but they are meant."""
+    if not names:
+        return (), tuple(PROBES) if on_answers else ()
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if twice:
+        raise InputError(f"fedpriv probe: attacks: {twice[0]} is named twice; each is named once")
+    evasions = tuple(name for name in names if name.removesuffix(NOISELESS) in EVASIONS)
+    probes = tuple(name for name in names if name in PROBES)
+    unknown = [name for name in names if name not in evasions and name not in probes]
+    if unknown:
+        raise InputError(f"there is no attack {unknown[0]!r}{suggestion(unknown[0], (*PROBES, *EVASIONS))}")
+    return evasions, probes
+
+
+def _with_settings(names: Sequence[str], set_: Sequence[str]) -> "list[EndpointAttack]":
+    """The attacks, each with its settings."""
+    given: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in set_:
+        keys, value = parse_override(text)
+        if len(keys) != 2 or keys[0] not in given:
+            raise InputError(f"--set {text}: ATTACK.KEY=VALUE is wanted, of an attack that is made: {', '.join(given)}")
+        given[keys[0]][keys[1]] = value
+    return [validated(PROBES[name], settings, f"--set {name}") for name, settings in given.items()]
+
+
+def _refuse_without_model(run: "RunFolder", attack: str, who: str) -> None:
+    """An attack on inputs needs the model; certificates are about adversaries who have it."""
+    from fedpriv.attacks.threat import Access, prober
+
+    refusal = prober(who, run.experiment().adversary).refusal(attack, (Access.MODEL,))
+    if refusal is not None:
+        raise InputError(refusal)
+
+
+def _evaded(run: "RunFolder", config: EvadeConfig, progress: "Progress") -> Evasion:
+    from fedpriv.lab.evade import evade_run
+
+    return evade_run(run, config, progress)
+
+
+def _probed(
+    run: "RunFolder",
+    attacks: "Sequence[EndpointAttack]",
+    answers: str | None,
+    questions: int | None,
+    adversary: str,
+    progress: "Progress",
+) -> Probe:
+    from fedpriv.lab.probe import probe_run
+
+    return probe_run(run, attacks, answers, questions, adversary, progress)
+
+
+def _as_json(evaded: Evasion | None, probed: Probe | None) -> dict[str, Any]:
+    """What a folder holds of it; under their names where there are both."""
+    found = {"evasion": evaded, "probe": probed}
+    trees = {name: record.model_dump(mode="json") for name, record in found.items() if record is not None}
+    return trees if len(trees) > 1 else next(iter(trees.values()))
+
+
+def _print(run: "RunFolder", evaded: Evasion | None, probed: Probe | None) -> None:
+    if evaded is not None:
+        out.print(_table(evaded))
+        print_sentences(_sentences(evaded, run.robustness()))
+        print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")
+    if probed is not None:
+        _print_probe(probed, run.path)
+
+
+def _print_probe(probe: Probe, folder: Path) -> None:
+    """One row a figure, then what it means."""
+    nothing = "; nothing is proven about them" if probe.heuristic else ""
+    print_line(f"Answers: {probe.answers}{nothing}. Adversary: {probe.adversary}.")
+    for result in probe.results:
+        print_line(f"{result.attack}{f', {result.variant}' if result.variant else ''}: {result.queries} questions")
+        table = Table(box=None, pad_edge=False)
+        for heading in ("", "guess", "measured", "reference", "at most"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for figure in result.figures:
+            known = (figure.guess, figure.measured.value, figure.reference)
+            shown = [_number(figure, value) or "-" for value in known]
+            table.add_row(f"  {figure.what}", *shown, _number(figure, figure.ceiling) or "nothing proven")
+        out.print(table)
+        print_sentences(result.sentences)
+    print_line(f"Report: {folder / 'report.html'}")
+
+
+def _number(figure: ProbeFigure, value: float | None) -> str:
+    if value is None:
+        return ""
+    return {"share": f"{value:.1%}", "dB": f"{value:.1f} dB"}.get(figure.unit, f"{value:.3g}")
 
 
 def _config(robustness: RobustnessConfig | None, given: dict[str, object]) -> EvadeConfig:
@@ -93,16 +294,23 @@ def _table(evasion: Evasion) -> Table:
     return table
 
 
-def _sentences(evasion: Evasion) -> list[str]:
-    middle = len(evasion.sizes) // 2
-    where = f"At {evasion.norm} {evasion.sizes[middle]:g}"
-    judge = "one answer" if evasion.votes == 1 else f"{evasion.votes} votes"
+def _sentences(evasion: Evasion, robustness: Robustness | None) -> list[str]:
+    at = middle(evasion.sizes)
+    where = f"At {evasion.norm} {evasion.sizes[at]:g}"
+    judge = "one vote" if evasion.votes == 1 else f"{evasion.votes} votes"
     first = (
-        f"{evasion.victims} test images, of which {evasion.attacked} are right unattacked and were attacked; {judge} "
+        f"Test images: {evasion.victims}, of them {evasion.attacked} right unattacked, which were attacked; {judge} "
         "for each attacked image."
     )
-    at_most = f"at most {share_words(evasion.least[middle])} are right under these attacks"
-    if evasion.certified is None:
+    at_most = f"at most {share_words(evasion.least[at])} are right under these attacks"
+    if evasion.certified is None or robustness is None:
         return [first, f"{where}, {at_most}; nothing is proven (fedpriv certify)."]
-    proven = f"{share_words(evasion.certified[middle])} are proven and {at_most}: the truth lies between."
-    return [first, f"{where}, {proven}"]
+    proven = f"{where}, {share_words(evasion.certified[at])} are"
+    claim = f"{proven} claimed to be proven, and {at_most}."
+    lines = [first, claim if evasion.broken else f"{proven} proven and {at_most}: the truth lies between."]
+    if robustness.beyond(evasion.norm, evasion.sizes):
+        lines.append(
+            f"With this noise no certificate of {robustness.votes} votes reaches {evasion.norm} "
+            f"{robustness.reach.of(evasion.norm):.3g}: at larger sizes nothing can be proven."
+        )
+    return lines

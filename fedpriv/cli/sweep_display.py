@@ -12,11 +12,13 @@ from rich.text import Text
 
 from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings
+from fedpriv.sweep.sizes import certified_at, certified_size, right_at, right_size
 
 __all__ = ["SweepDisplay", "result_table"]
 
 _LAST_SHOWN = 10
 _REFRESH = 2.0
+_SIZED = "{}\n{}"  # a heading of two lines: what, and at which size
 
 
 class SweepDisplay(SweepProgress):
@@ -126,22 +128,36 @@ class SweepDisplay(SweepProgress):
 
 
 def result_table(records: Sequence[TrialRecord]) -> Table:
-    """Return every trial with its main figures: the strongest attacks', in its least MSE and its largest AUC."""
-    table = _empty("settings", "accuracy", "ε", "ε ≥", "MSE", "AUC", "time")
+    """Return every trial with its main figures; columns that no trial has are left out, so that 80 columns do."""
+    figures = {heading: cells for heading, cells in _measured(records).items() if any(map(str, cells))}
+    table = _empty("settings", "accuracy", "ε", *figures, "time")
+    for place, record in enumerate(records):
+        *head, seconds = _cells(record)
+        table.add_row(*head, *(cells[place] for cells in figures.values()), seconds, style=_style(record))
+    return table
+
+
+def _measured(records: Sequence[TrialRecord]) -> dict[str, list[str | Text]]:
+    """Heading -> a cell for each trial: the least MSE and the largest AUC of all attacks, and of perturbations what is
+    proven at one size and what all attacks up to another left right."""
+    proven, attacked = certified_size(records), right_size(records)
+    columns: dict[str, list[str | Text]] = {"ε ≥": [], "MSE": [], "AUC": []}
+    columns |= {_SIZED.format("certified", proven): [], _SIZED.format("attacked", attacked): []}
     for record in records:
         errors = [result.mse for result in record.reconstruction if result.mse is not None]
         areas = [attack.auc for attack in record.memberships]
         bound = "" if record.epsilon_bound is None else f"{record.epsilon_bound:.3g}"
-        *head, seconds = _cells(record)
-        table.add_row(
-            *head,
+        certified, right = certified_at(record, proven), right_at(record, attacked)
+        cells = (
             Text(bound, style="bold red" if record.refuted else ""),
             f"{min(errors):.4f}" if errors else "refused" if record.refusals else "",
             f"{max(areas):.3f}" if areas else "",
-            seconds,
-            style=_style(record),
+            "" if certified is None else f"{certified.share:.1%}",
+            "" if right is None else Text(f"{right.right:.1%}", style="bold red" if record.broken else ""),
         )
-    return table
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    return columns
 
 
 def _empty(*headings: str) -> Table:
@@ -158,7 +174,8 @@ def _empty(*headings: str) -> Table:
 
 
 def _cells(record: TrialRecord) -> tuple[str | Text, ...]:
-    state = ": ledger refuted" if record.refuted else ": failed" if record.failed else ""
+    state = ": ledger refuted" if record.refuted else ": certificates broken" if record.broken else ""
+    state = ": failed" if record.failed else state
     return (
         str(record.trial),
         Text(_short(record.settings, record.seed) + state),
@@ -169,7 +186,7 @@ def _cells(record: TrialRecord) -> tuple[str | Text, ...]:
 
 
 def _style(record: TrialRecord) -> str:
-    return "red" if record.failed or record.refuted else ""
+    return "red" if record.failed or record.wrong else ""
 
 
 def _short(settings: Mapping[str, Any], seed: int) -> str:
@@ -189,6 +206,7 @@ def _outcome(record: TrialRecord) -> str:
     parts += [f"accuracy {record.accuracy:.1%}"] if record.accuracy is not None else []
     parts += [f"ε {record.epsilon:.4g}"] if record.epsilon is not None else []
     parts += ["ε measured above ε proven: the ledger is refuted"] if record.refuted else []
+    parts += [f"attacks broke {record.broken} certificates"] if record.broken else []
     return ", ".join(parts)
 
 

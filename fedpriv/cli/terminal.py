@@ -5,16 +5,19 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from fedpriv.config import Experiment
 from fedpriv.records import Interval, Summary
 
 __all__ = [
     "File",
+    "FolderByDefault",
     "Json",
     "Out",
     "Quiet",
@@ -45,6 +48,18 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
+
+
+class FolderByDefault(TyperGroup):
+    """``fedpriv attack runs/x`` means ``fedpriv attack DIR runs/x``: what is no command is the folder of a run."""
+
+    folder: ClassVar[str] = "DIR"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command in front of a folder."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self.folder, *args]
+        return super().parse_args(ctx, args)
 
 
 def default_folder(experiment: Experiment) -> Path:

@@ -5,8 +5,9 @@ a line that names the file, the key, what was given and what is allowed.
 """
 
 from fedpriv.config.experiment import Experiment, describe, json_schema
-from fedpriv.config.file import load_experiment, load_run, override, read_toml
-from fedpriv.config.robustness import CertifyConfig, EvadeConfig, RobustnessConfig
+from fedpriv.config.file import load_experiment, load_run, override, parse_override, read_toml
+from fedpriv.config.pate import PateConfig
+from fedpriv.config.robustness import LEAST_NOISE, MOST_NOISE, CertifyConfig, EvadeConfig, RobustnessConfig
 from fedpriv.config.sections import (
     AdversaryConfig,
     DataConfig,
@@ -15,9 +16,12 @@ from fedpriv.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
+from fedpriv.config.service import ServiceConfig
 from fedpriv.config.wrong import validated
 
 __all__ = [
+    "LEAST_NOISE",
+    "MOST_NOISE",
     "AdversaryConfig",
     "CertifyConfig",
     "DataConfig",
@@ -25,14 +29,17 @@ __all__ = [
     "EvadeConfig",
     "Experiment",
     "FederationConfig",
+    "PateConfig",
     "ReportConfig",
     "RobustnessConfig",
+    "ServiceConfig",
     "TrainingConfig",
     "describe",
     "json_schema",
     "load_experiment",
     "load_run",
     "override",
+    "parse_override",
     "read_toml",
     "validated",
 ]

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedpriv.config.pate import PateConfig
 from fedpriv.config.robustness import RobustnessConfig
 from fedpriv.config.sections import (
     SUM_LISTENERS,
@@ -24,6 +25,7 @@ from fedpriv.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
+from fedpriv.config.service import ServiceConfig
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
 from fedpriv.settings import Integer, Section
@@ -64,11 +66,28 @@ class Experiment(Section):
         None, description="noise inside the forward pass, for certificates of what inputs cannot change; unset: none"
     )
 
+    pate: PateConfig | None = Field(
+        None, description="votes of clients on public images, for federation.algorithm = 'pate'; else unset"
+    )
+    service: ServiceConfig | None = Field(
+        None, description="the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers"
+    )
+
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An experiment without the section has the bytes that it had before there was one."""
+        """An experiment without a section has the bytes that it had before there was one."""
         tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key != "robustness" or value is not None}
+        return {key: value for key, value in tree.items() if key not in _OPTIONAL or value is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _votes_have_their_section(cls, tree: Any) -> Any:
+        """Where clients vote and the experiment does not say how, the section has its defaults."""
+        if not isinstance(tree, Mapping) or tree.get("pate") is not None:
+            return tree
+        federation = tree.get("federation")
+        votes = isinstance(federation, Mapping) and federation.get("algorithm") == "pate"
+        return {**tree, "pate": {}} if votes else tree
 
     @model_validator(mode="before")
     @classmethod
@@ -89,6 +108,38 @@ class Experiment(Section):
             raise ValueError(
                 f"adversary.rounds names round {late[0]}, but federation.rounds = {self.federation.rounds}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _votes_fit(self) -> Self:
+        """What PATE has no proof for, or what has no meaning with it."""
+        if self.federation.algorithm != "pate" or self.pate is None:
+            if self.pate is not None:
+                raise ValueError("the section [pate] is read with federation.algorithm = 'pate' only; leave it out")
+            return self
+        if self.federation.rounds != 1:
+            raise ValueError(f"federation.rounds = {self.federation.rounds}: pate has one round; set it to 1")
+        if self.adversary.attacks:
+            raise ValueError(
+                f"adversary.attacks: {self.adversary.attacks[0]} reads gradients or parameters, and under pate clients "
+                "upload votes; set it to []"
+            )
+        if self.mechanism.protects:
+            raise ValueError(
+                f"mechanism.name = {self.mechanism.name!r} is noise on gradients or parameters, and under pate clients "
+                "upload votes: the noise is that of [pate]; use none"
+            )
+        for key in ("aggregation", "clients_per_round", "max_update_norm"):
+            if getattr(self.federation, key) != type(self.federation).model_fields[key].default:
+                raise ValueError(f"federation.{key} is about uploads of parameters; with pate leave it out")
+        if self.federation.secure_aggregation != (self.pate.noise_at == "clients"):
+            raise ValueError(
+                f"federation.secure_aggregation = {str(self.federation.secure_aggregation).lower()} with pate.noise_at "
+                f"= {self.pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
+                "set noise_at = 'clients' and secure_aggregation = true together"
+            )
+        if self.robustness is not None:
+            raise ValueError("[robustness] is noise in the training of uploads; with pate leave it out")
         return self
 
     @model_validator(mode="after")
@@ -144,6 +195,24 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
+    def _loss_fits(self) -> Self:
+        """Whoever looks at an example's own gradient, a mechanism or an attack, takes it for the cross entropy's."""
+        training = self.training
+        if not training.couples:
+            return self
+        what = "loss = 'risk-averting'" if training.tilt is not None else f"weight_decay = {training.weight_decay:g}"
+        if self.mechanism.protects and self.mechanism.unit == "example":
+            raise ValueError(
+                f"training.{what}: a batch's gradient is then not the mean of its examples' own, which "
+                f"mechanism.name = {self.mechanism.name!r} is proven for; use mechanism.unit = 'update' or no mechanism"
+            )
+        if self.adversary.attacks:
+            raise ValueError(
+                f"training.{what}: attacks on gradients are for the mean cross entropy; set adversary.attacks = []"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _target_can_be_kept(self) -> Self:
         stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
         if stop is None:
@@ -160,14 +229,30 @@ class Experiment(Section):
         return self
 
     @property
+    def protects(self) -> bool:
+        """Whether noise stands between the clients' data and what leaves the run: on uploads, or on votes."""
+        return self.mechanism.protects or self.pate is not None
+
+    @property
+    def pate_settings(self) -> PateConfig:
+        """The section [pate].
+
+        Raises:
+            ValueError: clients do not vote.
+        """
+        if self.pate is None:
+            raise ValueError(f"federation.algorithm = {self.federation.algorithm!r}: clients do not vote")
+        return self.pate
+
+    @property
     def keeps_secret(self) -> bool:
-        """Whether the run has a secret: a mechanism whose noise nobody may draw again."""
-        return self.noise == "secret" and self.mechanism.protects
+        """Whether the run has a secret: noise that nobody may draw again."""
+        return self.noise == "secret" and self.protects
 
     @property
     def hides_batches(self) -> bool:
         """Whether what is proven rests on nobody knowing who is in a batch."""
-        return self.keeps_secret and self.training.sampling != "shuffled"
+        return self.keeps_secret and self.mechanism.protects and self.training.sampling != "shuffled"
 
     @property
     def smoothing(self) -> RobustnessConfig | None:
@@ -186,19 +271,28 @@ class Experiment(Section):
 
         Left out is how long a run goes on, who listens, and what is made of it afterwards.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", "robustness"})
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *_OPTIONAL})
         for section, keys in _INDECISIVE.items():
             for key in keys:
                 del tree[section][key]
         for key in FederationConfig.further():
             del tree["federation"][key]
+        # Experiments from before there was such a key release the same as they did.
+        tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
         noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
-        return {**tree, "model": self.model.decisive(), **noisy}
+        votes = {"pate": self.pate.model_dump(mode="json")} if self.pate is not None else {}
+        return {**tree, "model": self.model.decisive(), **noisy, **votes}
 
     def to_toml(self) -> str:
         """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
+
+def _is_usual_loss(key: str, value: Any) -> bool:
+    return key in ("loss", "risk", "weight_decay") and value == TrainingConfig.model_fields[key].default
+
+
+_OPTIONAL = ("robustness", "service", "pate")
 
 # Where data lie, how long a run goes on, and what the server makes of uploads.
 _INDECISIVE = {

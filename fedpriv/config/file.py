@@ -13,7 +13,7 @@ from fedpriv.models import MODEL
 from fedpriv.registry import MECHANISMS
 from fedpriv.settings import Choice, enumerated
 
-__all__ = ["load_experiment", "load_run", "override", "read_toml"]
+__all__ = ["load_experiment", "load_run", "override", "parse_override", "read_toml"]
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -61,7 +61,7 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _loaded(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> Experiment:
-    override(tree, [_parse_override(text) for text in overrides], "--set ")
+    override(tree, [parse_override(text) for text in overrides], "--set ")
     return validated(Experiment, tree, str(path))
 
 
@@ -132,7 +132,12 @@ def _give_way(choice: Choice[Any], section: dict[str, Any], given: Mapping[str, 
         del section[key]
 
 
-def _parse_override(text: str) -> tuple[list[str], Any]:
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """Return the parts of the key, and the value, of ``KEY=VALUE``; values are TOML, and a bare word is a string.
+
+    Raises:
+        InputError: it is no such text.
+    """
     key, separator, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not separator or not all(keys):
@@ -152,4 +157,4 @@ def _bare(value: str) -> str | list[Any]:
     """A value that is no TOML: a word, or a list of words such as ``[dlg, iga]``, as reports print it."""
     if not (value.startswith("[") and value.endswith("]")):
         return value
-    return [_parse_override(f"item={word}")[1] for word in value[1:-1].split(",")]
+    return [parse_override(f"item={word}")[1] for word in value[1:-1].split(",")]

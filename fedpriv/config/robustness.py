@@ -7,9 +7,11 @@ from pydantic import AfterValidator, Field, model_validator
 from fedpriv.registry import EVASIONS, NOISELESS
 from fedpriv.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
 
-__all__ = ["CertifyConfig", "EvadeConfig", "RobustnessConfig"]
+__all__ = ["LEAST_NOISE", "MOST_NOISE", "CertifyConfig", "EvadeConfig", "RobustnessConfig"]
 
-_MOST_NOISE = 1e6  # pixels are from 0 to 1
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+"""In pixels from 0 to 1. Smaller noise is lost in the rounding of float32, and what it would prove with it."""
+
 _USED_BY_EPSILON = ("delta", "size", "calibration")
 
 
@@ -87,7 +89,7 @@ class RobustnessConfig(Section):
     Its epsilon and delta name an amount of noise, as in PixelDP. They are no privacy budget, and nothing in the ledger.
     """
 
-    noise: Annotated[NonNegative, Field(le=_MOST_NOISE)] | None = Field(
+    noise: Annotated[NonNegative, Field(le=MOST_NOISE)] | None = Field(
         None, description="sigma: certified radius for a margin of 1, pixels from 0 to 1; 0: none; or epsilon and size"
     )
     epsilon: Epsilon | None = Field(
@@ -124,8 +126,10 @@ class RobustnessConfig(Section):
                 raise ValueError(f"{idle[0]} is for epsilon, and noise = {self.noise:g} is given")
         elif self.size is None:
             raise ValueError(f"epsilon = {self.epsilon:g} needs size, the perturbation that the noise is made for")
-        elif not self.sigma <= _MOST_NOISE:
-            raise ValueError(f"epsilon = {self.epsilon:g} needs noise above {_MOST_NOISE:g}")
+        elif not self.sigma <= MOST_NOISE:
+            raise ValueError(f"epsilon = {self.epsilon:g} needs noise above {MOST_NOISE:g}")
+        if 0 < self.sigma < LEAST_NOISE:
+            raise ValueError(f"noise is {self.sigma:g}; allowed: 0, or from {LEAST_NOISE:g}: float32 rounds less away")
         return self
 
     @model_validator(mode="after")

@@ -75,8 +75,10 @@ class FederationConfig(Extensible):
 
     clients: Count = Field(8, description="number of clients")
     rounds: Count = Field(20, description="number of rounds")
-    algorithm: Literal["fedsgd", "fedavg"] = Field(
-        "fedsgd", description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training"
+    algorithm: Literal["fedsgd", "fedavg", "pate"] = Field(
+        "fedsgd",
+        description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training; pate: vote "
+        "on public images, from which the model learns (section [pate])",
     )
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
@@ -160,6 +162,25 @@ class TrainingConfig(Section):
         "shuffled",
         description="batches: disjoint ones of a shuffled pass, fixed-size draws without replacement, or Poisson draws",
     )
+    loss: Literal["cross-entropy", "risk-averting"] = Field(
+        "cross-entropy",
+        description="of a batch: the mean cross entropy, or log(mean(exp(risk * cross entropy))) / risk, which weighs "
+        "what is hard (Lu et al. 2022)",
+    )
+    risk: Annotated[Positive, Field(le=100)] = Field(1.0, description="alpha, for loss = 'risk-averting'")
+    weight_decay: NonNegative = Field(
+        0.0, description="lambda, of lambda/2 |W|^2 in the objective, over all parameters"
+    )
+
+    @property
+    def tilt(self) -> float | None:
+        """Alpha of the risk-averting loss; ``None``: the cross entropy."""
+        return self.risk if self.loss == "risk-averting" else None
+
+    @property
+    def couples(self) -> bool:
+        """Whether a batch's gradient is more than the mean of its examples' own."""
+        return self.tilt is not None or self.weight_decay > 0
 
 
 class AdversaryConfig(Extensible):

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -37,9 +37,15 @@ def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Sect
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        every = [_explain(detail, kind) for detail in error.errors()]
+        every = [_explain(detail, kind) for detail in _causes(error.errors())]
         numbered = [f"({number}) {text}" for number, text in enumerate(every, start=1)]
         raise InputError(f"{source}: {every[0] if len(every) == 1 else ' '.join(numbered)}") from None
+
+
+def _causes(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Without what only follows from others: a list is too short where its items were refused."""
+    inside = {detail["loc"][:-1] for detail in details}
+    return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in inside]
 
 
 def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:

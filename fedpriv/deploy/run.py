@@ -37,6 +37,10 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
         InputError: none is up there, or it has fewer SuperNodes than the experiment has clients.
         RunFailedError: its server's processes have died, or its certificates are no longer valid.
     """
+    if experiment.pate is not None:
+        raise InputError(
+            "federation.algorithm = 'pate' runs inline and on Ray; deployments have no server's secret yet"
+        )
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients
     if clients > record.nodes:
@@ -158,7 +162,7 @@ def _stop(deployment: DeploymentFolder, run_id: str) -> None:
     with suppress(RunFailedError):
         flower.stop_run(deployment, run_id)
         while not flower.run_status(deployment, run_id).is_over and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_ENDING_SECONDS)
 
 
 def _fetch(served: Path, folder: RunFolder, patterns: tuple[str, ...] = _FILES) -> None:

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fedpriv.deploy import flower
@@ -19,6 +20,7 @@ from fedpriv.files import write_whole
 __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
 
 _HEALTH_SECONDS = 120.0
+# Each question to Flower is a process of a second or two.
 _LOOK_SECONDS = 3.0
 _LAST_PORT = 65535
 _Tell = Callable[[str], None]
@@ -281,8 +283,13 @@ def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
     tell(f"starting {record.nodes} SuperNodes and the executors")
     for command in others:
         record = _add(folder, record, command)
-    _wait(folder, record, "not all SuperNodes are connected", lambda: len(flower.online_nodes(folder)) >= record.nodes)
+    failure, connected = "not all SuperNodes are connected", partial(_all_connected, folder, record)
+    _wait(folder, record, failure, connected, _LOOK_SECONDS)
     return record
+
+
+def _all_connected(folder: DeploymentFolder, record: Record) -> bool:
+    return len(flower.online_nodes(folder)) >= record.nodes
 
 
 def _add(folder: DeploymentFolder, record: Record, command: Command) -> Record:
@@ -293,10 +300,10 @@ def _add(folder: DeploymentFolder, record: Record, command: Command) -> Record:
 
 
 def _wait_for_health(folder: DeploymentFolder, record: Record) -> None:
-    _wait(folder, record, f"the SuperLink on {record.server} does not answer", lambda: answers(folder, record))
+    _wait(folder, record, f"the SuperLink on {record.server} does not answer", partial(answers, folder, record), 0.5)
 
 
-def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Callable[[], bool]) -> None:
+def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Callable[[], bool], every: float) -> None:
     deadline = time.monotonic() + _HEALTH_SECONDS
     while not is_done():
         for process in record.dead():
@@ -305,4 +312,4 @@ def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Calla
             )
         if time.monotonic() > deadline:
             raise RunFailedError(f"{failure} within {_HEALTH_SECONDS:g} s (logs in {folder.logs})")
-        time.sleep(0.5)
+        time.sleep(every)

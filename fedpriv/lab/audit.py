@@ -61,6 +61,11 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     summary = completed_summary(folder)
     proven = summary.ledger
     experiment = folder.experiment()
+    if experiment.pate is not None:
+        raise InputError(
+            f"{folder.path}: audit repeats a run's training by fedsgd or fedavg on other data, and this run "
+            "learnt from votes (pate)"
+        )
     world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)

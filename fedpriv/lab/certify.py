@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config import CertifyConfig
+from fedpriv.config import LEAST_NOISE, MOST_NOISE, CertifyConfig
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary
 from fedpriv.lab.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
 from fedpriv.progress import Progress
-from fedpriv.records import Certificate, CertifiedCurve, NormFacts, Robustness, mean_radius
+from fedpriv.records import Certificate, CertifiedCurve, NormFacts, Reach, Robustness, mean_radius
 from fedpriv.runs import RunFolder
 from fedpriv.smoothing import LayerNorms, certified_rows
 from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
@@ -69,11 +69,12 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     again = ["fedpriv", "certify", str(folder.path), "--examples", str(config.examples), "--votes", str(config.votes)]
     with writing(shlex.join(again)):
         (folder.path / "robustness").mkdir(exist_ok=True)
+        # Attacks that were judged by other certificates would stand beside these.
+        folder.remove_evasion()
+        folder.remove_robustness()
         write_noise(folder, model)
         folder.write_certificates(found)
         folder.write_json("robustness.json", robustness.model_dump(mode="json"))
-        # Attacks that were judged by other certificates would stand beside these.
-        folder.remove_evasion()
         folder.write_summary(summary.model_copy(update={"robustness": robustness, "evasion": None}))
     return robustness
 
@@ -155,8 +156,15 @@ def _robustness(
         abstained=sum(each.abstains for each in found),
         curves=tuple(_curve(found, norm, bound, sizes[norm]) for norm in sizes for bound in MARGINS),
         radii=tuple(mean_radius(found, bound) for bound in MARGINS),
+        reach=_reach(model.network.classes, config, norms),
         seconds=seconds,
     )
+
+
+def _reach(classes: int, config: CertifyConfig, norms: LayerNorms) -> Reach:
+    """The radii of an image that all votes agree on."""
+    best = certificate(0, 0, 0, [config.votes] + [0] * (classes - 1), config, norms)
+    return Reach(best.radius_l2, best.radius_linf)
 
 
 def _curve(found: Sequence[Certificate], norm: str, bound: str, sizes: tuple[float, ...]) -> CertifiedCurve:
@@ -177,11 +185,13 @@ def check_noise(noise: float | None, place: str | None) -> None:
     """Refuse options of noise that is added afterwards and cannot be.
 
     Raises:
-        InputError: the deviation is not above 0 and finite, or the place is not the image.
+        InputError: the deviation is none that float32 can add, or the place is not the image.
     """
     if noise is None and place is not None:
         raise InputError(f"--place {place} is for --noise; without it the run's own noise is certified")
     if place not in (None, "input"):
         raise InputError(f"--place {place}: noise that is added afterwards goes on the image; allowed: input")
-    if noise is not None and not 0 < noise < float("inf"):
-        raise InputError(f"--noise {noise:g}: a deviation above 0 is wanted, in pixels from 0 to 1")
+    if noise is not None and not LEAST_NOISE <= noise <= MOST_NOISE:
+        raise InputError(
+            f"--noise {noise:g}: a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted, in pixels from 0 to 1"
+        )

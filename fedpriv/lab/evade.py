@@ -82,8 +82,8 @@ def refuse_broken(evasion: Evasion) -> None:
     """
     if evasion.broken:
         raise RunFailedError(
-            f"attacks broke {evasion.broken} of the certificates. By chance at most {evasion.wrong_at_most} are wrong "
-            "(95 % confidence); more of them show that the implementation or the theorem is wrong. They are in "
+            f"attacks broke {evasion.broken} of the certificates. By chance at most {evasion.wrong_at_most} may be "
+            "wrong (95 % confidence); more of them show that the implementation or the theorem is wrong. They are in "
             "robustness/attacks.jsonl, with broken = true"
         )
 
@@ -111,7 +111,7 @@ def _chosen_rows(
     public, there = 0 if smoothing is None else smoothing.public_images, len(world.dataset.x_test)
     wanted = config.victims
     if certificates and wanted > len(certificates):
-        progress.warn(f"evade.victims = {wanted}: only the {len(certificates)} certified images are attacked")
+        progress.warn(f"evade.victims = {wanted}: only certified images are attacked, {len(certificates)}")
         wanted = len(certificates)
     if wanted > there - public:
         raise InputError(

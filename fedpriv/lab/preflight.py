@@ -9,6 +9,7 @@ from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
 from fedpriv.config import Experiment
+from fedpriv.lab.knowledge import votes_warnings
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.registry import ATTACKS
 from fedpriv.server.crafting import check_crafting
@@ -26,6 +27,8 @@ def warnings_for(world: World) -> tuple[str, ...]:
             more than one gradient.
     """
     experiment = world.experiment
+    if experiment.pate is not None:
+        return votes_warnings(world)
     check_crafting(world)
     lines = [
         *_ignored_settings(experiment.mechanism),

@@ -16,6 +16,7 @@ from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
+from fedpriv.lab.knowledge import votes_ledger
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
@@ -160,7 +161,7 @@ def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder,
 
 def _headline(world: World) -> str:
     parameters = sum(value.numel() for value in world.initial.parameters.values())
-    mechanism = world.experiment.mechanism.name
+    mechanism = world.experiment.mechanism.name if world.experiment.pate is None else "votes (PATE)"
     return (
         f"{world.experiment.name}: {world.dataset.name}, {len(world.dataset.y_train)} training examples; "
         f"{world.experiment.model.name}, {parameters} parameters; mechanism {mechanism}"
@@ -191,7 +192,7 @@ def _close(
     experiment = world.experiment
     # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
     check_complete(folder, experiment.federation.rounds)
-    ledger = _ledger(world, folder)
+    ledger = _ledger(world, folder) if experiment.pate is None else votes_ledger(world, folder)
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
     last = records[-1] if records else None
@@ -214,7 +215,16 @@ def _close(
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
         verdict=verdict(
-            experiment, status, last, worst, leakage.scores, stops, leakage.unattacked, leakage.refusals, leakage.rates
+            experiment,
+            status,
+            last,
+            worst,
+            leakage.scores,
+            stops,
+            leakage.unattacked,
+            leakage.refusals,
+            leakage.rates,
+            folder.knowledge(),
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -228,7 +238,13 @@ def _close(
     )
     # What was found of the finished model stays when the run is resumed, which changes no model.
     found = (
-        {"membership": folder.membership(), "robustness": folder.robustness(), "evasion": folder.evasion()}
+        {
+            "membership": folder.membership(),
+            "robustness": folder.robustness(),
+            "evasion": folder.evasion(),
+            "knowledge": folder.knowledge(),
+            "probe": folder.probe(),
+        }
         if status == COMPLETED
         else {}
     )

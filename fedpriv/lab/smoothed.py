@@ -14,16 +14,17 @@ from torch import Tensor
 from fedpriv.config import RobustnessConfig
 from fedpriv.errors import InputError
 from fedpriv.lab.finished import final_checkpoint, final_state
+from fedpriv.randomness import torch_stream
 from fedpriv.records import NoiseFacts
 from fedpriv.runs import RunFolder
 from fedpriv.smoothing import (
     FirstLayer,
     LayerNorms,
-    RobustnessNoise,
     SmoothedNetwork,
     Smoothing,
     even_smoothing,
     layer_norms,
+    with_noise,
 )
 from fedpriv.world import State, World, first_layer
 
@@ -119,6 +120,9 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
     state = final_state(folder, world, final_checkpoint(folder, "attack"))
     if state.digest().hex() != noise.model:
         raise InputError(f"{path} is of another model than the checkpoint: certify again with fedpriv certify")
+    robustness = folder.robustness()
+    if robustness is not None and robustness.noise != noise:
+        raise InputError(f"{path} is of other noise than robustness.json: certify again with fedpriv certify")
     state.load_into(world.model)
     first = _on_images(world) if noise.afterwards else first_layer(world.dataset, world.model)
     smoothing = even_smoothing(first, noise.sigma) if noise.afterwards else world.smoothing
@@ -141,7 +145,8 @@ def _made(world: World, first: FirstLayer, smoothing: Smoothing, noise: NoiseFac
 
 def _on_images(world: World) -> FirstLayer:
     """The model inside noise on the image; a noise layer that it has itself stays silent."""
-    return first_layer(world.dataset, RobustnessNoise(world.model, "input"))
+    stream = torch_stream(world.experiment.seed, "robustness-trial")
+    return first_layer(world.dataset, with_noise(world.model, "input", world.dataset.shape, stream))
 
 
 def _without_noise(world: World) -> str:

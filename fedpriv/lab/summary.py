@@ -16,11 +16,13 @@ from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
+from fedpriv.lab.knowledge import knowledge_sentences
 from fedpriv.randomness import numpy_stream
 from fedpriv.records import (
     COMPLETED,
     AttackResult,
     Guarantee,
+    Knowledge,
     LeakageRate,
     RoundRecord,
     Score,
@@ -128,6 +130,7 @@ def verdict(
     unattacked: int = 0,
     refusals: Sequence[str] = (),
     rates: Sequence[LeakageRate] = (),
+    knowledge: Knowledge | None = None,
 ) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
 
@@ -141,12 +144,14 @@ def verdict(
         unattacked: uploads that were heard and that no attack could work on.
         refusals: what was not attacked, and why.
         rates: how often attacks succeeded, between guess and ceiling.
+        knowledge: what answers by vote are worth; ``None`` where there are none.
     """
     finished = status == COMPLETED
     parts = by_conduct(scores)
     adversary = experiment.adversary
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
-    sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
+    sentences = [] if knowledge is None else knowledge_sentences(knowledge)
+    sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += [_between(ties) for ties in _notable(rates, scores)]
     sentences += _about_the_figures(experiment, parts, unattacked)
@@ -189,6 +194,8 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
 
 
 def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
+    if experiment.pate is not None:
+        return []
     if not experiment.adversary.attacks:
         return ["No attack was run, so nothing is said about what the uploads leak."]
     bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
@@ -317,6 +324,8 @@ def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
 
 
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
+    if experiment.pate is not None:
+        return [_votes_proof(experiment, worst)]
     if not experiment.mechanism.protects:
         return ["No mechanism, so no privacy is proven."]
     uses = "use" if worst.participations == 1 else "uses"
@@ -331,6 +340,14 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if worst.epsilon < _WEAK_EPSILON:
         return [sentence + "."]
     return [sentence + ".", "An epsilon this large guarantees almost nothing; rely on the measurement."]
+
+
+def _votes_proof(experiment: Experiment, worst: Guarantee) -> str:
+    against = "whoever sees answers and student" if experiment.pate_settings.noise_at == "server" else "the server, too"
+    conditions = f"({worst.adjacency}; {worst.participations} questions; against {against}; noise: {experiment.noise})"
+    if worst.epsilon is None:
+        return f"No finite epsilon is proven {conditions}."
+    return f"Proven for all answers: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}."
 
 
 def versions() -> dict[str, str]:

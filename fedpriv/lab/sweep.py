@@ -16,20 +16,25 @@ from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.files import writing
 from fedpriv.lab.audit import audit_run
+from fedpriv.lab.audit_answers import audit_answers
+from fedpriv.lab.certify import certify_run
+from fedpriv.lab.evade import evade_run
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.run import resume_run, start_run
+from fedpriv.lab.service import open_service
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
 from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
 from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
-from fedpriv.world import build_world
+from fedpriv.world import World, build_world
 
 __all__ = ["TrialTask", "check_trials", "run_sweep", "run_trial"]
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
+_REPLACED = 6  # training examples, one at a time, where a claim that nothing proves is audited
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def check_trials(sweep: Sweep) -> tuple[str, ...]:
     warnings: dict[str, None] = {}
     for experiment, trials in kinds.items():
         try:
-            warnings |= dict.fromkeys(_check(experiment, audited=sweep.audit is not None))
+            warnings |= dict.fromkeys(_check(experiment, trials, audited=sweep.audit is not None))
         except InputError as error:
             refused.setdefault(str(error), []).extend(
                 f"{trial.number} ({plain_settings(trial.settings)})" for trial in trials
@@ -172,11 +177,31 @@ def _kind(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"seed": 0, "mechanism": noisy, "federation": federation})
 
 
-def _check(experiment: Experiment, *, audited: bool) -> tuple[str, ...]:
+def _check(experiment: Experiment, trials: Sequence[Trial], *, audited: bool) -> tuple[str, ...]:
     world = build_world(experiment)
+    _check_images(trials, world)
     if audited:
         StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
     return (*warnings_for(world), *rehearse(world))
+
+
+def _check_images(trials: Sequence[Trial], world: World) -> None:
+    """Refuse what wants more test images than there are beside the public ones."""
+    there = len(world.dataset.x_test)
+    for trial in trials:
+        smoothing = trial.experiment.smoothing
+        left = there - (0 if smoothing is None else smoothing.public_images)
+        asked = {
+            "certify.examples": 0 if trial.certify is None else trial.certify.examples,
+            # Where there are certificates, only images that have one are attacked.
+            "evade.victims": 0 if trial.evade is None or trial.certify is not None else trial.evade.victims,
+        }
+        for key, wanted in asked.items():
+            if wanted > left:
+                raise InputError(
+                    f"robustness.{key} = {wanted}: allowed is from 1 to {left}; there are {there} test images, "
+                    f"{there - left} of them public"
+                )
 
 
 # ---- one trial ------------------------------------------------------------------------------------------------------
@@ -187,7 +212,7 @@ def run_trial(task: TrialTask) -> TrialRecord:
 
     Raises:
         InputError: the settings do not fit, or the sweep's folder is not on this machine.
-        RunFailedError: run or audit could not be finished.
+        RunFailedError: run, audit, certificates or attacks could not be finished.
     """
     folder, number = SweepFolder.open(task.folder), task.trial.number
     with folder.trial_at_work(number):
@@ -198,6 +223,8 @@ def run_trial(task: TrialTask) -> TrialRecord:
         run = _run(folder.trial(number), task.trial.experiment)
         if task.audit is not None:
             _audit(run, task.audit)
+        _test_robustness(run, task.trial)
+        _serve(run)
         settings = task.trial.settings
         record = read_record(run, _label(number), number, settings, seconds=time.monotonic() - began)
         folder.write_record(record)
@@ -219,6 +246,30 @@ def _run(path: Path, experiment: Experiment) -> RunFolder:
         shutil.rmtree(path, ignore_errors=True)
         start_run(experiment, path, f"fedpriv run {path / 'config.toml'}", Silent())
     return RunFolder.open(path)
+
+
+def _test_robustness(run: RunFolder, trial: Trial) -> None:
+    """Certify and attack the final model as asked; broken certificates are a result, which the record shows."""
+    try:
+        if trial.certify is not None:
+            certify_run(run, trial.certify, None, Silent())
+        if trial.evade is not None:
+            evade_run(run, trial.evade, Silent())
+    except InputError as error:
+        raise InputError(f"robustness: {error}") from None
+
+
+def _serve(run: RunFolder) -> None:
+    """Make the endpoint where there is one, and audit a claim that nothing proves; refuted claims are a result."""
+    if run.experiment().service is None:
+        return
+    try:
+        open_service(run, None, Silent()).close()
+        service = run.service()
+        if service is not None and service.guarantee.nominal_epsilon is not None:
+            audit_answers(run, _REPLACED, Silent())
+    except InputError as error:
+        raise InputError(f"service: {error}") from None
 
 
 def _audit(run: RunFolder, audit: AuditConfig) -> None:

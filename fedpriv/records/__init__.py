@@ -15,24 +15,32 @@ from fedpriv.records.attacks import (
     recovered,
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
+from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
+from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
 from fedpriv.records.robustness import (
+    BOUNDS,
     Certificate,
     CertifiedCurve,
     MeanRadius,
     NoiseFacts,
     NormFacts,
+    Reach,
     Robustness,
     mean_radius,
+    middle,
 )
 from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
+from fedpriv.records.service import AnswersAudit, HeadFacts, Referee, Service, UserFacts
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
 __all__ = [
+    "BOUNDS",
     "COMPLETED",
     "CONFIDENCE",
+    "AnswersAudit",
     "Asked",
     "AttackResult",
     "Attempt",
@@ -40,6 +48,7 @@ __all__ = [
     "Certificate",
     "CertifiedCurve",
     "Curve",
+    "CurvePoint",
     "DataFacts",
     "Deployed",
     "EpsilonBound",
@@ -47,7 +56,10 @@ __all__ = [
     "EvasionCurve",
     "Failure",
     "Guarantee",
+    "HeadFacts",
     "Interval",
+    "Inverted",
+    "Knowledge",
     "LeakageRate",
     "Ledger",
     "LedgerLine",
@@ -60,16 +72,25 @@ __all__ = [
     "NormFacts",
     "Origin",
     "Partition",
+    "Probe",
+    "ProbeFigure",
+    "ProbeResult",
+    "Reach",
     "Recovered",
+    "Referee",
     "Released",
     "Robustness",
     "RoundRecord",
     "Score",
+    "Service",
     "Stop",
     "Summary",
     "ThreatModel",
+    "UserFacts",
+    "VotedAnswer",
     "best_rates",
     "mean_radius",
+    "middle",
     "parse_json",
     "read_file",
     "read_text",

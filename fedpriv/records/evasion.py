@@ -1,9 +1,9 @@
 """What ``fedpriv probe`` found by changing images: a line of robustness/attacks.jsonl an attempt, and evasion.json."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedpriv.records.attacks import Interval
 from fedpriv.records.reading import Model, Record
@@ -103,22 +103,33 @@ class Evasion(Model):
         broken: certificates that attacks broke.
         wrong_at_most: certificates that may be wrong, of all that were made, with 95 % confidence.
         seconds: wall time.
+
+    Raises:
+        ValueError: there is not one figure for each size.
     """
 
-    norm: str
-    sizes: tuple[float, ...]
+    norm: Literal["l2", "linf"]
+    sizes: Annotated[tuple[float, ...], Field(min_length=1)]
     steps: int
     restarts: int
     votes: int
-    victims: int
+    victims: Annotated[int, Field(ge=1)]
     attacked: int
     clean: Interval
     certified: tuple[Interval, ...] | None
     least: tuple[Interval, ...]
-    curves: tuple[EvasionCurve, ...]
+    curves: Annotated[tuple[EvasionCurve, ...], Field(min_length=1)]
     broken: int
     wrong_at_most: int | None
     seconds: float
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        counts = {len(self.least), len(self.least if self.certified is None else self.certified)}
+        counts |= {len(figures) for curve in self.curves for figures in (curve.shares, curve.broken)}
+        if counts != {len(self.sizes)}:
+            raise ValueError("there is not one figure for each size")
+        return self
 
     @property
     def attempts(self) -> int:

@@ -2,15 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedpriv.records.attacks import Interval
 from fedpriv.records.reading import Model, Record
 
-__all__ = ["Certificate", "CertifiedCurve", "MeanRadius", "NoiseFacts", "NormFacts", "Robustness"]
-__all__ += ["mean_radius"]
+__all__ = ["BOUNDS", "Certificate", "CertifiedCurve", "MeanRadius", "NoiseFacts", "NormFacts", "Reach", "Robustness"]
+__all__ += ["mean_radius", "middle"]
+
+BOUNDS: Mapping[str, str] = {
+    "main": "main: exact for Gaussian noise",
+    "renyi": "Renyi",
+    "analytic": "PixelDP, analytic Gaussian",
+    "classic": "PixelDP, classic Gaussian",
+    "extended": "PixelDP, extended Gaussian",
+    "paper": "the paper's: extended, Hoeffding",
+}
+"""The bounds under which a certificate has a margin, and what they are called."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -106,7 +116,7 @@ class NoiseFacts(Record):
     place: str
     redistribution: str
     sigma: float
-    norm: str
+    norm: Literal["l2", "linf"]
     afterwards: bool
     dimension: int
     model: str
@@ -152,6 +162,18 @@ class CertifiedCurve(Record):
 
 
 @dataclass(frozen=True)
+class Reach(Record):
+    """The radii of an image that all votes agree on: no certificate of as many votes has larger ones."""
+
+    l2: float
+    linf: float
+
+    def of(self, norm: str) -> float:
+        """In ``l2`` or ``linf``."""
+        return self.l2 if norm == "l2" else self.linf
+
+
+@dataclass(frozen=True)
 class MeanRadius(Record):
     """The mean radius over all images, 0 for wrong ones, under one bound."""
 
@@ -177,12 +199,16 @@ class Robustness(Model):
         abstained: images whose votes do not show which class is ahead.
         curves: for each norm and bound.
         radii: for each bound.
+        reach: how large a radius can be at all.
         seconds: wall time.
+
+    Raises:
+        ValueError: a curve or a mean radius is missing, or curves have other sizes than shares or than one another.
     """
 
     noise: NoiseFacts
     norms: NormFacts
-    examples: int
+    examples: Annotated[int, Field(ge=1)]
     selection: int
     votes: int
     alpha: float
@@ -193,14 +219,40 @@ class Robustness(Model):
     abstained: int
     curves: tuple[CertifiedCurve, ...]
     radii: tuple[MeanRadius, ...]
+    reach: Reach
     seconds: float
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        sizes = {(curve.norm, curve.bound): curve.sizes for curve in self.curves}
+        for norm in ("l2", "linf"):
+            missing = [bound for bound in BOUNDS if (norm, bound) not in sizes]
+            if missing:
+                raise ValueError(f"curves has none of {missing[0]} in {norm}")
+            if any(sizes[norm, bound] != sizes[norm, "main"] for bound in BOUNDS):
+                raise ValueError(f"curves in {norm} have different sizes")
+        if any(len(curve.sizes) != len(curve.shares) for curve in self.curves):
+            raise ValueError("a curve has not one share for each size")
+        without = set(BOUNDS) - {radius.bound for radius in self.radii}
+        if without:
+            raise ValueError(f"radii has none of {min(without)}")
+        return self
 
     def curve(self, norm: str, bound: str = "main") -> CertifiedCurve:
         """Return one curve."""
         return next(curve for curve in self.curves if (curve.norm, curve.bound) == (norm, bound))
+
+    def beyond(self, norm: str, sizes: Sequence[float]) -> tuple[float, ...]:
+        """Those of the sizes that no certificate of so many votes holds for."""
+        return tuple(size for size in sizes if size >= self.reach.of(norm))
 
 
 def mean_radius(certificates: Sequence[Certificate], bound: str) -> MeanRadius:
     """Return the mean radius of at least one certificate under a bound."""
     l2, linf = (sum(each.radius(norm, bound) for each in certificates) / len(certificates) for norm in ("l2", "linf"))
     return MeanRadius(bound, l2, linf)
+
+
+def middle(sizes: Sequence[float]) -> int:
+    """Return the place of the size that headlines are about: the middle one, of an even number the smaller."""
+    return (len(sizes) - 1) // 2

@@ -7,8 +7,10 @@ from pydantic import Field
 
 from fedpriv.records.attacks import AttackResult, LeakageRate, ThreatModel
 from fedpriv.records.evasion import Evasion
+from fedpriv.records.knowledge import Knowledge
 from fedpriv.records.ledger import Guarantee, Stop
 from fedpriv.records.membership import Membership
+from fedpriv.records.probe import Probe
 from fedpriv.records.reading import Model
 from fedpriv.records.robustness import Robustness
 
@@ -43,7 +45,8 @@ class Summary(Model):
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
     guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
     is there after an audit, and ``robustness`` after certificates were made,
-    and ``evasion`` after a probe.
+    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``knowledge`` is there
+    where clients vote (PATE).
     """
 
     name: str = ""
@@ -72,6 +75,8 @@ class Summary(Model):
     membership: Membership | None = None
     robustness: Robustness | None = None
     evasion: Evasion | None = None
+    knowledge: Knowledge | None = None
+    probe: Probe | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what was read or set, as JSON types."""

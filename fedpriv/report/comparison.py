@@ -15,6 +15,7 @@ from fedpriv.errors import InputError
 from fedpriv.records import CONFIDENCE, Interval
 from fedpriv.runs import RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord, read_record
+from fedpriv.sweep.sizes import Size, certified_at, certified_size, right_at, right_size
 
 __all__ = [
     "Chosen",
@@ -41,10 +42,12 @@ _NOT_SETTINGS = ("name", "seed", "report.", "engine.")
 
 @dataclass(frozen=True)
 class Chosen:
-    """The attacks that the plots show, the same for all trials; empty: there is none."""
+    """The attacks and sizes of perturbations that are shown, the same for all trials; empty: there is none."""
 
     reconstruction: str
     membership: str
+    certified: Size | None = None
+    attacked: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Setting:
         accuracy: after the last round.
         mse: of the chosen reconstruction attack on the uploads as they were sent.
         auc: of the chosen membership attack.
+        certified: share of images whose right class no perturbation of the chosen size changes.
+        attacked: share of images that stay right under all evasion attacks up to the chosen size.
         epsilon: proven, the largest of the trials.
         bound: the empirical lower bound on epsilon, the largest of the trials.
     """
@@ -64,6 +69,8 @@ class Setting:
     accuracy: Interval | None
     mse: Interval | None
     auc: Interval | None
+    certified: Interval | None
+    attacked: Interval | None
     epsilon: float | None
     bound: float | None
 
@@ -161,7 +168,10 @@ def choose_attacks(records: Sequence[TrialRecord], reconstruction: str = "", mem
         for attack in record.memberships:
             areas.setdefault(attack.attack, []).append(attack.auc)
     return Chosen(
-        _strongest(errors, reconstruction, "reconstruction attack"), _strongest(areas, membership, "membership attack")
+        _strongest(errors, reconstruction, "reconstruction attack"),
+        _strongest(areas, membership, "membership attack"),
+        certified_size(records),
+        right_size(records),
     )
 
 
@@ -199,11 +209,15 @@ def _key(record: TrialRecord) -> str:
 def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
     errors = [result for each in records for result in each.reconstruction if result.attack == chosen.reconstruction]
     areas = [attack for each in records for attack in each.memberships if attack.attack == chosen.membership]
+    proven = [found for each in records if (found := certified_at(each, chosen.certified))]
+    left = [left for each in records if (left := right_at(each, chosen.attacked))]
     return Setting(
         records=records,
         accuracy=estimate([(each.accuracy, each.accuracy_low, each.accuracy_high) for each in records], most=1.0),
         mse=estimate([(result.mse, result.mse_low, result.mse_high) for result in errors]),
         auc=estimate([(attack.auc, attack.auc_low, attack.auc_high) for attack in areas], most=1.0),
+        certified=estimate([(each.share, each.low, each.high) for each in proven], most=1.0),
+        attacked=estimate([(each.right, each.low, each.high) for each in left], most=1.0),
         epsilon=max((each.epsilon for each in records if each.epsilon is not None), default=None),
         bound=max((each.epsilon_bound for each in records if each.epsilon_bound is not None), default=None),
     )

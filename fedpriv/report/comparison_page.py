@@ -101,6 +101,7 @@ def render_comparison(
         value_of=_value_text,
         failed=[record for record in records if record.failed],
         refuted=[record for record in records if record.refuted],
+        broken=[record for record in records if record.broken],
         seconds=sum(record.seconds or 0.0 for record in records),
         adjacencies=list(dict.fromkeys(record.adjacency for record in records if record.adjacency)),
         deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),

@@ -15,9 +15,24 @@ from fedpriv.files import write_whole, writing
 from fedpriv.records import LeakageRate, Ledger, LedgerLine
 from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
+from fedpriv.report.answers import endpoint_facts, endpoint_notes, endpoint_refuted
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
 from fedpriv.report.filters import plain, template
+from fedpriv.report.knowledge import class_rows, knowledge_facts, knowledge_notes
+from fedpriv.report.probe import ADVERSARIES, extraction_plot, galleries, probe_title, probe_value
+from fedpriv.report.robustness import (
+    NORMS,
+    bound_rows,
+    evasion_title,
+    robustness_facts,
+    robustness_notes,
+    sandwich,
+    share_ends,
+    size_rows,
+    truth,
+)
+from fedpriv.report.sandwich import sandwich_plot
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
 from fedpriv.runs import RunFolder
@@ -100,10 +115,31 @@ def render_page(view: View) -> str:
         title=view.experiment.report.title or view.experiment.name,
         status=view.summary.status if view.summary else "unfinished",
         tiles=tiles(view),
-        mechanism=view.experiment.mechanism.title,
+        mechanism=view.experiment.mechanism.title if view.experiment.pate is None else "noise on votes",
         plots=_training_plots(view),
         membership=view.membership,
         roc=roc_plot(view.membership.attacks) if view.membership else None,
+        robustness=view.robustness,
+        evasion=view.evasion,
+        truth=truth(view.evasion) if view.evasion else "",
+        norms=NORMS,
+        knowledge=view.knowledge,
+        knowledge_facts=knowledge_facts(view.knowledge, worst_line(view)) if view.knowledge else [],
+        knowledge_notes=knowledge_notes(view.knowledge) if view.knowledge else [],
+        class_rows=class_rows(view.answers),
+        endpoint=view.endpoint,
+        endpoint_facts=endpoint_facts(view.endpoint) if view.endpoint else [],
+        endpoint_notes=endpoint_notes(view.endpoint) if view.endpoint else [],
+        endpoint_refuted=endpoint_refuted(view.endpoint) if view.endpoint else "",
+        sandwich=_sandwich_plot(view),
+        size_rows=size_rows(view.evasion, view.attempts) if view.evasion else [],
+        bound_rows=bound_rows(view.robustness) if view.robustness else [],
+        robustness_facts=robustness_facts(view.robustness) if view.robustness else [],
+        robustness_notes=robustness_notes(view.robustness, view.evasion) if view.robustness else [],
+        probe=view.probe,
+        adversary_words=ADVERSARIES.get(view.probe.adversary, "") if view.probe else "",
+        extraction_plot=extraction_plot(view.probe) if view.probe else None,
+        galleries=galleries(view.probe, view.probe_pictures, view.experiment.report.pictures) if view.probe else [],
         partition_plot=partition_plot(view.partition) if view.partition else None,
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
@@ -132,7 +168,10 @@ def render_page(view: View) -> str:
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
-    return template("report.html", attack_name=_attack_name, picture_uri=_picture_uri, score_rows=_score_rows)
+    return template(
+        "report.html", attack_name=_attack_name, evasion_title=evasion_title, picture_uri=_picture_uri,
+        score_rows=_score_rows, share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
+    )  # fmt: skip
 
 
 def _attack_name(label: str) -> str:
@@ -144,6 +183,11 @@ def _attack_name(label: str) -> str:
 
 def _picture_uri(picture: Picture) -> str:
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+
+
+def _sandwich_plot(view: View) -> Plot | None:
+    shown = sandwich(view)
+    return sandwich_plot(shown) if shown else None
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

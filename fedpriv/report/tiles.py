@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.records import Guarantee, Recovered, Score, best_rates, recovered
+from fedpriv.records import Evasion, Guarantee, Knowledge, Recovered, Robustness, Score, best_rates, middle, recovered
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
+from fedpriv.report.robustness import NORMS, share_ends
 from fedpriv.report.view import View
 
 __all__ = ["Tile", "mechanism_name", "tiles", "worst_line"]
@@ -65,7 +66,7 @@ def worst_line(view: View) -> Guarantee | None:
 
 def tiles(view: View) -> tuple[Tile, ...]:
     """Return the key figures of a run, in reading order."""
-    return (*_leakage(view), *_membership(view), _accuracy(view), *_privacy(view))
+    return (*_leakage(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
 
 
 def _membership(view: View) -> list[Tile]:
@@ -110,10 +111,52 @@ def _accuracy(view: View) -> Tile:
     return Tile("Test accuracy", percent(accuracy), conditions=tuple(conditions), remark=remark)
 
 
+def _robustness(view: View) -> list[Tile]:
+    certified = [] if view.robustness is None else _certified(view.robustness)
+    return [*certified, *([] if view.evasion is None else [_attacked(view.evasion)])]
+
+
+def _certified(robustness: Robustness) -> list[Tile]:
+    norm = robustness.noise.norm
+    curve = robustness.curve(norm)
+    if not curve.sizes:
+        return []
+    at = middle(curve.sizes)
+    conditions = (
+        ("95 %", share_ends(curve.shares[at])),
+        ("right", f"{percent(robustness.voted.value)} by vote"),
+        ("wrong", f"at most {count(robustness.wrong_at_most)} of {count(robustness.examples)} (95\u00a0%)"),
+    )
+    remark = "The noise was added to a model that was trained without it." if robustness.noise.afterwards else ""
+    title = f"Certified at {NORMS[norm]} {figure(curve.sizes[at])}"
+    return [Tile(title, percent(curve.shares[at].value), conditions=conditions, remark=remark)]
+
+
+def _attacked(evasion: Evasion) -> Tile:
+    at = middle(evasion.sizes)
+    proven = "nothing" if evasion.certified is None else percent(evasion.certified[at].value)
+    remark = "Under these attacks; a stronger one may leave less."
+    if evasion.broken:
+        remark = "An attack broke a certificate: see below."
+    return Tile(
+        f"Right under attack at {NORMS[evasion.norm]} {figure(evasion.sizes[at])}",
+        percent(evasion.least[at].value),
+        conditions=(
+            ("95 %", share_ends(evasion.least[at])),
+            ("attacks", ", ".join(curve.attack for curve in evasion.curves)),
+            ("between", f"{proven} proven and {percent(evasion.clean.value)} unattacked"),
+        ),
+        remark=remark,
+        alarm=evasion.broken > 0,
+    )
+
+
 def _privacy(view: View) -> list[Tile]:
     worst = worst_line(view)
-    if not view.experiment.mechanism.protects:
+    if not view.experiment.protects:
         return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
+    if worst is not None and view.experiment.pate is not None:
+        return [_voted(worst, view.experiment.pate.target_epsilon)]
     if worst is None:
         return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
     figures = [_proven(view, worst)]
@@ -144,6 +187,22 @@ def _proven(view: View, worst: Guarantee) -> Tile:
     return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
 
 
+def _voted(worst: Guarantee, budget: float | None) -> Tile:
+    """What is proven of all answers by vote."""
+    conditions = [
+        ("δ", figure(worst.delta)),
+        ("adjacency", worst.adjacency),
+        ("questions", count(worst.participations)),
+        ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
+    ]
+    if budget is not None:
+        conditions.insert(1, ("budget", f"{figure(budget)}, at which asking stops"))
+    title = "Proven ε of all answers"
+    if worst.epsilon is None:
+        return Tile(title, "No finite figure is proven", words=True, conditions=tuple(conditions))
+    return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
+
+
 def _nominal(worst: Guarantee) -> Tile:
     basis = worst.theorem.get("nominal_epsilon", "")
     return Tile(
@@ -156,6 +215,8 @@ def _nominal(worst: Guarantee) -> Tile:
 
 def _leakage(view: View) -> list[Tile]:
     adversary = view.experiment.adversary
+    if view.experiment.pate is not None:
+        return _answers(view.knowledge)
     if not adversary.attacks:
         return [Tile("Images recovered", "not attacked", words=True, remark="This run has no attacks.")]
     parts = by_conduct(view.scores)
@@ -163,6 +224,17 @@ def _leakage(view: View) -> list[Tile]:
     listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
     passive = _eavesdropped(view, heard) if listened or not adversary.crafts else []
     return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]
+
+
+def _answers(knowledge: Knowledge | None) -> list[Tile]:
+    """What was answered, in place of images that nobody can recover from votes."""
+    if knowledge is None:
+        return [Tile("Answers", "not known yet", words=True, remark="No question was put to the vote yet.")]
+    right = "no answers" if knowledge.right is None else percent(knowledge.right)
+    conditions = (("right", right), ("teachers", count(knowledge.voted)))
+    title, of = "Questions answered by vote", f"of {count(knowledge.asked)}"
+    share = knowledge.answered / knowledge.asked if knowledge.asked else None
+    return [Tile(title, count(knowledge.answered), of=of, conditions=conditions, share=share)]
 
 
 def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:

@@ -8,17 +8,34 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.records import Ledger, Membership, Partition, RoundRecord, Score, Summary
+from fedpriv.records import (
+    AnswersAudit,
+    Attempt,
+    Certificate,
+    Evasion,
+    Knowledge,
+    Ledger,
+    Membership,
+    Partition,
+    Probe,
+    Referee,
+    Robustness,
+    RoundRecord,
+    Score,
+    Service,
+    Summary,
+    VotedAnswer,
+)
 from fedpriv.runs import RunFolder, picture_name
 
-__all__ = ["Candidate", "Picture", "Victim", "View", "load_view"]
+__all__ = ["Candidate", "Endpoint", "Picture", "Victim", "View", "load_view"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,23 @@ class Victim:
 
 
 @dataclass(frozen=True)
+class Endpoint:
+    """The model as an endpoint.
+
+    Attributes:
+        service: what it is, and what is proven.
+        referee: its accuracies; ``None`` if the file is gone.
+        used: answers that were charged.
+        audit: what an audit found; ``None`` if there was none.
+    """
+
+    service: Service
+    referee: Referee | None
+    used: int
+    audit: AnswersAudit | None
+
+
+@dataclass(frozen=True)
 class View:
     """The whole run as the report shows it.
 
@@ -67,6 +101,15 @@ class View:
         attacked: how many attacked images there are in all.
         command: what repeats the run; empty if unknown.
         membership: what an audit found; ``None`` if there was none.
+        robustness: what certificates show; ``None`` if none were made.
+        certificates: the certificate of each image; empty likewise.
+        evasion: what attacks on the model's inputs show; ``None`` if there were none.
+        attempts: each of those attacks; empty likewise.
+        knowledge: what answers by vote are worth; ``None`` where clients do not vote, or before they have.
+        answers: each question; empty likewise.
+        endpoint: the model as an endpoint; ``None`` if there is none.
+        probe: what attacks on the model and its answers found; ``None`` if there were none.
+        probe_pictures: their pictures, by the names of the files.
     """
 
     experiment: Experiment
@@ -79,6 +122,15 @@ class View:
     attacked: int
     command: str
     membership: Membership | None = None
+    robustness: Robustness | None = None
+    certificates: tuple[Certificate, ...] = ()
+    evasion: Evasion | None = None
+    attempts: tuple[Attempt, ...] = ()
+    knowledge: Knowledge | None = None
+    answers: tuple[VotedAnswer, ...] = ()
+    endpoint: Endpoint | None = None
+    probe: Probe | None = None
+    probe_pictures: Mapping[str, Picture] = field(default_factory=dict)
 
 
 def load_view(folder: Path) -> View:
@@ -108,7 +160,26 @@ def load_view(folder: Path) -> View:
         attacked=len(victims),
         command=summary.command if summary and summary.command else run.given_command(),
         membership=run.membership(),
+        robustness=run.robustness(),
+        certificates=run.certificates(),
+        evasion=run.evasion(),
+        attempts=run.attempts(),
+        knowledge=run.knowledge(),
+        answers=run.answers(),
+        endpoint=_endpoint(run),
+        probe=run.probe(),
+        probe_pictures=_probe_pictures(folder / "probe"),
     )
+
+
+def _endpoint(run: RunFolder) -> Endpoint | None:
+    service = run.service()
+    return None if service is None else Endpoint(service, run.referee(), run.answered(), run.answers_audit())
+
+
+def _probe_pictures(folder: Path) -> dict[str, Picture]:
+    found = {path.name: _load_picture(path) for path in sorted(folder.glob("*.png"))}
+    return {name: picture for name, picture in found.items() if picture is not None}
 
 
 _ORIGINAL = re.compile(r"(\d+)-(\d+)-original(?:-(\d+))?\.png")

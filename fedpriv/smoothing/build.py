@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedpriv.config import RobustnessConfig
 from fedpriv.errors import InputError, reason_of
 from fedpriv.randomness import numpy_stream
-from fedpriv.smoothing.check import bypass
+from fedpriv.smoothing.check import bypass, mixes
 from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing, noise_layers
 from fedpriv.smoothing.norms import FirstLayer, estimated_norm
 from fedpriv.smoothing.shares import informative_spread, row_spread, uniform_spread, vulnerable_spread
@@ -29,21 +29,22 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
     Conv or Linear layer of one that has none, in place.
 
     Args:
-        network: in float32, on the CPU.
+        network: in float32, on the CPU unless the noise goes on the image.
         place: of the noise.
         shape: (C, H, W) of an image.
         stream: draws the images that it is tried on.
 
     Raises:
-        InputError: the noise would prove nothing, because something of the image goes past it.
+        InputError: the noise would prove nothing, because something of the image goes past it, or because votes would
+            depend on one another.
     """
-    if place == "input":
-        return RobustnessNoise(network, "input")
-    if not noise_layers(network):
+    hidden = place == "hidden"
+    if hidden and not noise_layers(network):
         network = _around_the_first(network)
     modes = {layer: layer.training for layer in network.modules()}
     try:
-        reason = bypass(network.eval(), shape, stream)
+        reason = bypass(network.eval(), shape, stream) if hidden else None
+        mixed = mixes(network, shape, stream)
     except (Exception, SystemExit) as error:
         raise InputError(f"robustness: the network cannot be tried on random images: {reason_of(error)}") from error
     finally:
@@ -51,7 +52,11 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
             layer.training = mode
     if reason is not None:
         raise InputError(f"robustness.place = 'hidden': {reason}; or use place = 'input'")
-    return network
+    if mixed:
+        raise InputError(
+            "robustness: what the network says of an image depends on the others of its batch; its votes prove nothing"
+        )
+    return network if hidden else RobustnessNoise(network, "input")
 
 
 def _around_the_first(network: nn.Module) -> nn.Module:

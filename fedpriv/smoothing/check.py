@@ -7,9 +7,10 @@ images cannot prove it, but networks that break it do so on any.
 import torch
 from torch import Tensor, nn
 
+from fedpriv.randomness import seeded_generators
 from fedpriv.smoothing.noise import RobustnessNoise, noise_layers
 
-__all__ = ["bypass"]
+__all__ = ["bypass", "mixes"]
 
 _IMAGES = 3
 # Of the values' size: float32 has seven digits, and a layer sums up thousands of terms.
@@ -38,6 +39,23 @@ def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Genera
     if _goes_past(network, layer, some, others):
         return "something of the image goes past the noise layer; no certificate would hold"
     return None
+
+
+def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generator) -> bool:
+    """Return whether the answer for an image depends on the others of its batch: then votes are not independent.
+
+    Args:
+        network: in evaluation mode, silent.
+        shape: (C, H, W) of an image.
+        stream: draws the images, on the CPU.
+    """
+    weights = next(network.parameters())
+    some, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)
+    answers = []
+    for batch in (some, torch.cat([some[:1], others[1:]])):
+        with torch.no_grad(), seeded_generators(0, weights.device):
+            answers.append(network(batch)[0])
+    return bool((answers[0] - answers[1]).abs().max() > _ROUNDING * answers[0].abs().max())
 
 
 def _calls(network: nn.Module, layer: RobustnessNoise, images: Tensor) -> int:

@@ -116,8 +116,11 @@ def layer_norms(first: FirstLayer, deviations: Tensor) -> LayerNorms:
         deviations: Sigma^(1/2), shaped as one example's value; positive.
 
     Raises:
-        InputError: the layer does not compute in float64, or ignores the image.
+        InputError: the noise or the layer's weights are none, the layer does not compute in float64, or it ignores the
+            image.
     """
+    if not bool((deviations > 0).all() & deviations.isfinite().all()):
+        raise InputError("the noise is not above 0 and finite: the first layer's weights are too small or not finite")
     if first.layer.place == "input":
         return _on_the_image(first, deviations)
     found = gram(first, deviations)

@@ -20,6 +20,12 @@
     [audit]                              # leave out: no membership inference
     references = 16
 
+    [set.robustness.certify]             # leave out of the trials' settings: no certificates
+    votes = 1000
+
+    [set.robustness.evade]               # leave out likewise: no evasion attacks
+    steps = 20
+
     [resources]
     cpus = 0.5
 
@@ -44,8 +50,9 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 from fedpriv.settings import Count, Integer, NonNegative, Positive
+from fedpriv.sweep.trial import Trial
 
-__all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "Trial", "load_sweep", "plain_settings", "refuse_trials"]
+__all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "load_sweep", "plain_settings", "refuse_trials"]
 
 MOST_TRIALS = 100_000
 
@@ -96,23 +103,6 @@ class _File(_Section):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One run of a sweep.
-
-    Attributes:
-        number: from 1.
-        settings: what it has of the sweep's own: key of the experiment file -> value, in the order of the file.
-        seed: of the experiment.
-        experiment: resolved; the engine is inline.
-    """
-
-    number: int
-    settings: Mapping[str, Any]
-    seed: int
-    experiment: Experiment
-
-
-@dataclass(frozen=True)
 class Sweep:
     """A sweep file, resolved.
 
@@ -139,6 +129,7 @@ class Sweep:
             {
                 "settings": dict(trial.settings),
                 "experiment": _unusual(trial.experiment),
+                **trial.afterwards(),
             }
             for trial in self.trials
         ]

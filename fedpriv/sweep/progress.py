@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedpriv.sweep.file import Trial
 from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.trial import Trial
 
 __all__ = ["SweepProgress"]
 

@@ -11,13 +11,31 @@ from pydantic import BaseModel, Field
 from scipy.stats import binomtest
 
 from fedpriv.config import Experiment
-from fedpriv.records import COMPLETED, CONFIDENCE, AttackResult, Ledger, MembershipAttack, Model, Summary
+from fedpriv.records import (
+    COMPLETED,
+    CONFIDENCE,
+    AnswersAudit,
+    AttackResult,
+    Evasion,
+    Interval,
+    Ledger,
+    MembershipAttack,
+    Model,
+    Referee,
+    Robustness,
+    Service,
+    Summary,
+)
 from fedpriv.registry import MECHANISMS
 from fedpriv.runs import RunFolder
 
-__all__ = ["FAILED", "MembershipFigures", "Reconstruction", "TrialRecord", "failed_record", "read_record"]
+__all__ = ["EVERY", "FAILED"]
+__all__ += ["CertifiedFigures", "EvasionFigures", "MembershipFigures", "Reconstruction", "TrialRecord"]
+__all__ += ["failed_record", "read_record"]
 
 FAILED = "failed"
+EVERY = "every"
+"""What all evasion attacks up to a size are called together."""
 
 
 class Reconstruction(Model):
@@ -44,6 +62,27 @@ class MembershipFigures(Model):
     auc_high: float | None = Field(None, description="high end of the same")
     tpr_at_1_percent: float = Field(description="true positive rate at a false positive rate of 1 % at most")
     tpr_at_01_percent: float = Field(description="the same at 0.1 %")
+
+
+class CertifiedFigures(Model):
+    """How much is proven about perturbations of one size."""
+
+    norm: str = Field(description="l2 or linf")
+    size: float = Field(description="of perturbations, pixels from 0 to 1")
+    share: float = Field(description="share of the certified images whose right class no such perturbation changes")
+    low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
+    high: float | None = Field(None, description="high end of the same")
+
+
+class EvasionFigures(Model):
+    """What one attack of one size left right, of all images that were chosen."""
+
+    attack: str = Field(description="name of the attack; every: all attacks up to the size")
+    norm: str = Field(description="l2 or linf")
+    size: float = Field(description="of perturbations, pixels from 0 to 1")
+    right: float = Field(description="share of the attacked images that is still right")
+    low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
+    high: float | None = Field(None, description="high end of the same")
 
 
 class TrialRecord(Model):
@@ -84,12 +123,39 @@ class TrialRecord(Model):
     epsilon_bound: float | None = Field(None, description="measured: epsilon is at least this, by canaries")
     bound_confidence: float | None = Field(None, description="with this confidence")
     refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")
-    seconds: float | None = Field(None, description="wall time of the trial's last start, audit included")
+
+    voted: float | None = Field(None, description="share of the certified images whose votes choose the right class")
+    voted_low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
+    voted_high: float | None = Field(None, description="high end of the same")
+    certified: tuple[CertifiedFigures, ...] = Field((), description="one for each norm and size; the main certificate")
+    evasions: tuple[EvasionFigures, ...] = Field((), description="one for each evasion attack and size")
+    broken: int | None = Field(None, description="certificates that evasion attacks broke: an error if there are any")
+    answers: str | None = Field(None, description="policy of the model as an endpoint")
+    answers_planned: int | None = Field(None, description="images that it answers in all")
+    answers_exact: float | None = Field(None, description="share of the test images right by the exact scores")
+    answers_right: float | None = Field(None, description="share of the test images right as answered")
+    answers_noise: float | None = Field(None, description="scale of the answers' noise")
+    answers_epsilon: float | None = Field(None, description="proven for all planned answers, at answers_delta")
+    answers_pure: float | None = Field(None, description="proven for all planned answers, at delta = 0")
+    answers_nominal: float | None = Field(None, description="claimed for one answer, and not proven")
+    answers_delta: float | None = Field(None, description="of answers_epsilon")
+    answers_bound: float | None = Field(None, description="measured: epsilon of one answer is at least this")
+    answers_moved: float | None = Field(
+        None, description="measured: how far one example moved the model, over the proven or claimed bound"
+    )
+    answers_shifted: float | None = Field(None, description="measured: the same of a logit")
+    answers_recovered: float | None = Field(None, description="share of exact vectors that two answers gave away")
+    seconds: float | None = Field(None, description="wall time of the trial's last start, all that followed included")
 
     @property
     def failed(self) -> bool:
         """Whether the trial did not come to its end."""
         return self.status == FAILED
+
+    @property
+    def wrong(self) -> bool:
+        """Whether an attack shows that what is claimed to be proven is not true."""
+        return self.refuted or bool(self.broken)
 
     @property
     def reconstruction(self) -> tuple[Reconstruction, ...]:
@@ -148,6 +214,8 @@ def read_record(
         epsilon_bound=audit.epsilon_bound.epsilon if audit else None,
         bound_confidence=audit.epsilon_bound.confidence if audit else None,
         refuted=audit is not None and audit.refutes,
+        **_robust(summary.robustness, summary.evasion),
+        **_answers(folder.service(), folder.referee(), folder.answers_audit()),
         seconds=summary.seconds if seconds is None else seconds,
     )
 
@@ -187,6 +255,52 @@ def _accuracy_interval(summary: Summary) -> tuple[float | None, float | None]:
         return None, None
     interval = binomtest(round(accuracy * examples), examples).proportion_ci(CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def _robust(robustness: Robustness | None, evasion: Evasion | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if robustness is not None:
+        voted = robustness.voted
+        found |= {"voted": voted.value, "voted_low": voted.low, "voted_high": voted.high}
+        found["certified"] = tuple(
+            CertifiedFigures(norm=norm, size=size, share=share.value, low=share.low, high=share.high)
+            for norm in ("l2", "linf")
+            for size, share in zip(robustness.curve(norm).sizes, robustness.curve(norm).shares, strict=True)
+        )
+    if evasion is not None:
+        shares = {EVERY: evasion.least} | {curve.attack: curve.shares for curve in evasion.curves}
+        found["evasions"] = tuple(
+            _evasion(name, evasion.norm, size, share)
+            for name, each in shares.items()
+            for size, share in zip(evasion.sizes, each, strict=True)
+        )
+        found["broken"] = None if evasion.certified is None else evasion.broken
+    return found
+
+
+def _answers(service: Service | None, referee: Referee | None, audit: AnswersAudit | None) -> dict[str, Any]:
+    if service is None:
+        return {}
+    proven = service.guarantee
+    found: dict[str, Any] = {
+        "answers": service.method,
+        "answers_planned": service.answers,
+        "answers_noise": service.scale,
+        "answers_epsilon": proven.epsilon,
+        "answers_pure": proven.pure_epsilon,
+        "answers_nominal": proven.nominal_epsilon,
+        "answers_delta": proven.delta,
+    }
+    if referee is not None:
+        found |= {"answers_exact": referee.accuracy.value, "answers_right": referee.answered.value}
+    if audit is not None:
+        found |= {"answers_moved": audit.moved, "answers_shifted": audit.shifted, "answers_recovered": audit.recovered}
+        found["answers_bound"] = None if audit.bound is None else audit.bound.epsilon
+    return found
+
+
+def _evasion(attack: str, norm: str, size: float, share: Interval) -> EvasionFigures:
+    return EvasionFigures(attack=attack, norm=norm, size=size, right=share.value, low=share.low, high=share.high)
 
 
 def _reconstruction(result: AttackResult) -> Reconstruction:

@@ -1,8 +1,9 @@
 """Records as a flat table, for Parquet and CSV: one row a trial, one column a figure.
 
 Columns: the keys that the sweep set, as ``set.KEY``; the fields of :class:`~fedpriv.sweep.record.TrialRecord`; and for
-each attack ``reconstruction.ATTACK.UPLOAD.FIGURE`` or ``membership.ATTACK.FIGURE``. What each means is in
-:func:`describe_columns`, and in the Parquet file with each column.
+each attack ``reconstruction.ATTACK.UPLOAD.FIGURE``, ``membership.ATTACK.FIGURE`` or
+``evasion.ATTACK.NORM.SIZE.FIGURE``, and ``certified.NORM.SIZE.FIGURE``. What each means is in :func:`describe_columns`,
+and in the Parquet file with each column.
 """
 
 import io
@@ -15,11 +16,21 @@ import pyarrow.csv
 import pyarrow.parquet
 from pydantic import BaseModel
 
-from fedpriv.sweep.record import MembershipFigures, Reconstruction, TrialRecord
+from fedpriv.sweep.record import (
+    CertifiedFigures,
+    EvasionFigures,
+    MembershipFigures,
+    Reconstruction,
+    TrialRecord,
+)
 
 __all__ = ["describe_columns", "to_csv", "to_parquet", "to_table"]
 
-_PARTS = ("settings", "reconstructions", "memberships")
+_PARTS = ("settings", "reconstructions", "memberships", "certified", "evasions")
+# What a column's name says already.
+_IN_NAMES = ("attack", "upload", "norm", "size")
+
+_Part = Reconstruction | MembershipFigures | CertifiedFigures | EvasionFigures
 
 
 def to_table(records: Sequence[TrialRecord]) -> pa.Table:
@@ -44,9 +55,9 @@ def describe_columns(records: Sequence[TrialRecord]) -> dict[str, str]:
     settings = {f"set.{key}": f"{key}, set by the sweep" for record in records for key in record.settings}
     attacks: dict[str, str] = {}
     for record in records:
-        for name, part in _attacks(record):
+        for name, part in _parts(record):
             meanings = _described(type(part))
-            attacks |= {f"{name}.{key}": meanings[key] for key in meanings if key not in ("attack", "upload")}
+            attacks |= {f"{name}.{key}": meanings[key] for key in meanings if key not in _IN_NAMES}
     return head | settings | {name: own[name] for name in own if name not in _PARTS} | attacks
 
 
@@ -68,11 +79,15 @@ def _described(kind: type[BaseModel]) -> dict[str, str]:
     return {name: field.description or "" for name, field in kind.model_fields.items()}
 
 
-def _attacks(record: TrialRecord) -> Iterator[tuple[str, Reconstruction | MembershipFigures]]:
+def _parts(record: TrialRecord) -> Iterator[tuple[str, _Part]]:
     for result in record.reconstructions:
         yield f"reconstruction.{result.attack}.{result.upload}", result
     for attack in record.memberships:
         yield f"membership.{attack.attack}", attack
+    for proven in record.certified:
+        yield f"certified.{proven.norm}.{proven.size:g}", proven
+    for left in record.evasions:
+        yield f"evasion.{left.attack}.{left.norm}.{left.size:g}", left
 
 
 def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
@@ -82,7 +97,7 @@ def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
             yield name, "; ".join(value) or None if name == "refusals" else value
     for key, value in record.settings.items():
         yield f"set.{key}", value
-    for name, part in _attacks(record):
+    for name, part in _parts(record):
         for key in type(part).model_fields:
             yield f"{name}.{key}", getattr(part, key)
 

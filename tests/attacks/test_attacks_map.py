@@ -19,7 +19,7 @@ from fedpriv.attacks.reconstruction.priors import fit_prior
 from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 
 SHORT = MapSettings(iterations=20)
-LONG = MapSettings(iterations=150)
+LONG = MapSettings(iterations=90)
 NOISY = {
     "gaussian": {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0},
     "layer": {"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0, "clipping": "layer"},
@@ -35,11 +35,13 @@ def public() -> torch.Tensor:
     return digits()[0][600:]
 
 
-@pytest.mark.parametrize("mechanism", NOISY.values(), ids=NOISY)
-@pytest.mark.parametrize("make", [lenet, lambda: mlp("relu")])
-def test_same_numbers_together_as_alone_and_twice(make: Any, mechanism: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("make", "mechanism"),
+    [(lenet, "layer"), (lenet, "vmf in pieces"), *((lambda: mlp("relu"), name) for name in NOISY)],
+)
+def test_same_numbers_together_as_alone_and_twice(make: Any, mechanism: str) -> None:
     model = make().double()
-    heard, _, _ = observe_digits(model, 3, mechanism=mechanism)
+    heard, _, _ = observe_digits(model, 3, mechanism=NOISY[mechanism])
     config = MapSettings(iterations=10, restarts=2)
     together = run_attack(AttackJob("map", heard, model, config, 3, public_images=public()))
     again = run_attack(AttackJob("map", heard, model, config, 3, public_images=public()))
@@ -172,7 +174,7 @@ def kinked() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "sigma"), [(smooth, 1e-3), (kinked, 1e-2), (smooth, 0.1), (kinked, 0.1)])
+@pytest.mark.parametrize(("make", "sigma"), [(kinked, 1e-2), (smooth, 0.1)])
 def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) -> None:
     """Paired over 16 victims; three standard errors, so that equal attacks fail once in 700 comparisons."""
     model = make()
@@ -216,7 +218,7 @@ def test_the_sign_is_told_by_all_layers() -> None:
     bias = list(heard[0].upload)[1]
     turned = [replace(one, upload={**one.upload, bias: -one.upload[bias]}) for one in heard]
     closed = run_attack(AttackJob("closed_form", turned, model, ClosedFormSettings(), 0))
-    found = run_attack(AttackJob("map", turned, model, LONG, 0))
+    found = run_attack(AttackJob("map", turned, model, MapSettings(iterations=150), 0))
     mean = digits()[0].mean(dim=0)
 
     def negatives(images: list[torch.Tensor]) -> int:

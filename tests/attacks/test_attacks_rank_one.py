@@ -90,7 +90,7 @@ def test_never_far_from_the_prior_when_noise_covers_all(prior: GaussianPrior) ->
 def test_bias_with_other_noise_than_the_matrix(ratio: float, gain: float, prior: GaussianPrior) -> None:
     """Told how noisy the bias is, the attack does better than if it took both for equal."""
     told, equal = [], []
-    for number in range(20):
+    for number in range(12):
         image = normalise(digits()[0][number]).flatten()
         weight, bias, _ = product(number, 0.1, image, bias_noise=ratio)
         told.append(mse(rank_one(weight, bias, prior, ratio).image, image))

@@ -135,7 +135,6 @@ CONFIGS = {
     [
         ("closed_form", False),
         ("closed_form", True),
-        pytest.param("iga", False, marks=pytest.mark.slow),
         pytest.param("iga", True, marks=pytest.mark.slow),
     ],
 )

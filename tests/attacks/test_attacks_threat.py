@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.threat import LISTENERS, threat_model
+from fedpriv.attacks.threat import LISTENERS, PROBERS, prober, threat_model
 from fedpriv.config import AdversaryConfig
+from fedpriv.errors import InputError
 from fedpriv.registry import ATTACKS
 
 NAMES = tuple(LISTENERS)
@@ -24,7 +25,21 @@ LISTENING = (Access.PARAMETERS, Access.UPLOADS, Access.SUM, Access.ACTIVE)
 def test_the_table_is_that_of_the_settings() -> None:
     assert get_args(AdversaryConfig.model_fields["threat_model"].annotation) == NAMES
     assert set(KNOBS) == {key for key in AdversaryConfig.model_fields if key.startswith("knows_")}
-    assert set(KNOBS.values()) | set(LISTENING) == set(Access)
+    finished = {access for model in PROBERS.values() for access in model.grants}
+    assert set(KNOBS.values()) | set(LISTENING) | finished == set(Access)
+
+
+def test_a_user_has_answers_and_a_participant_the_model_too() -> None:
+    user, participant = (prober(name, AdversaryConfig(knows_public_data=False)) for name in ("user", "participant"))
+    assert "mi-face needs the finished model, which the threat model user withholds" in str(
+        user.refusal("mi-face", (Access.MODEL,))
+    )
+    assert user.refusal("extraction", (Access.ANSWERS,)) is None
+    assert participant.refusal("mi-face", (Access.MODEL, Access.ANSWERS)) is None
+    assert "knows_public_data = false" in str(participant.refusal("one", (Access.PUBLIC_DATA,)))
+    assert not user.grants_uploads
+    with pytest.raises(InputError, match="no adversary 'usr' of a finished model; did you mean user"):
+        prober("usr", AdversaryConfig())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -508,19 +508,19 @@ def test_a_download_is_read_from_the_root(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "lfw"])
-def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(name: str, tmp_path: Path) -> None:
+def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(tmp_path: Path) -> None:
     """torchvision itself, in a fresh process behind an address that nobody answers at."""
     program = (
         "from fedpriv.config import DataConfig\nfrom fedpriv.data.datasets import load_dataset\n"
         "from fedpriv.errors import InputError\n"
-        f"try: load_dataset(DataConfig(name={name!r}, root={str(tmp_path)!r}), 0)\n"
-        "except InputError as error: print('refused', 'download failed' in str(error), '\\n' in str(error))"
+        "for name in ('mnist', 'cifar10', 'lfw'):\n"
+        f"    try: load_dataset(DataConfig(name=name, root={str(tmp_path)!r}), 0)\n"
+        "    except InputError as error: print('refused', 'download failed' in str(error), '\\n' in str(error))"
     )
     nobody = "http://127.0.0.1:9"
     environment = os.environ | {"http_proxy": nobody, "https_proxy": nobody}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("refused True False\n", "")
+    assert (done.stdout, done.stderr) == (3 * "refused True False\n", "")
 
 
 # --- fedpriv data -------------------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(name: st
 
 def test_the_list_of_an_empty_folder_has_digits_only(tmp_path: Path) -> None:
     statuses = list_datasets(str(tmp_path))
-    assert {s.name for s in statuses} == {"digits", *NAMES}
+    assert {s.name for s in statuses} == {"digits", "location30", *NAMES}
     (digits,) = (s for s in statuses if s.available)
     assert (digits.name, digits.where) == ("digits", "embedded in scikit-learn")
     assert digits.examples == len(load("digits").x_train) + len(load("digits").x_test)
@@ -603,7 +603,37 @@ def test_real_data_sets_have_their_size_and_constants(name: str, shared_data: Pa
 
 def test_the_list_of_the_real_folder(shared_data: Path) -> None:
     listed = {s.name: s.examples for s in list_datasets(str(shared_data))}
-    assert listed == {"digits": 1797} | {name: 1484 if name == "lfw" else a + b for name, (_, a, b, _) in REAL.items()}
+    assert listed == {"digits": 1797, "location30": 5010} | {
+        name: 1484 if name == "lfw" else a + b for name, (_, a, b, _) in REAL.items()
+    }
+
+
+def places(count: int = 5010) -> dict[str, np.ndarray]:
+    stream = np.random.default_rng(0)
+    return {"x": stream.integers(2, size=(count, 446), dtype=np.uint8), "y": np.arange(count, dtype=np.uint8) % 30}
+
+
+def test_people_are_rows_of_446_places(tmp_path: Path) -> None:
+    np.savez(tmp_path / "location30.npz", **places())
+    data = load("location30", root=str(tmp_path))
+    assert (data.shape, len(data.x_train), len(data.x_test), data.classes) == ((1, 1, 446), 4000, 1010, 30)
+    assert set(data.x_train.unique().tolist()) == {0, 255}
+    # Every person is in one part.
+    rows = np.concatenate([data.x_train[:, 0, 0].numpy(), data.x_test[:, 0, 0].numpy()]) // 255
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, places()["x"]))
+    assert np.bincount(data.y_test.numpy()).min() > 30
+
+
+def test_other_rows_than_places_are_refused(tmp_path: Path) -> None:
+    assert "is not there" in refusal(load, "location30", root=str(tmp_path))
+    for wrong, said in (
+        ({"x": places()["x"]}, "lacks y"),
+        (places() | {"x": places()["x"] * 2}, "x has the value 2; 0 and 1 are wanted"),
+        (places() | {"x": places()["x"].astype(float)}, "x is float64 of shape"),
+        (places() | {"y": places()["y"][:7]}, "has 7 labels for 5010 images"),
+    ):
+        np.savez(tmp_path / "location30.npz", **wrong)
+        assert said in refusal(load, "location30", root=str(tmp_path))
 
 
 @pytest.mark.slow

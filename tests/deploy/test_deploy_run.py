@@ -19,7 +19,7 @@ from fedpriv.deploy.processes import is_alive, stop
 from fedpriv.deploy.up import keys_of, look, start_process
 from fedpriv.runs import RunFolder
 
-NODES = 3
+NODES = 2
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     here = tmp_path_factory.mktemp("deployment")
-    (here / "small.toml").write_text(SMALL)
+    (here / "small.toml").write_text(SMALL.replace("clients = 3", f"clients = {NODES}"))
     port = free_ports(NODES + 3)
     done = fedpriv("deploy", "up", "--nodes", str(NODES), "--port", str(port), cwd=here)
     assert done.returncode == 0, done.stderr
@@ -91,8 +91,8 @@ def test_who_has_no_right_to_take_part_is_refused(deployment: DeploymentFolder) 
     port = record.port + NODES + 1
     own_key = deployment.keys / "supernode-0"
     rogues = (
-        replace(supernode(0, 3, record.server, HOST, port, keys, strange / "key"), name="strange-key"),
-        replace(supernode(0, 3, record.server, HOST, port + 1, elsewhere, own_key), name="strange-authority"),
+        replace(supernode(0, NODES, record.server, HOST, port, keys, strange / "key"), name="strange-key"),
+        replace(supernode(0, NODES, record.server, HOST, port + 1, elsewhere, own_key), name="strange-authority"),
     )
     refused = [start_process(deployment, command) for command in rogues]
     try:
@@ -109,7 +109,7 @@ def test_a_supernode_killed_in_mid_round_and_restarted_takes_part_again(deployme
     here = deployment.path.parent
     outcome = []
     # The answer of the killed node never comes; about a minute later the SuperLink says so, or the round ends.
-    settings = ("federation.clients=2", "federation.rounds=3", "federation.round_timeout=60")
+    settings = ("federation.rounds=3", "federation.round_timeout=60")
     arguments = ("deploy", "run", "small.toml", *(f"--set={text}" for text in settings), "--out", "killed")
     run = Thread(target=lambda: outcome.append(fedpriv(*arguments, cwd=here)))
     run.start()

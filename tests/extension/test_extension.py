@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import fedpriv as forked
+
 OUTSIDE = Path(__file__).with_name("outside")
 ENTRY_POINTS = """
 [fedpriv.mechanisms]
@@ -17,6 +19,9 @@ doubled = outside.doubled:DoubledSettings
 
 [fedpriv.attacks]
 brightest = outside.brightest:BrightestSettings
+
+[fedpriv.evasions]
+few = outside.few:Few
 
 [fedpriv.datasets]
 stripes = outside.stripes:Stripes
@@ -76,11 +81,9 @@ def fedpriv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_they_are_settings_like_ours(installed: Path) -> None:
-    assert fedpriv(installed, "config", "check", "mine.toml").returncode == 0
-    wrong = fedpriv(installed, "config", "check", "mine.toml", "--set", "mechanism.stepp=3")
+    mistakes = ("--set", "mechanism.stepp=3", "--set", "model.hidden=[3]")
+    wrong = fedpriv(installed, "config", "check", "mine.toml", *mistakes)
     assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean mechanism.step?" in wrong.stderr
-    wrong = fedpriv(installed, "config", "check", "mine.toml", "--set", "model.hidden=[3]")
-    assert wrong.returncode == 2
     assert "unknown key model.hidden: mlp reads it, narrow reads init, units; leave it out" in wrong.stderr
     schema = json.loads(fedpriv(installed, "config", "schema").stdout)
     assert schema["$defs"]["RoundedSettings"]["properties"]["name"]["const"] == "rounded"
@@ -90,6 +93,8 @@ def test_they_are_settings_like_ours(installed: Path) -> None:
     assert "trusted" in federation["aggregation"]["enum"] and federation["believed"]["default"] == 0
     assert "made by the package outside" in fedpriv(installed, "data").stdout
     listed = fedpriv(installed, "attack", "list").stdout
+    assert "Few pixels" in listed
+    assert "few" in schema["$defs"]["EvadeConfig"]["properties"]["attacks"]["items"]["enum"]
     assert "brightest  White images" in listed and "adversary.brightest.light = 1.0" in listed
 
 
@@ -132,9 +137,12 @@ def test_one_that_is_not_what_it_should_be_is_named(kind: str, code: str, words:
 def test_account_knows_them(installed: Path) -> None:
     """The same noise under another name has the same figures."""
     question = ("--scale", "20", "--participations", "10", "--json")
-    answers = [json.loads(fedpriv(installed, "account", name, *question).stdout) for name in ("doubled", "laplace")]
+    theirs, ours = (
+        fedpriv(installed, "account", "doubled", *question),
+        forked("account", "laplace", *question, cwd=installed),
+    )
+    answers = [json.loads(done.stdout) for done in (theirs, ours)]
     assert answers[0]["epsilon"] == answers[1]["epsilon"] > 0
-    assert "doubled" in fedpriv(installed, "account", "--help").stdout
     done = fedpriv(installed, "account", "rounded", "--step", "2")
     assert (done.returncode, done.stderr) == (2, "fedpriv: nothing is proven about rounded\n")
 
@@ -152,5 +160,12 @@ def test_a_run_trains_and_attacks_with_them(installed: Path) -> None:
     # One client is believed: the other one's uploads leave no trace in the model.
     alone = json.loads((installed / "run" / "summary.json").read_text())
     assert alone["model"] == {"name": "narrow", "parameters": 64 * 5 + 5 + 5 * 8 + 8, "tensors": [320, 5, 40, 8]}
+    done = fedpriv(
+        installed, "probe", "run", "--attack", "few", "-a", "ifgsm", "--victims", "20", "--size", "0.3", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    few, all_pixels = (curve["shares"][0]["value"] for curve in json.loads(done.stdout)["curves"])
+    assert all_pixels <= few <= json.loads(done.stdout)["clean"]["value"]
+    assert "Few pixels" in (installed / "run" / "report.html").read_text()
     again = fedpriv(installed, "attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3")
     assert again.returncode == 0, again.stderr

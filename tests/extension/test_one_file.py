@@ -10,6 +10,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic.fields import FieldInfo
 
+from fedpriv.attacks.endpoint.table import EndpointAttack
+from fedpriv.attacks.evasion.methods.mim import Mim
+from fedpriv.attacks.evasion.table import EvasionAttack
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.settings import AttackSettings, MatchingSettings
 from fedpriv.config import AdversaryConfig, FederationConfig
@@ -19,12 +22,36 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.laplace import LaplaceSettings
 from fedpriv.models.machinery.settings import ModelSettings
-from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES, Registry, check_complete
+from fedpriv.registry import (
+    ATTACKS,
+    DATASETS,
+    EVASIONS,
+    MECHANISMS,
+    MODELS,
+    POLICIES,
+    PROBES,
+    RULES,
+    Registry,
+    check_complete,
+)
 from fedpriv.server.rules import CoordinateRule
 from fedpriv.server.rules.mean import Mean
+from fedpriv.service.policies import AnswerPolicy
 from fedpriv.settings import Extensible
 
 ROOT = Path(__file__).parents[2]
+EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULES)
+NOISE_OF_ANSWERS = {
+    "fedpriv/accounting/answers.py",
+    "fedpriv/lab/audit_answers.py",
+    "fedpriv/service/policies/__init__.py",
+    "fedpriv/service/policies/logits.py",
+    "fedpriv/service/policies/model.py",
+    "fedpriv/service/policies/paper.py",
+    "fedpriv/service/policies/votes.py",
+}
+# Words that name an answer policy, and other things in many places; "none" says that there is none of something.
+COMMON = {"none", "model", "label", "logits", "votes", "paper"}
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
 ALLOWED = {
     "digits": {"fedpriv/config/sections.py"},
@@ -34,7 +61,9 @@ ALLOWED = {
     "dlg": {"fedpriv/config/sections.py"},
     "iga": {"fedpriv/config/sections.py", "fedpriv/cli/attack.py", "attacks/own_model/attack.py"},
     "imprint": {"server/crafting.py"},
-    "gaussian": {"attacks/methods/custom.py", "attacks/reconstruction/recipes/parts.py"},
+    "top": {"fedpriv/report/tradeoffs.py"},
+    "gaussian": {"attacks/methods/custom.py", "attacks/reconstruction/recipes/parts.py"} | NOISE_OF_ANSWERS,
+    "laplace": NOISE_OF_ANSWERS,
 }
 
 
@@ -49,16 +78,15 @@ def literals() -> Iterator[tuple[str, str]]:
                     yield node.value, str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("registry", [ATTACKS, DATASETS, MECHANISMS, MODELS, RULES], ids=lambda registry: registry.what)
+@pytest.mark.parametrize("registry", EVERY, ids=lambda registry: registry.what)
 def test_no_other_file_names_it(registry: Registry) -> None:
     own = {name: str(Path(sys.modules[kind.__module__].__file__ or "").resolve()) for name, kind in registry.items()}
     named = {(text, path) for text, path in literals() if text in own and str((ROOT / path).resolve()) != own[text]}
-    # "none" says in many places that there is none of something.
-    assert {(text, path) for text, path in named if text != "none" and path not in ALLOWED.get(text, ())} == set()
+    assert {(text, path) for text, path in named if text not in COMMON and path not in ALLOWED.get(text, ())} == set()
 
 
 def test_each_is_in_the_package_of_its_kind() -> None:
-    for registry in (ATTACKS, DATASETS, MECHANISMS, MODELS, RULES):
+    for registry in EVERY:
         modules = [kind.__module__ for kind in registry.values()]
         assert len(set(modules)) == len(modules) > 3
         assert {module.rpartition(".")[0] for module in modules} == {registry.package}
@@ -72,6 +100,8 @@ def test_each_is_in_the_package_of_its_kind() -> None:
         (DATASETS, DataSource, "read"),
         (MECHANISMS, MechanismSettings, "mechanism"),
         (MODELS, ModelSettings, "network"),
+        (POLICIES, AnswerPolicy, "answer"),
+        (PROBES, EndpointAttack, "run"),
         (RULES, CoordinateRule, "combine"),
     ],
     ids=lambda value: getattr(value, "what", None),
@@ -83,12 +113,13 @@ def test_one_that_is_not_complete_is_not_entered(registry: Registry, base: type,
     assert "unfinished" not in registry
 
 
-@pytest.mark.parametrize("registry", [ATTACKS, DATASETS, MECHANISMS, MODELS, RULES], ids=lambda registry: registry.what)
+@pytest.mark.parametrize("registry", EVERY, ids=lambda registry: registry.what)
 def test_ours_are_what_those_of_others_have_to_be(registry: Registry) -> None:
     base = registry._base()
     assert all(check_complete(kind, base) is kind for name, kind in registry.items() if ":" not in name)
 
 
+BASES = (Mean, ClosedFormSettings, MatchingSettings, Digits, LaplaceSettings, EvasionAttack, Mim)
 NAME = "name: ClassVar[str] ="
 LITERAL = "name: Literal['odd'] = 'odd'"
 
@@ -96,7 +127,7 @@ LITERAL = "name: Literal['odd'] = 'odd'"
 def somebodys(code: str) -> Any:
     """A class that another package has written."""
     names: dict[str, Any] = {"__name__": "strange", "ClassVar": ClassVar, "Literal": Literal}
-    names |= {kind.__name__: kind for kind in (Mean, ClosedFormSettings, MatchingSettings, Digits, LaplaceSettings)}
+    names |= {kind.__name__: kind for kind in BASES}
     exec(code, names)
     return names["Odd"]
 
@@ -113,6 +144,10 @@ def somebodys(code: str) -> Any:
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; title: ClassVar[str] = 3", r"Odd.title = 3 is no str"),
         (ATTACKS, f"class Odd(MatchingSettings): {NAME} 'odd'; title: ClassVar[str] = ''", "Odd lacks reference"),
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; needs: ClassVar[tuple] = ('all',)", "Odd.needs = "),
+        (EVASIONS, f"class Odd(ClosedFormSettings): {NAME} 'odd'", "Odd is no subclass of EvasionAttack"),
+        (EVASIONS, f"class Odd(EvasionAttack): {NAME} 'odd'; title: ClassVar[str] = 'Odd'", "Odd lacks reference"),
+        (EVASIONS, f"class Odd(Mim): {NAME} 'odd'; single: ClassVar[bool] = 'yes'", "Odd.single = 'yes' is no bool"),
+        (EVASIONS, f"class Odd(Mim): {NAME} 'odd,noiseless'", "Odd has the name 'odd,noiseless'"),
         (DATASETS, f"class Odd(Digits): {NAME} 'odd'; where: ClassVar[str] = None", "Odd.where = None is no str"),
         (MECHANISMS, "class Odd(LaplaceSettings): name: Literal['o.d'] = 'o.d'", r"Odd has the name 'o\.d'"),
         (MECHANISMS, f"class Odd(LaplaceSettings): {LITERAL}; draws: int = 3", "a key 'draws', which hides that of Me"),
@@ -123,6 +158,11 @@ def somebodys(code: str) -> Any:
 def test_one_that_is_not_what_it_should_be_is_named(registry: Registry, code: str, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         check_complete(somebodys(code), registry._base())
+
+
+def test_no_evasion_attack_has_the_name_of_another_ones_variant() -> None:
+    with pytest.raises(TypeError, match="Odd has the name 'odd-noiseless'; every attack has its own -noiseless"):
+        somebodys(f"class Odd(Mim): {NAME} 'odd-noiseless'")
 
 
 @pytest.mark.parametrize("section", [FederationConfig, AdversaryConfig])

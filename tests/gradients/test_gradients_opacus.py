@@ -93,9 +93,13 @@ def flat(vector: Vector) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("theirs", "dtype"), [(opacus_hooks, torch.float64), (opacus_ghost, torch.float32)], ids=["hooks", "ghost"]
+    ("theirs", "dtype", "binding"),
+    [
+        *((opacus_hooks, torch.float64, binding) for binding in ("all", "some", "none")),
+        (opacus_ghost, torch.float32, "some"),
+    ],
+    ids=["hooks-all", "hooks-some", "hooks-none", "ghost-some"],
 )
-@pytest.mark.parametrize("binding", ["all", "some", "none"])
 @pytest.mark.parametrize("name", MODELS)
 def test_clipped_sums_are_those_of_opacus(name, binding, theirs, dtype):
     """Relative 1e-5 over the whole gradient and over each tensor; clip_norm below, among and above the norms."""

@@ -1,4 +1,4 @@
-"""No round leaves anything behind: 200 simulated clients, 20 rounds. ``tests/soak.py`` has the longer runs."""
+"""No round leaves anything behind: 200 simulated clients, 12 rounds. ``tests/soak.py`` has the longer runs."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.memory import watched_run
 def test_200_clients_a_round_inline(tmp_path: Path) -> None:
     usage = watched_run(
         experiment(
-            federation={"clients": 200, "rounds": 20},
+            federation={"clients": 200, "rounds": 12},
             training={"batch_size": 2},
             mechanism={"name": "gaussian", "sigma": 1.0},
         ),

@@ -1,14 +1,16 @@
 """``fedpriv certify`` on the folder of a run: what is written, read back and refused."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import norm
 from torch import nn
 
 from fedpriv.config import CertifyConfig
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.certify import certify_run, check_noise
@@ -56,6 +58,10 @@ def test_certificates_are_added_and_the_rest_stays(noisy: RunFolder, tmp_path: P
     assert found.noise.sigma == 0.4 and not found.noise.afterwards and found.noise.place == "hidden"
     assert 1 / found.norms.l2 == pytest.approx(0.4, rel=1e-6)
     assert found.voted.value == sum(each.right for each in certificates) / 25
+    # All 60 votes for one of ten classes: each class is bounded at a tenth of alpha.
+    assert found.reach.l2 == pytest.approx(norm.ppf((FEW.alpha / 10) ** (1 / 60)) / found.norms.l2)
+    assert found.reach.linf == pytest.approx(found.reach.l2 * found.norms.l2 / found.norms.linf)
+    assert found.beyond("l2", (0.1, found.reach.l2, 9.0)) == (found.reach.l2, 9.0)
     for curve in found.curves:
         held = [sum(each.holds(curve.norm, size, curve.bound) for each in certificates) for size in curve.sizes]
         assert [share.value for share in curve.shares] == [count / 25 for count in held]
@@ -110,6 +116,33 @@ def test_an_audit_refuses_a_model_that_is_random(noisy: RunFolder, tmp_path: Pat
     with pytest.raises(InputError, match="of the network is random while training, and such models") as error:
         audit_run(copied(noisy, tmp_path / "run"), 6, 20, Silent())
     assert "\n" not in str(error.value)
+
+
+def test_a_full_disk_leaves_nothing_that_disagrees(
+    noisy: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(noisy, tmp_path / "run")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("write_bytes", "write_certificates", "write_json"):
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder, name, full)
+            with pytest.raises(RunFailedError, match=r"No space left.*go on with: fedpriv certify"):
+                certify_run(folder, FEW.model_copy(update={"examples": 9}), 0.2, Silent())
+        assert folder.robustness() is None and folder.certificates() == ()
+        again = certify_run(folder, FEW, None, Silent())
+        assert len(folder.certificates()) == again.examples == 25
+
+
+def test_noise_of_other_certificates_is_refused(noisy: RunFolder, tmp_path: Path) -> None:
+    folder, other = copied(noisy, tmp_path / "run"), copied(noisy, tmp_path / "other")
+    certify_run(other, FEW, 0.2, Silent())
+    name = "robustness/noise.safetensors"
+    (folder.path / name).write_bytes((other.path / name).read_bytes())
+    with pytest.raises(InputError, match=r"is of other noise than robustness\.json"):
+        read_smoothed(folder, build_world(folder.experiment()))
 
 
 def test_public_images_are_not_certified(tmp_path: Path) -> None:

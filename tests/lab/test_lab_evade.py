@@ -122,6 +122,19 @@ def test_noise_without_certificates_and_attacks_without_noise(certified: RunFold
     assert [(curve.attack, curve.draws) for curve in found.curves] == [("mim-noiseless", 0)]
 
 
+def test_attacks_through_the_noise_find_more_images(certified: RunFolder, tmp_path: Path) -> None:
+    """Than those that look at the network without it: at no size fewer, and more over all sizes."""
+    folder = copied(certified, tmp_path / "run")
+    attacks = ("ifgsm", "ifgsm-noiseless", "pgd", "pgd-noiseless")
+    changes = {"attacks": attacks, "norm": "linf", "sizes": (0.1, 0.2), "draws": 16, "restarts": 1}
+    found = evade_run(folder, QUICK.model_copy(update=changes), Silent())
+    right = {curve.attack: [share.value for share in curve.shares] for curve in found.curves}
+    for name in ("ifgsm", "pgd"):
+        assert [curve.draws for curve in found.curves if curve.attack.startswith(name)] == [16, 0]
+        assert sum(right[name]) < sum(right[f"{name}-noiseless"])
+        assert all(own <= other for own, other in zip(right[name], right[f"{name}-noiseless"], strict=True))
+
+
 def test_a_broken_certificate_is_written_and_then_an_error(certified: RunFolder, tmp_path: Path) -> None:
     """Radii ten times too large: an attack must find that, and everything is kept."""
     folder = copied(certified, tmp_path / "run")
@@ -149,7 +162,7 @@ def test_only_certified_images_are_attacked(certified: RunFolder, tmp_path: Path
     heard = Heard()
     config = QUICK.model_copy(update={"victims": 200, "attacks": ("fgsm",), "sizes": (0.1,)})
     assert evade_run(folder, config, heard).victims == 60
-    assert heard.warnings == ["evade.victims = 200: only the 60 certified images are attacked"]
+    assert heard.warnings == ["evade.victims = 200: only certified images are attacked, 60"]
     assert evade_run(folder, config.model_copy(update={"victims": 20}), Silent()).victims == 20
     assert {each.image for each in folder.attempts()} <= {each.image for each in folder.certificates()}
 

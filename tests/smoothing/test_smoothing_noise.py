@@ -18,6 +18,7 @@ from fedpriv.randomness import torch_stream
 from fedpriv.smoothing import RobustnessNoise, Smoothing, build_smoothing, drawing, noise_layers, with_noise
 from fedpriv.smoothing.build import certified_rows, public_rows
 from fedpriv.smoothing.check import bypass
+from fedpriv.smoothing.noise import Place
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
 from fedpriv.world import build_world
@@ -280,7 +281,7 @@ def test_sound_networks_pass(how: str) -> None:
     assert bypass(model.eval(), SHAPE, torch_stream(1, "trial")) is None
 
 
-@pytest.mark.parametrize("name", ["lenet", "mlp", "convnet", "resnet"])
+@pytest.mark.parametrize("name", ["lenet", "mlp", "convnet", "resnet", "strided"])
 @pytest.mark.parametrize("place", ["hidden", "input"])
 def test_all_our_networks_take_noise(name: str, place: str) -> None:
     settings = {"model": {"name": name}, "robustness": {"noise": 0.5, "place": place}, "engine": {"device": "cpu"}}
@@ -303,6 +304,37 @@ def test_own_networks_without_a_noise_layer_get_one_where_it_is_sound() -> None:
         with_noise(nn.Flatten(), "hidden", SHAPE, torch_stream(1, "trial"))
     alone = with_noise(nn.Linear(4, 3), "hidden", (1, 1, 4), torch_stream(1, "trial"))
     assert isinstance(alone, RobustnessNoise)
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of the batch, of what it is given or behind its first layer."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.first, self.last = where, nn.Linear(16, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        hidden = self.first(x - x.mean(dim=0) if self.where == "before" else x)
+        logits: torch.Tensor = self.last(torch.relu(hidden - hidden.mean(dim=0) if self.where == "behind" else hidden))
+        return logits
+
+
+@pytest.mark.parametrize("place", ["hidden", "input"])
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_networks_whose_votes_depend_on_one_another_are_refused(where: str, place: Place) -> None:
+    with pytest.raises(InputError, match="depends on the others of its batch"):
+        with_noise(Centred(where), place, SHAPE, torch_stream(1, "trial"))
+    with_noise(Centred("nowhere"), place, SHAPE, torch_stream(1, "trial"))
+
+
+def test_a_network_may_draw_random_numbers_of_its_own_behind_the_image() -> None:
+    class Always(nn.Dropout):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.dropout(x, self.p)
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), Always(0.5))
+    with_noise(network, "input", SHAPE, torch_stream(1, "trial"))
 
 
 class Picky(nn.Module):

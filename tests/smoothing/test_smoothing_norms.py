@@ -11,6 +11,7 @@ from scipy import optimize
 from torch import Tensor, nn
 
 from fedpriv.config import Experiment
+from fedpriv.errors import InputError
 from fedpriv.randomness import torch_stream
 from fedpriv.smoothing import RobustnessNoise, layer_norms
 from fedpriv.smoothing.norms import FirstLayer, dual_bound, estimated_norm, gram, sign_ascent
@@ -177,3 +178,12 @@ def test_what_cannot_be_bounded_is_refused() -> None:
     zero[1].layer.weight.data.zero_()
     with pytest.raises(ValueError, match="the network does not see the image"):
         layer_norms(first_layer(zero, (1, 2, 2)), torch.ones(4))
+
+
+@pytest.mark.parametrize("deviation", [0.0, math.inf, math.nan])
+def test_noise_that_float32_cannot_hold_proves_nothing(deviation: float) -> None:
+    first = around(*LAYERS["3x3"])
+    deviations = uniform_spread(first)
+    deviations[0, 0, 0] = deviation
+    with pytest.raises(InputError, match="the noise is not above 0 and finite"):
+        layer_norms(first, deviations)

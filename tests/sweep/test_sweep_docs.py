@@ -1,23 +1,30 @@
-"""docs/sweeps.md and configs/paper do what they say."""
+"""docs/sweeps.md, docs/sweep-columns.md and configs/paper do what they say."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from fedpriv.sweep import Reconstruction, TrialRecord, load_sweep
+from fedpriv.sweep import CertifiedFigures, EvasionFigures, Reconstruction, TrialRecord, load_sweep
 from fedpriv.sweep.record import MembershipFigures
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
-TABLES = sorted((ROOT / "configs" / "paper").glob("*.toml"))
+COLUMNS = (ROOT / "docs" / "sweep-columns.md").read_text(encoding="utf-8")
+# Those of "Applying Directional Noise to Deep Learning", and those of "Heterogeneous Gaussian Mechanism".
+PAPERS = ROOT / "configs" / "paper"
+TABLES = sorted(set(PAPERS.glob("*.toml")) - set(PAPERS.glob("secure-sgd-*")) - set(PAPERS.glob("convexified-*")))
+CONVEXIFIED = sorted(PAPERS.glob("convexified-*.toml"))
+SECURE = sorted((ROOT / "configs" / "paper").glob("secure-sgd-*.toml"))
+NO_COLUMNS = ("settings", "reconstructions", "memberships", "certified", "evasions", "attack", "upload", "norm", "size")
 
 
 def test_every_column_is_on_the_page_with_its_meaning() -> None:
-    for kind in (TrialRecord, Reconstruction, MembershipFigures):
+    for kind in (TrialRecord, Reconstruction, MembershipFigures, CertifiedFigures, EvasionFigures):
         for name, field in kind.model_fields.items():
-            if name not in ("settings", "reconstructions", "memberships", "attack", "upload"):
-                assert f"| `{name}` | {field.description} |" in PAGE
+            if name not in NO_COLUMNS:
+                assert f"| `{name}` | {field.description} |" in COLUMNS
 
 
 def test_the_example_is_a_sweep(tmp_path: Path) -> None:
@@ -28,6 +35,13 @@ def test_the_example_is_a_sweep(tmp_path: Path) -> None:
     path.write_text(example, encoding="utf-8")
     assert len(load_sweep(path).trials) == 3 * 2 * 3
     assert len(load_sweep(path, "full").trials) == 5 * 2 * 3
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("path", CONVEXIFIED, ids=lambda path: path.stem)
+def test_the_convexified_sweeps_have_published_and_proven_answers(path: Path, scale: str) -> None:
+    services = [trial.experiment.service for trial in load_sweep(path, scale).trials]
+    assert {service.method for service in services if service is not None} >= {"paper", "model", "label"}
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])
@@ -68,3 +82,31 @@ def test_the_tables_have_the_settings_of_the_papers_table_1() -> None:
                 key = (trial.experiment.model.name, trial.experiment.data.name)
                 found[key] = (training.batch_size, training.learning_rate, training.local_epochs)
             assert found == {key: value for key, value in settings.items() if scale == "full" or "cifar100" not in key}
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("path", SECURE, ids=lambda path: path.stem)
+def test_every_row_of_secure_sgd_is_there_at_both_scales(path: Path, scale: str) -> None:
+    """All rows but AdLM, with two epsilons and two sigmas where they have them; sizes from 0.05 to 0.6."""
+    found = load_sweep(path, scale)
+    assert found.name == f"{path.stem}-{scale}"
+    rows, places = [], []
+    for trial in found.trials:
+        experiment = trial.experiment
+        robustness, smoothing = experiment.robustness, experiment.smoothing
+        assert robustness is not None and trial.evade is not None
+        assert (trial.certify is None) == (smoothing is None)
+        sizes = trial.evade.attacked_sizes
+        assert (trial.evade.norm, sizes[0], sizes[-1], len(trial.evade.attacks)) == ("linf", 0.05, 0.6, 4)
+        assert set(sizes) <= set(robustness.certify.radii_linf)
+        rows.append((experiment.mechanism.name, "" if smoothing is None else smoothing.redistribution, trial.seed))
+        places.append(robustness.place)
+    seeds = {"small": 1, "full": 3}[scale]
+    counts = {("none", ""): 1, ("gaussian", ""): 2}
+    counts |= {("none", shares): 2 for shares in ("uniform", "vulnerable")}
+    counts |= {("gaussian", shares): 4 for shares in ("uniform", "vulnerable")}
+    hidden = path.stem.endswith("mnist")
+    counts["none", "uniform"] += 2 * hidden  # on the image, for comparison
+    assert Counter(places) == ({"hidden": 15 * seeds, "input": 2 * seeds} if hidden else {"input": 15 * seeds})
+    assert Counter(row[:2] for row in rows) == {row: seeds * count for row, count in counts.items()}
+    assert len({row[2] for row in rows}) == seeds

@@ -1,5 +1,6 @@
-"""The commands ``fedpriv account MECHANISM`` and ``fedpriv account compare``: the ledger without a run."""
+"""The commands ``fedpriv account MECHANISM``, ``compare`` and ``votes``: the ledger without a run."""
 
 from fedpriv.cli.account.commands import account_app
+from fedpriv.cli.account.votes import votes
 
-__all__ = ["account_app"]
+__all__ = ["account_app", "votes"]

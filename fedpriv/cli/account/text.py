@@ -8,10 +8,11 @@ from rich.text import Text
 
 from fedpriv.accounting import Comparison
 from fedpriv.cli.account.answer import Answer
+from fedpriv.cli.account.poll import PollAnswer
 from fedpriv.cli.terminal import out
 from fedpriv.registry import MECHANISMS
 
-__all__ = ["account_json", "comparison_json", "print_account", "print_comparison"]
+__all__ = ["account_json", "comparison_json", "print_account", "print_comparison", "print_poll"]
 
 _ADJACENCY = "replace-one"
 _ASSUMPTIONS = (
@@ -149,6 +150,37 @@ def _assumptions(comparison: Comparison) -> list[str]:
 
 def _sampling(comparison: Comparison) -> str:
     return "full" if comparison.rate is None else f"fixed, Poisson where a label says so, rate {comparison.rate:.6g}"
+
+
+# ---- votes ----------------------------------------------------------------------------------------------------------
+
+
+def print_poll(answer: PollAnswer) -> None:
+    """Print the figures first, then what they rest on."""
+    poll = answer.poll
+    figures = _columns("left", "right", "left")
+    for name, value, meaning in (
+        ("sigma", poll.sigma, "deviation of the noise on each count, in votes"),
+        ("threshold sigma", poll.threshold_sigma, "deviation of the noise on the largest count, in votes"),
+        ("scale", poll.scale, "of the noise on each count, in votes"),
+    ):
+        if value is not None:
+            figures.add_row(name, _bold(value), meaning)
+    figures.add_row("questions", f"{poll.asked:,}", f"{poll.answers:,} of them answered")
+    figures.add_row("epsilon", _bold(answer.epsilon), f"proven, whatever is answered, at delta = {poll.delta:g}")
+    if poll.answers != poll.asked:
+        figures.add_row("", _bold(answer.epsilon_answered), "of the answers given, where a budget was fixed beforehand")
+    measure = "pure epsilon" if answer.is_pure else "mu"
+    figures.add_row(measure, _number(answer.spent), "of the answers given")
+    out.print(figures)
+    out.print()
+    setting = _columns("left", "left")
+    setting.add_row("aggregator", answer.aggregator)
+    setting.add_row("adjacency", answer.adjacency)
+    setting.add_row("votes of one voter", f"{poll.votes:,}")
+    out.print(setting)
+    _print_list("What they rest on", [answer.theorem])
+    _print_list("Notes", answer.notes)
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

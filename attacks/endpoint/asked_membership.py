@@ -1,0 +1,292 @@
+"""Membership by questions: the game of :mod:`fedpriv.attacks.membership.audit`, with answers in place of the model.
+
+The adversary knows all examples but the candidates, repeats the run's training on data of its own, and passes what its
+reference models say through the endpoint's policy, which it knows. Noise of a policy is left out there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.accounting.advantage import membership_advantage, membership_auc
+from fedpriv.attacks.endpoint.equations import rounding_unit
+from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, probabilities
+from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.audit import Candidates, build_pool, draw_candidates, draw_references
+from fedpriv.attacks.membership.references import Pool, train_references
+from fedpriv.attacks.membership.scores import auc_interval, bootstrap_intervals, curve
+from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
+from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.errors import InputError
+from fedpriv.gradients import Vector
+from fedpriv.randomness import numpy_stream
+from fedpriv.records import Guarantee, Interval, ProbeFigure
+from fedpriv.service.policies import AnswerPolicy, Draws, softmax
+from fedpriv.service.questions import Answers, Questions
+
+__all__ = [
+    "ExactQuestions",
+    "Game",
+    "Told",
+    "answer_signals",
+    "ask_rows",
+    "attack_scores",
+    "draw_game",
+    "membership_figures",
+    "need_network",
+    "pairs_within",
+    "reference_answers",
+    "reference_signals",
+    "signals_by_answers",
+    "trained_references",
+]
+
+Array = NDArray[np.float64]
+_SMALLEST = 1e-30
+_OF_ROUNDS = "lira-rounds"
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """Members and others, and who asks.
+
+    Attributes:
+        candidates: pairs, as in an audit.
+        pool: training data, then test data, as the network is fed.
+        images: the same as they lie in the data set, uint8, (N, C, H, W).
+    """
+
+    candidates: Candidates
+    pool: Pool
+    images: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What answers say about rows of the pool.
+
+    Attributes:
+        logits: (n,), of the right label's probability.
+        others: (n, K), logarithms of the wrong labels' probabilities, the largest first.
+    """
+
+    logits: Array
+    others: Array
+
+
+def draw_game(rehearsal: Rehearsal, pairs: int, seed: int) -> Game:
+    """Draw members and as many others.
+
+    Args:
+        rehearsal: the run's training.
+        pairs: at most.
+        seed: of the draw.
+
+    Raises:
+        InputError: there are too few examples.
+    """
+    world = rehearsal.world
+    candidates = draw_candidates(world, pairs, seed)
+    return Game(candidates, build_pool(world), torch.cat([world.dataset.x_train, world.dataset.x_test]))
+
+
+def ask_rows(endpoint: Questions, game: Game, rows: NDArray[np.int64]) -> Told:
+    """Ask about rows of the pool, one question each."""
+    chosen = torch.from_numpy(rows)
+    return answer_signals(endpoint.ask(game.images[chosen]), game.pool.labels.cpu()[chosen].numpy(), endpoint.classes)
+
+
+def answer_signals(answers: Answers, labels: NDArray[np.int64], classes: int) -> Told:
+    """Return the signals of answers; a probability of 0 is taken for half a unit of rounding, or for next to nothing.
+
+    Args:
+        answers: n of them.
+        labels: (n,), the right ones.
+        classes: how many there are.
+    """
+    shares = probabilities(answers, classes)
+    unit = 0.0 if answers.probabilities is None else rounding_unit(np.nan_to_num(answers.probabilities))
+    least = max(unit / 2, _SMALLEST)
+    own = shares[np.arange(len(labels)), labels]
+    wrong = shares.copy()
+    wrong[np.arange(len(labels)), labels] = 0.0
+    logits = np.log(own.clip(least)) - np.log(wrong.sum(axis=1).clip(least))
+    ordered = -np.sort(-np.delete(shares.ravel(), np.arange(len(labels)) * classes + labels).reshape(len(labels), -1))
+    return Told(logits, np.log(ordered[:, :MOST_OTHERS].clip(least)))
+
+
+def reference_answers(policy: AnswerPolicy | None, outputs: Array) -> Answers:
+    """Return what an endpoint would say of logits (n, classes), but for noise; no policy: exact probabilities."""
+    if policy is None or policy.draws:
+        return Answers(outputs.argmax(axis=1), softmax(outputs))
+    return policy.answer(outputs, Draws())
+
+
+def reference_signals(
+    rehearsal: Rehearsal, policy: AnswerPolicy | None, stack: Vector, pool: Pool, rows: NDArray[np.int64]
+) -> list[Told]:
+    """Return what each of several models would say about rows of a pool.
+
+    Args:
+        rehearsal: knows the network.
+        policy: that their answers pass through; ``None``: they are exact.
+        stack: of R models, name -> (R, *shape).
+        pool: examples.
+        rows: of the pool.
+    """
+    network = StackedNetwork(rehearsal.world.model, rehearsal.world.experiment.engine.gradient_bytes)
+    chosen = torch.from_numpy(rows).to(pool.images.device)
+    outputs = network.outputs(stack, pool.images[chosen]).double().cpu().numpy()
+    labels = pool.labels[chosen].cpu().numpy()
+    return [answer_signals(reference_answers(policy, one), labels, outputs.shape[-1]) for one in outputs]
+
+
+def trained_references(rehearsal: Rehearsal, game: Game, count: int, seed: int) -> tuple[Vector, NDArray[np.bool_]]:
+    """Train reference models on the run's data, as an audit does.
+
+    Args:
+        rehearsal: the run's training.
+        game: for each pair a coin decides which of the two a model is trained with.
+        count: R, even, at least 2.
+        seed: of coins, batches and noise.
+
+    Returns:
+        The models, name -> (R, *shape), and (R, 2 C), which was trained with which candidate.
+    """
+    drawn, inside = draw_references(rehearsal.world, game.candidates, count, seed)
+    last = max(rehearsal.schedule)
+    return train_references(rehearsal.world, game.pool, drawn, rehearsal.schedule, [last])[last], inside
+
+
+def signals_by_answers(
+    rehearsal: Rehearsal,
+    game: Game,
+    endpoint: Questions,
+    policy: AnswerPolicy | None,
+    references: tuple[Vector, NDArray[np.bool_]],
+    people: NDArray[np.int64],
+) -> Signals:
+    """Ask about each candidate and each population example once, and return what attacks on membership work on.
+
+    Args:
+        rehearsal: the run's training.
+        game: who is to be told apart.
+        endpoint: answers.
+        policy: that the references' answers pass through; ``None``: they are exact.
+        references: of :func:`trained_references`.
+        people: rows of the pool that are nobody's training data.
+    """
+    (stack, inside), rows = references, game.candidates.rows
+    target, crowd = ask_rows(endpoint, game, rows), ask_rows(endpoint, game, people)
+    mine = reference_signals(rehearsal, policy, stack, game.pool, rows)
+    theirs = reference_signals(rehearsal, policy, stack, game.pool, people)
+    return Signals(
+        target=target.logits[None],
+        references=np.stack([told.logits for told in mine])[:, None],
+        inside=inside,
+        population=crowd.logits[None],
+        reference_population=np.stack([told.logits for told in theirs])[:, None],
+        rounds=np.array([max(rehearsal.schedule)], dtype=np.int64),
+        others=target.others,
+        reference_others=np.stack([told.others for told in mine]),
+    )
+
+
+def attack_scores(signals: Signals) -> dict[str, Array]:
+    """Return the scores of every attack of an audit that works on one model."""
+    return {name: attack(signals) for name, attack in ATTACKS.items() if name != _OF_ROUNDS}
+
+
+class ExactQuestions:
+    """The model itself, for a referee; see :class:`fedpriv.service.questions.Questions`.
+
+    Attributes:
+        classes: how many there are.
+        asked: images answered so far.
+    """
+
+    def __init__(self, referee: Referee) -> None:
+        """Take the referee's model."""
+        self.classes, self.asked = referee.classes, 0
+        self._referee = referee
+
+    def ask(self, images: Tensor) -> Answers:
+        """Answer exactly."""
+        self.asked += len(images)
+        scores = self._referee.scores(images.double() / (1 if images.is_floating_point() else 255)).double().numpy()
+        return Answers(scores.argmax(axis=1), softmax(scores))
+
+
+def membership_figures(
+    scores: Mapping[str, Array],
+    truth: NDArray[np.bool_],
+    proven: Guarantee | None,
+    seed: int,
+    raw: Mapping[str, Array] | None = None,
+) -> tuple[ProbeFigure, ...]:
+    """Return the area under the curve of each attack, and the largest advantage of the one with the largest area.
+
+    Args:
+        scores: name -> (N,), higher for members.
+        truth: (N,), who is one.
+        proven: about the model or its answers, under replace-one; ``None``: nothing.
+        seed: of the bootstrap.
+        raw: scores of the same attacks on exact probabilities, shown beside; ``None``: the answers are exact.
+    """
+    auc, theorem = _ceiling(proven, membership_auc)
+    figures = {
+        name: ProbeFigure(
+            f"AUC of {name}",
+            Interval(curve(values, truth).auc, *auc_interval(values, truth)),
+            0.5,
+            reference=None if raw is None else curve(raw[name], truth).auc,
+            ceiling=auc,
+            theorem=theorem,
+            unit="number",
+        )
+        for name, values in scores.items()
+    }
+    order = sorted(figures, key=lambda name: -figures[name].measured.value)
+    best = scores[order[0]]
+    advantage, theorem = _ceiling(proven, membership_advantage)
+    rng = numpy_stream(seed, "probe-membership")
+    ends = bootstrap_intervals(best, truth, {"advantage": lambda points: points.advantage}, rng)["advantage"]
+    # Its threshold is chosen on the same scores, so that an interval around it does not refute a theorem.
+    last = ProbeFigure(
+        f"advantage of {order[0]}",
+        Interval(curve(best, truth).advantage, 0.0, ends[1]),
+        0.0,
+        ceiling=advantage,
+        theorem=f"{theorem}; the threshold is chosen on the scores that are counted, so that guesses are above 0, too",
+    )
+    return (*(figures[name] for name in order), last)
+
+
+def _ceiling(proven: Guarantee | None, bound: Callable[[float, float], float]) -> tuple[float | None, str]:
+    if proven is None or proven.epsilon is None:
+        return None, "no epsilon under replace-one is proven"
+    theorem = f"epsilon {proven.epsilon:.4g} at delta {proven.delta:g}, {proven.adjacency}"
+    return bound(proven.epsilon, proven.delta), theorem
+
+
+def need_network(policy: AnswerPolicy, name: str) -> str | None:
+    """Say why references of the run's network are none of what answers, or return ``None``."""
+    if policy.source == "network":
+        return None
+    return f"{name} trains references of the run's network, and this policy answers from its {policy.source}"
+
+
+def pairs_within(budget: int, pairs: int, each: int = 1) -> int:
+    """Return how many pairs are asked about where each candidate takes ``each`` questions.
+
+    Raises:
+        InputError: not even two.
+    """
+    count = min(pairs, budget // (2 * each))
+    if count < 2:
+        raise InputError(f"{budget} questions are too few: two pairs of candidates take {4 * each}")
+    return count

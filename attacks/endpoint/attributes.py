@@ -1,0 +1,85 @@
+"""Attribute inference: a hidden value of a record from the rest of it, its label, and what a model answers.
+
+Fredrikson et al. (2014, 2015) and Yeom, Giacomelli, Fredrikson and Jha (2018): of all values the one with the largest
+prior(v) p(label | record with v). What works as well on records that nobody trained with is a fact about people, which
+the model may have learnt rightly; what it tells of members beyond that is a leak.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.attacks.endpoint.scene import Public, probabilities
+from fedpriv.service.questions import Questions
+
+__all__ = ["Attribute", "attributes", "guessed_values", "truth_of"]
+
+_SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A feature that is hidden, with two values.
+
+    Attributes:
+        pixel: its place in a flat image.
+        threshold: above it the value is the higher one.
+        values: the two numbers that stand for them, ascending.
+        prior: how often the higher one is met.
+    """
+
+    pixel: int
+    threshold: float
+    values: tuple[float, float]
+    prior: float
+
+
+def attributes(public: Public, count: int) -> tuple[Attribute, ...]:
+    """Return the features that vary most among public records, each split at its median.
+
+    Args:
+        public: records.
+        count: at most; features that never vary are none.
+    """
+    flat = public.images.flatten(1).numpy()
+    order = np.argsort(-flat.var(axis=0), kind="stable")[:count]
+    return tuple(_attribute(int(pixel), flat[:, pixel]) for pixel in order if flat[:, pixel].var() > 0)
+
+
+def truth_of(attribute: Attribute, images: Tensor) -> NDArray[np.bool_]:
+    """Return whether records (n, C, H, W) on [0, 1] have the higher value."""
+    found: NDArray[np.bool_] = images.flatten(1)[:, attribute.pixel].numpy() > attribute.threshold
+    return found
+
+
+def guessed_values(
+    endpoint: Questions, attribute: Attribute, images: Tensor, labels: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return whether the higher value is the likelier one; two questions a record.
+
+    Args:
+        endpoint: answers.
+        attribute: that is hidden; what the images say of it is not looked at.
+        images: (n, C, H, W) on [0, 1].
+        labels: (n,), known.
+    """
+    asked = images.double().flatten(1)
+    weights = []
+    for value, prior in zip(attribute.values, (1 - attribute.prior, attribute.prior), strict=True):
+        changed = asked.clone()
+        changed[:, attribute.pixel] = value
+        shares = probabilities(endpoint.ask(changed.view(images.shape)), endpoint.classes)
+        weights.append(prior * shares[torch.arange(len(labels)), labels].clip(_SMALLEST))
+    higher: NDArray[np.bool_] = weights[1] > weights[0]
+    return higher
+
+
+def _attribute(pixel: int, values: NDArray[np.float64]) -> Attribute:
+    # Where half of all values are the largest one, the threshold is below it.
+    threshold = float(np.median(values))
+    threshold = threshold if (values > threshold).any() else float(values[values < threshold].max())
+    above = values > threshold
+    return Attribute(pixel, threshold, (float(values[~above].mean()), float(values[above].mean())), float(above.mean()))

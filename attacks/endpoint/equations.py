@@ -1,0 +1,95 @@
+"""Equation solving: a model whose logits are affine in the image, from one answer more than an image has numbers.
+
+The logarithm of a probability minus its mean over classes is affine in the image where the logits are. So d + 1 exact
+answers give all K (d + 1) numbers, up to one that all classes share and no answer depends on (Tramer, Zhang, Juels,
+Reiter and Ristenpart 2016, Section 4.1, for two classes and one against all).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import lstsq
+from torch import Tensor
+
+from fedpriv.attacks.endpoint.scene import Network, Scene, uniform_images
+from fedpriv.randomness import numpy_stream
+
+__all__ = ["AffineScores", "affine_scores", "is_affine", "rounding_unit", "solved_scores"]
+
+Array = NDArray[np.float64]
+
+# A probability of exactly 0 comes from logits that differ by more than float64 can show.
+_SMALLEST = 1e-300
+# Finer grids than these are not told from numbers that were not rounded at all.
+_FINEST_DECIMALS = 12
+_AFFINE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class AffineScores:
+    """Logits that are affine in the image, with a mean of 0 over the classes.
+
+    Attributes:
+        weights: (classes, d), of pixels on [0, 1].
+        bias: (classes,).
+    """
+
+    weights: Array
+    bias: Array
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the logits (n, classes) of images (n, C, H, W)."""
+        return images.double().flatten(1) @ torch.from_numpy(self.weights).mT + torch.from_numpy(self.bias)
+
+    def error(self, other: "AffineScores") -> float:
+        """Return the largest difference of two numbers, as a share of the largest number of the other one."""
+        differences = max(np.abs(self.weights - other.weights).max(), np.abs(self.bias - other.bias).max())
+        return float(differences / max(np.abs(other.weights).max(), np.abs(other.bias).max()))
+
+
+def is_affine(scene: Scene) -> bool:
+    """Return whether the architecture, which the adversary knows, has logits that are affine in the image."""
+    network = scene.copy(scene.seed).eval()
+    images = uniform_images(8, scene.shape, numpy_stream(scene.seed, "probe-affine"))
+    with torch.no_grad():
+        ends = network(scene.normalise(images))
+        middle = network(scene.normalise((images[:4] + images[4:]) / 2))
+    return bool(((ends[:4] + ends[4:]) / 2 - middle).abs().max() < _AFFINE * (1 + ends.abs().max()))
+
+
+def affine_scores(network: Network, shape: tuple[int, int, int]) -> AffineScores:
+    """Return the numbers of a network that is affine, from its logits of the black image and of single white pixels."""
+    pixels = int(np.prod(shape))
+    with torch.no_grad():
+        black = network(torch.zeros((1, *shape), dtype=torch.float64))[0]
+        lit = network(torch.eye(pixels, dtype=torch.float64).view(pixels, *shape))
+    weights, bias = (lit - black).mT.double().numpy(), black.double().numpy()
+    return AffineScores(weights - weights.mean(axis=0), bias - bias.mean())
+
+
+def rounding_unit(shown: Array) -> float:
+    """Return the distance of two neighbouring values where all are rounded to the same decimals; else 0."""
+    for decimals in range(_FINEST_DECIMALS + 1):
+        scaled = shown * 10.0**decimals
+        if np.abs(scaled - np.rint(scaled)).max() < 1e-4:
+            return 10.0**-decimals
+    return 0.0
+
+
+def solved_scores(images: Tensor, shown: Array) -> AffineScores:
+    """Solve for the logits that explain answers, by least squares where there are more answers than numbers.
+
+    With fewer, it is the solution of smallest norm. Rounded probabilities are taken for at least half a unit.
+
+    Args:
+        images: (n, C, H, W), what was asked.
+        shown: (n, classes), the probabilities that were answered.
+    """
+    logs = np.log(np.maximum(shown, max(rounding_unit(shown) / 2, _SMALLEST)))
+    targets = logs - logs.mean(axis=1, keepdims=True)
+    flat = images.double().flatten(1).numpy()
+    rows = np.hstack([flat, np.ones((len(flat), 1))])
+    found = lstsq(rows, targets, lapack_driver="gelsy")[0]
+    return AffineScores(np.ascontiguousarray(found[:-1].T), found[-1].copy())

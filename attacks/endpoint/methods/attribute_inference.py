@@ -1,0 +1,85 @@
+"""Hidden features of records, from the rest of them and the model's answers."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.registry import PROBES
+from fedpriv.settings import Count
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.scene import Referee, Scene
+
+__all__ = ["AttributeInference"]
+
+
+@PROBES.register
+class AttributeInference(EndpointAttack):
+    """The adversary has a record but for one feature, and public records for the prior; members beside others."""
+
+    name: ClassVar[str] = "attribute-inference"
+    title: ClassVar[str] = "Attribute inference"
+    reference: ClassVar[str] = (
+        "Fredrikson et al.: Privacy in Pharmacogenetics, 2014; Yeom, Giacomelli, Fredrikson and Jha: Privacy Risk in "
+        "Machine Learning, 2018"
+    )
+    needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS, Access.PUBLIC_DATA)
+
+    features: Count = Field(8, description="that are hidden, one at a time: those that vary most")
+    pairs: Count = Field(200, description="of a member and a non-member, at most")
+
+    @override
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+        import numpy as np
+        import torch
+
+        from fedpriv.accounting.advantage import membership_advantage
+        from fedpriv.attacks.endpoint.asked_membership import draw_game, pairs_within
+        from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
+        from fedpriv.attacks.intervals import rate_interval
+        from fedpriv.records import Interval, ProbeFigure, ProbeResult
+
+        endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
+        count = pairs_within(scene.budget, self.pairs, 2 * len(hidden))
+        game = draw_game(scene.known_training(), count, scene.seed)
+        rows = torch.from_numpy(game.candidates.rows)
+        images, labels = game.images[rows].double() / 255, game.pool.labels.cpu()[rows].numpy()
+        truth = np.stack([truth_of(one, images) for one in hidden])
+        right = np.stack([guessed_values(endpoint, one, images, labels) for one in hidden]) == truth
+        prior = np.array([one.prior > 0.5 for one in hidden])[:, None] == truth
+        member, total = game.candidates.truth, right[:, game.candidates.truth].size
+        figures = [
+            ProbeFigure(
+                f"hidden features right, {who}",
+                rate_interval(int(right[:, which].sum()), total),
+                float(prior[:, which].mean()),
+                theorem="the prior alone is the guess; features follow from one another, which no epsilon bounds",
+            )
+            for who, which in (("members", member), ("others", ~member))
+        ]
+        # Features of one record are not independent: the interval is over records.
+        each = right.mean(axis=0)
+        difference = float(each[member].mean() - each[~member].mean())
+        reach = 1.96 * float(np.sqrt((each[member].var(ddof=1) + each[~member].var(ddof=1)) / count))
+        proven = scene.proven
+        ceiling = (
+            None if proven is None or proven.epsilon is None else membership_advantage(proven.epsilon, proven.delta)
+        )
+        advantage = ProbeFigure(
+            "members' advantage over others",
+            Interval(difference, difference - reach, difference + reach),
+            0.0,
+            ceiling=ceiling,
+            theorem="no epsilon under replace-one is proven"
+            if ceiling is None
+            else "Yeom et al. 2018, total variation",
+        )
+        sentence = (
+            f"{endpoint.asked} questions: of members {figures[0].measured.value:.1%} of the hidden features are right, "
+            f"of others {figures[1].measured.value:.1%}; the prior alone has {figures[0].guess:.1%}."
+        )
+        result = ProbeResult(self.name, "", self.surface, endpoint.asked, (*figures, advantage), sentences=(sentence,))
+        return (Finding(result),)

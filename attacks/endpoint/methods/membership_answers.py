@@ -1,0 +1,67 @@
+"""The attacks of an audit, with answers in place of the model; the shadow attack of Shokri et al. among them."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.registry import PROBES
+from fedpriv.settings import Count
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.scene import Referee, Scene
+
+__all__ = ["MembershipByAnswers"]
+
+
+@PROBES.register
+class MembershipByAnswers(EndpointAttack):
+    """One question a candidate; reference models on the run's own data."""
+
+    name: ClassVar[str] = "membership-answers"
+    title: ClassVar[str] = "Membership by answers"
+    reference: ClassVar[str] = (
+        "Shokri, Stronati, Song and Shmatikov 2017; Ye et al. 2022; Carlini et al. 2022; Zarifzadeh, Liu and "
+        "Shokri 2024"
+    )
+
+    references: Count = Field(16, description="reference models, even, from 6")
+    pairs: Count = Field(500, description="of a member and a non-member, at most")
+    population: Count = Field(1000, description="examples of nobody's that are asked about, at most")
+
+    @override
+    def refusal(self, scene: "Scene") -> str | None:
+        from fedpriv.attacks.endpoint.asked_membership import need_network
+
+        if self.references < 6 or self.references % 2:
+            return f"{self.name}.references = {self.references} is not allowed: an even number from 6"
+        return need_network(scene.known_training().policy, self.name)
+
+    @override
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+        from fedpriv.attacks.endpoint.asked_membership import (
+            ExactQuestions,
+            attack_scores,
+            draw_game,
+            membership_figures,
+            pairs_within,
+            signals_by_answers,
+            trained_references,
+        )
+        from fedpriv.records import ProbeResult
+
+        rehearsal, endpoint = scene.known_training(), scene.open()
+        game = draw_game(rehearsal, pairs_within(scene.budget - 1, self.pairs), scene.seed)
+        most = min(self.population, scene.budget - len(game.candidates.rows))
+        people, truth = game.candidates.population[:most], game.candidates.truth
+        references = trained_references(rehearsal, game, self.references, scene.seed)
+        signals = signals_by_answers(rehearsal, game, endpoint, rehearsal.policy, references, people)
+        exact = signals_by_answers(rehearsal, game, ExactQuestions(referee), None, references, people)
+        figures = membership_figures(attack_scores(signals), truth, scene.proven, scene.seed, raw=attack_scores(exact))
+        best = figures[0]
+        sentence = (
+            f"{endpoint.asked} questions tell {len(game.candidates.members)} members from as many others with an area "
+            f"under the curve of {best.measured.value:.3f} at best; a guess has 0.5."
+        )
+        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

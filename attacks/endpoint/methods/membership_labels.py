@@ -1,0 +1,58 @@
+"""Membership by labels alone: how much noise on an image its right label withstands."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.registry import PROBES
+from fedpriv.settings import Count, Positive
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.scene import Referee, Scene
+
+__all__ = ["MembershipByLabels"]
+
+
+@PROBES.register
+class MembershipByLabels(EndpointAttack):
+    """Members lie farther from the boundary; no reference model, no probability, no other example is used."""
+
+    name: ClassVar[str] = "membership-labels"
+    title: ClassVar[str] = "Membership by labels alone"
+    reference: ClassVar[str] = (
+        "Choquette-Choo, Tramer, Carlini and Papernot: Label-Only Membership Inference Attacks, ICML 2021 (random "
+        "noise); Yeom et al. 2018 (the gap)"
+    )
+
+    pairs: Count = Field(500, description="of a member and a non-member, at most")
+    noisy: Count = Field(20, description="noisy images asked about for each candidate, beside itself")
+    deviation: Positive = Field(0.3, description="of their noise, pixels from 0 to 1")
+
+    @override
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+        import numpy as np
+        import torch
+
+        from fedpriv.attacks.endpoint.asked_membership import draw_game, membership_figures, pairs_within
+        from fedpriv.randomness import numpy_stream
+        from fedpriv.records import ProbeResult
+
+        endpoint, each = scene.open(), 1 + self.noisy
+        game = draw_game(scene.known_training(), pairs_within(scene.budget, self.pairs, each), scene.seed)
+        rows = torch.from_numpy(game.candidates.rows)
+        images, labels = game.images[rows].double() / 255, game.pool.labels.cpu()[rows].numpy()
+        draws = numpy_stream(scene.seed, "probe-noisy-images")
+        gap = (endpoint.ask(images).labels == labels).astype(np.float64)
+        right = gap.copy()
+        for _ in range(self.noisy):
+            noise = torch.from_numpy(draws.normal(scale=self.deviation, size=tuple(images.shape)))
+            right += endpoint.ask((images + noise).clamp(0, 1)).labels == labels
+        scores = {"robustness to noise": right, "the gap (right label)": gap}
+        figures = membership_figures(scores, game.candidates.truth, scene.proven, scene.seed)
+        sentence = (
+            f"{endpoint.asked} labels tell {len(game.candidates.members)} members from as many others with an area "
+            f"under the curve of {figures[0].measured.value:.3f}; a guess has 0.5."
+        )
+        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

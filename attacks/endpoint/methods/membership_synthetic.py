@@ -1,0 +1,125 @@
+"""The shadow attack by whoever has none of the target's data: shadows are trained on data made in three ways."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.registry import PROBES
+from fedpriv.settings import Count, Real
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedpriv.attacks.endpoint.asked_membership import Told
+    from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, Scene
+    from fedpriv.attacks.membership.synthesis import Records
+    from fedpriv.service.questions import Questions
+
+__all__ = ["MembershipBySynthesis"]
+
+_SEARCH, _STATISTICS = "records that the model is sure of", "features drawn one by one"
+_NOISY = "public records with noise"
+_FEWEST = 20
+
+
+@PROBES.register
+class MembershipBySynthesis(EndpointAttack):
+    """Shadows of the run's own training; half of the questions make data, the others are about candidates."""
+
+    name: ClassVar[str] = "membership-synthetic"
+    title: ClassVar[str] = "Membership by shadows on made data"
+    reference: ClassVar[str] = (
+        "Shokri, Stronati, Song and Shmatikov: Membership Inference Attacks against Machine Learning Models, 2017"
+    )
+
+    references: Count = Field(8, description="shadow models")
+    pairs: Count = Field(500, description="of a member and a non-member, at most")
+    records: Count = Field(400, description="made records, at most")
+    noise: Annotated[Real, Field(ge=0, le=1)] = Field(
+        0.1, description="share of flipped binary features, or deviation, of public records"
+    )
+
+    @override
+    def refusal(self, scene: "Scene") -> str | None:
+        from fedpriv.attacks.endpoint.asked_membership import need_network
+
+        return need_network(scene.known_training().policy, self.name)
+
+    @override
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+        ways = (_SEARCH,) if scene.public is None else (_SEARCH, _STATISTICS, _NOISY)
+        return tuple(self._by(way, number, scene) for number, way in enumerate(ways))
+
+    def _by(self, way: str, number: int, scene: "Scene") -> Finding:
+        import numpy as np
+
+        from fedpriv.attacks.endpoint.asked_membership import ask_rows, draw_game, membership_figures, pairs_within
+        from fedpriv.attacks.membership.shadow import judged, predictions
+        from fedpriv.randomness import numpy_stream
+        from fedpriv.records import ProbeResult
+
+        rehearsal, endpoint = scene.known_training(), scene.open()
+        game = draw_game(rehearsal, pairs_within(scene.budget // 2, self.pairs), scene.seed)
+        left = scene.budget - len(game.candidates.rows)
+        generator = numpy_stream(scene.seed, "probe-synthesis", number)
+        made = self._made(way, scene, endpoint, left, generator)
+        asked = endpoint.asked
+        if len(made.labels) < _FEWEST:
+            sentence = f"{asked} questions made {len(made.labels)} records: too few to train shadows on; ask more."
+            return Finding(ProbeResult(self.name, way, self.surface, asked, (), sentences=(sentence,)))
+        told, inside = _shadows(rehearsal, made, self.references, generator)
+        target = ask_rows(endpoint, game, game.candidates.rows)
+        records = np.stack([predictions(one.logits, one.others) for one in told])
+        scores = judged(records, inside, predictions(target.logits, target.others))
+        figures = membership_figures({"shadow models": scores}, game.candidates.truth, scene.proven, scene.seed)
+        sentence = (
+            f"{asked} questions made data, {endpoint.asked - asked} were about candidates: {len(made.labels)} made "
+            f"records, an area under the curve of {figures[0].measured.value:.3f}; a guess has 0.5."
+        )
+        return Finding(ProbeResult(self.name, way, self.surface, endpoint.asked, figures, sentences=(sentence,)))
+
+    def _made(
+        self, way: str, scene: "Scene", endpoint: "Questions", left: int, generator: "np.random.Generator"
+    ) -> "Records":
+        from fedpriv.attacks.membership.synthesis import by_model, by_statistics, is_binary, noisy_real
+
+        count = min(self.records, left)
+        if way == _SEARCH:
+            binary = scene.public is not None and is_binary(scene.public.images)
+            return by_model(endpoint, scene.shape, count, left, binary, generator)
+        public = scene.known_public()
+        if way == _STATISTICS:
+            return by_statistics(public.images, endpoint, count, generator)
+        return noisy_real(public.images[: self.records], public.labels[: self.records], self.noise, generator)
+
+
+def _shadows(
+    rehearsal: "Rehearsal", made: "Records", count: int, generator: "np.random.Generator"
+) -> "tuple[list[Told], NDArray[np.bool_]]":
+    """Train shadows, each on a half of the records; what each would say about all, and which it was trained with."""
+    import numpy as np
+
+    from fedpriv.attacks.endpoint.asked_membership import reference_signals
+    from fedpriv.attacks.membership.references import Pool, Reference, train_references
+
+    world, total = rehearsal.world, len(made.labels)
+    images = world.dataset.normalise(made.images, next(iter(world.initial.parameters.values())).dtype)
+    pool = Pool(images.to(world.device), made.labels.to(world.device))
+    sizes = [len(rows) for rows in world.partitions]
+    inside = np.stack([generator.permutation(total) < total // 2 for _ in range(count)])
+    shares = []
+    for half in inside:
+        rows = np.flatnonzero(half)
+        # As many as the run has: each record once, or as often as it takes.
+        drawn = np.resize(generator.permutation(rows), sum(sizes))
+        shares.append(tuple(np.split(drawn, np.cumsum(sizes)[:-1])))
+    # With fewer places than records, only those that got one were trained with.
+    inside = np.stack([np.isin(np.arange(total), np.concatenate(share)) for share in shares])
+    seeds = generator.integers(2**31, size=count).tolist()
+    drawn_references = [Reference(*each) for each in zip(seeds, shares, strict=True)]
+    last = max(rehearsal.schedule)
+    stack = train_references(world, pool, drawn_references, rehearsal.schedule, [last])[last]
+    return reference_signals(rehearsal, rehearsal.policy, stack, pool, np.arange(total)), inside

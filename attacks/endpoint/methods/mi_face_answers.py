@@ -1,0 +1,47 @@
+"""MI-FACE through an endpoint, by differences of its answers."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.endpoint.methods.mi_face import MiFace
+from fedpriv.registry import PROBES
+from fedpriv.settings import Real
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.inversion import Gradient
+    from fedpriv.attacks.endpoint.scene import Scene
+
+__all__ = ["MiFaceByAnswers"]
+
+
+@PROBES.register
+class MiFaceByAnswers(MiFace):
+    """The first step takes d + 1 questions for all classes together, each further one d + 1 a class."""
+
+    name: ClassVar[str] = "mi-face-answers"
+    title: ClassVar[str] = "Model inversion through answers"
+    needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS,)
+
+    difference: Annotated[Real, Field(gt=0, le=0.5)] = Field(
+        0.01, description="by which a pixel is changed, from 0 to 1; larger where answers are rounded"
+    )
+
+    @override
+    def refusal(self, scene: "Scene") -> str | None:
+        if scene.labels_only:
+            return f"{self.name} follows probabilities, and this policy names labels only"
+        if scene.budget <= scene.pixels:
+            return f"{self.name} takes {scene.pixels + 1} questions for its first step, and {scene.budget} are answered"
+        return super().refusal(scene)
+
+    @override
+    def gradient(self, scene: "Scene") -> "tuple[Gradient, Callable[[], int]]":
+        from fedpriv.attacks.endpoint.inversion import by_answers
+
+        endpoint = scene.open()
+        found = by_answers(endpoint, scene.budget, self.costs(), self.auxiliary(scene), self.difference)
+        return found, lambda: endpoint.asked

@@ -1,0 +1,68 @@
+"""Exact probabilities from two noisy answers to one question, where only one score of an answer has noise."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.registry import PROBES
+from fedpriv.settings import Count
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.scene import Referee, Scene
+
+__all__ = ["TwoAnswers"]
+
+# Of probabilities that come from numbers in float64.
+EXACT = 1e-6
+
+
+@PROBES.register
+class TwoAnswers(EndpointAttack):
+    """Asks everything twice; against noise on every score it finds nothing."""
+
+    name: ClassVar[str] = "two-answers"
+    title: ClassVar[str] = "Unmasking by two answers"
+    reference: ClassVar[str] = "against Algorithm 1 of Lu et al. 2022, which adds noise to one score of an answer"
+
+    images: Count = Field(500, description="that are asked about twice, at most")
+
+    @override
+    def refusal(self, scene: "Scene") -> str | None:
+        if scene.labels_only or not scene.known_training().policy.draws:
+            return f"{self.name} takes noise off probabilities, and this policy draws none or names labels only"
+        if scene.classes < 3:
+            return f"{self.name} needs three classes, two of which have no noise"
+        return None
+
+    @override
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+        import numpy as np
+
+        from fedpriv.attacks.intervals import rate_interval
+        from fedpriv.attacks.unmasking import exact_logits
+        from fedpriv.errors import InputError
+        from fedpriv.records import ProbeFigure, ProbeResult
+        from fedpriv.service.policies import softmax
+
+        endpoint, public = scene.open(), scene.known_public()
+        asked = public.images[: min(self.images, scene.budget // 2)]
+        if not len(asked):
+            raise InputError(f"{self.name} asks everything twice, and {scene.budget} question is answered")
+        one, two = endpoint.ask(asked).probabilities, endpoint.ask(asked).probabilities
+        if one is None or two is None or np.isnan(one).any():
+            raise InputError(f"{self.name} needs every probability, and this policy withholds some")
+        found = softmax(np.stack([exact_logits(*pair) for pair in zip(one, two, strict=True)]))
+        truth = referee.scores(asked).softmax(dim=1).numpy()
+        hits, once = ((np.abs(shown - truth).max(axis=1) < EXACT).sum() for shown in (found, one))
+        figure = ProbeFigure(
+            "raw vectors recovered",
+            rate_interval(int(hits), len(asked)),
+            float(once) / len(asked),
+            theorem="with C classes two answers draw different ones, and tell all, with probability 1 - 1/C at least",
+        )
+        sentence = (
+            f"Two answers to one question give the exact probabilities for {figure.measured.value:.1%} of images."
+        )
+        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,), sentences=(sentence,))),)

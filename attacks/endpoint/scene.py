@@ -1,0 +1,187 @@
+"""What an adversary of the finished model has, and apart from it what the referee knows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedpriv.errors import InputError
+from fedpriv.records import Guarantee
+from fedpriv.service.endpoint import UsedUpError
+from fedpriv.service.policies import AnswerPolicy
+from fedpriv.service.questions import Answers, Questions
+from fedpriv.world import World
+
+__all__ = ["Counted", "Network", "Public", "Referee", "Rehearsal", "Scene", "probabilities", "uniform_images"]
+
+Array = NDArray[np.float64]
+
+Network = Callable[[Tensor], Tensor]
+"""Images (n, C, H, W), floating point on [0, 1], -> logits (n, classes), differentiable."""
+
+
+class Counted:
+    """An endpoint with a count and a budget of one attack's own; see :class:`fedpriv.service.questions.Questions`.
+
+    Attributes:
+        classes: how many there are.
+        asked: images answered so far.
+    """
+
+    def __init__(self, endpoint: Questions, most: int) -> None:
+        """Open it.
+
+        Args:
+            endpoint: answers.
+            most: images that it answers at most.
+        """
+        self.classes, self.asked = endpoint.classes, 0
+        self._endpoint, self._most = endpoint, most
+
+    def ask(self, images: Tensor) -> Answers:
+        """Answer questions, all or none."""
+        if self.asked + len(images) > self._most:
+            raise UsedUpError(
+                f"{len(images)} answers are asked for, and {self._most - self.asked} of {self._most} are left"
+            )
+        self.asked += len(images)
+        return self._endpoint.ask(images)
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Images of the same kind as the training data that are nobody's there.
+
+    Attributes:
+        images: (N, C, H, W) on [0, 1], float64.
+        labels: (N,), int64.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """The run's training, which an adversary who knows all examples but the candidates repeats on data of its own.
+
+    Attributes:
+        world: the run's experiment, built.
+        schedule: round -> the clients whose uploads were averaged.
+        policy: of the endpoint, as it is known to everybody.
+    """
+
+    world: World
+    schedule: Mapping[int, Sequence[int]]
+    policy: AnswerPolicy
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """All that an adversary of the finished model has.
+
+    Attributes:
+        open: opens the endpoint anew, with the budget of one variant of an attack.
+        budget: images that it answers at most.
+        classes: how many there are.
+        shape: (C, H, W) of an image.
+        copy: an untrained network of the model's architecture in float64, drawn by a seed of the adversary's.
+        normalise: images on [0, 1] -> what a network is fed; public constants of the data set.
+        seed: of the adversary's random choices.
+        labels_only: whether the endpoint never names a probability.
+        public: public images; ``None``: the threat model withholds them.
+        model: the finished model in float64, parameters frozen; ``None``: the threat model withholds it.
+        rehearsal: for membership inference, whose adversary knows all other examples; ``None``: not in this scene.
+        proven: about the model or its answers, under replace-one, whichever is less; ``None``: nothing.
+    """
+
+    open: Callable[[], Questions]
+    budget: int
+    classes: int
+    shape: tuple[int, int, int]
+    copy: Callable[[int], nn.Module]
+    normalise: Callable[[Tensor], Tensor]
+    seed: int
+    labels_only: bool = False
+    public: Public | None = None
+    model: Network | None = None
+    rehearsal: Rehearsal | None = None
+    proven: Guarantee | None = None
+
+    @property
+    def pixels(self) -> int:
+        """Numbers of an image."""
+        channels, height, width = self.shape
+        return channels * height * width
+
+    def known_training(self) -> Rehearsal:
+        """Return the run's training.
+
+        Raises:
+            ValueError: the scene has none.
+        """
+        if self.rehearsal is None:
+            raise ValueError("the scene has no rehearsal")
+        return self.rehearsal
+
+    def known_public(self) -> Public:
+        """Return the public images.
+
+        Raises:
+            InputError: there are none.
+        """
+        if self.public is None:
+            raise InputError("the adversary holds no public images (adversary.knows_public_data = false)")
+        return self.public
+
+
+@dataclass(frozen=True, eq=False)
+class Referee:
+    """What attacks are scored against.
+
+    Attributes:
+        truth: the finished model in float64, exact, whatever the endpoint's policy shows of it.
+        classes: how many there are.
+        held: test images that the adversary does not hold; what copies are compared on.
+        train_means: (classes, C, H, W), the mean of each class's training images on [0, 1]; NaN where there is none.
+        test_means: (classes, C, H, W), the same of the test images, which nobody trained with.
+        seed: of the images that copies are compared on besides.
+    """
+
+    truth: Network
+    classes: int
+    held: Public
+    train_means: Tensor
+    test_means: Tensor
+    seed: int
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Return exact logits (n, classes) without gradients."""
+        with torch.no_grad():
+            return torch.cat([self.truth(some) for some in images.split(512)])
+
+
+def probabilities(answers: Answers, classes: int) -> Array:
+    """Return what answers say as probabilities (n, classes) that add up to 1.
+
+    A label alone is certainty. What a policy does not show gets an even part of what the shown ones leave. Rounding may
+    leave nothing anywhere: then all classes are alike.
+    """
+    if answers.probabilities is None:
+        return np.eye(classes)[answers.labels]
+    shown = answers.probabilities
+    hidden = np.isnan(shown)
+    filled = np.where(hidden, 0.0, shown.clip(0.0, 1.0))
+    rest = (1 - filled.sum(axis=1, keepdims=True)).clip(0.0) / np.maximum(hidden.sum(axis=1, keepdims=True), 1)
+    filled = np.where(hidden, rest, filled)
+    total = filled.sum(axis=1, keepdims=True)
+    even: Array = np.where(total > 0, filled / np.where(total > 0, total, 1.0), 1 / classes)
+    return even
+
+
+def uniform_images(count: int, shape: tuple[int, int, int], generator: np.random.Generator) -> Tensor:
+    """Draw images (count, C, H, W) with independent pixels from U(0, 1), float64."""
+    return torch.from_numpy(generator.random((count, *shape)))

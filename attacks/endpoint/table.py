@@ -1,0 +1,67 @@
+"""What every attack on the finished model or its answers has in common; the attacks are entered in ``PROBES``."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from fedpriv.attacks.access import Access
+from fedpriv.records import ProbeResult
+from fedpriv.settings import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.attacks.endpoint.scene import Referee, Scene
+
+__all__ = ["EndpointAttack", "Finding"]
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What one attack in one variant found.
+
+    Attributes:
+        result: the figures.
+        pictures: name of a file -> image (C, H, W) on [0, 1].
+    """
+
+    result: ProbeResult
+    pictures: "Mapping[str, Tensor]" = field(default_factory=dict)
+
+
+class EndpointAttack(Section):
+    """An attack and its settings; a subclass with a name, entered in ``PROBES``, is one.
+
+    Attributes:
+        name: on the command line.
+        title: what it is called.
+        reference: the paper.
+        needs: what the threat model must grant.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str]
+    needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS,)
+
+    @property
+    def surface(self) -> str:
+        """What it needs, in words."""
+        return "; ".join(need.words for need in self.needs)
+
+    @abstractmethod
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+        """Attack, and have the referee score what came of it, in all variants.
+
+        Args:
+            scene: all that the adversary has.
+            referee: scores; nothing that it says goes back into the attack.
+
+        Raises:
+            InputError: the run or the policy is none for this attack.
+        """
+
+    def refusal(self, scene: "Scene") -> str | None:
+        """Say why it cannot be made on this model or its answers, or return ``None``; nothing is asked."""
+        return None

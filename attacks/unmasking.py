@@ -1,0 +1,45 @@
+"""The exact probabilities behind Algorithm 1 of Lu et al. 2022, from two answers to one question.
+
+An answer is the softmax of logits of which one, drawn at random, has noise. Up to one shift the others are exact. Two
+answers agree in all logits but the two that were drawn, and each has the one that the other lacks.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["exact_logits"]
+
+Array = NDArray[np.float64]
+
+# What rounding of probabilities in float64 leaves of equal logits.
+_EQUAL = 1e-6
+
+
+def exact_logits(one: Array, two: Array) -> Array:
+    """Return the logits, (classes,), up to a shift: exact unless both answers drew the same class.
+
+    Of the two logits in which the answers differ either may be the noisy one of the first: the pair that lies closer to
+    all the others is believed, since noise of any use throws a logit far out.
+
+    Args:
+        one: probabilities of the first answer, (classes,), at least three of them.
+        two: those of the second answer to the same question.
+    """
+    with np.errstate(divide="ignore"):
+        first, second = np.log(one), np.log(two)
+    finite = np.isfinite(first) & np.isfinite(second)
+    if not finite.any():
+        return first
+    shift = float(np.median((first - second)[finite]))
+    second = second + shift
+    differ = ~(np.abs(first - second) < _EQUAL)
+    middle = float(np.median(first[~differ])) if (~differ).any() else 0.0
+    choices = [_mixed(first, second, differ, at) for at in np.flatnonzero(differ).tolist()] or [first]
+    return min(choices, key=lambda logits: float(np.abs(logits - middle).max()))
+
+
+def _mixed(first: Array, second: Array, differ: NDArray[np.bool_], at: int) -> Array:
+    """Take the one logit from the second answer, and all others in which they differ from the first."""
+    logits = first.copy()
+    logits[at] = second[at]
+    return logits

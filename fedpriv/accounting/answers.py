@@ -1,0 +1,218 @@
+"""What is proven about answers: noise on a convex model, on each of its answers, or on votes of separate models.
+
+The convex model minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 with |phi| <= R, and stops at a
+gradient of norm at most tau. Neighbouring data sets differ in one example (replace-one), n is public, and questions may
+depend on earlier answers.
+
+F is lambda-strongly convex, and replacing an example changes its gradient by at most 2 sqrt(2) R / n anywhere. The two
+models differ by at most Delta = 2 sqrt(2) R / (lambda n) + 2 tau / lambda (Chaudhuri, Monteleoni and Sarwate 2011,
+Lemma 7, with an inexact minimum). Logits at a question move by at most Delta R in length, and the difference of two of
+them by at most sqrt(2) Delta R.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scipy import optimize
+
+from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
+from fedpriv.accounting.proofs import Claim, smallest
+from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
+from fedpriv.errors import InputError
+from fedpriv.records import Guarantee
+
+__all__ = [
+    "AnswerRelease",
+    "Law",
+    "answer_guarantee",
+    "calibrated_level",
+    "head_sensitivity",
+    "model_break_even",
+    "probability_change",
+    "tilted_sensitivity",
+    "zcdp_epsilon",
+]
+
+Law = Literal["gaussian", "pure", "range", "range-laplace"]
+"""gaussian: normal noise, of mu = sensitivity / deviation. pure: epsilon-DP. range: the log ratio of any two answers'
+probabilities moves by at most epsilon (bounded range), as of the exponential mechanism. range-laplace: one of these and
+one Laplace release, of half of epsilon each."""
+
+
+@dataclass(frozen=True)
+class AnswerRelease:
+    """Answers of one kind, all of them together.
+
+    Attributes:
+        law: what one release is.
+        level: of one release: mu for normal noise, else epsilon; infinity: nothing is added.
+        releases: how many compose: the number of answers, or 1 where all of them come from one release.
+        delta: of the statement; 0: pure figures only.
+        adjacency: which two data sets must look alike, in words.
+        theorem: where the level is from.
+        notes: what a reader must know with the figures.
+
+    Raises:
+        ValueError: level or releases out of range.
+    """
+
+    law: Law
+    level: float
+    releases: int
+    delta: float
+    adjacency: str = "replace-one: one example of any client is another one; the number of examples is public"
+    theorem: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.level >= 0 or self.releases < 0:
+            raise ValueError(f"level = {self.level}, releases = {self.releases}; allowed are numbers from 0")
+
+
+def head_sensitivity(norm: float, regularisation: float, examples: int, tolerance: float) -> float:
+    """Return Delta, how far replacing one example moves the weights of the convex model.
+
+    Args:
+        norm: R, the largest length of an example's features.
+        regularisation: lambda, above 0.
+        examples: n.
+        tolerance: tau, the largest norm of the gradient at the end of training.
+    """
+    return 2 * math.sqrt(2) * norm / (regularisation * examples) + 2 * tolerance / regularisation
+
+
+def tilted_sensitivity(norm: float, regularisation: float) -> float:
+    """Return how far one example may move a model with the tilted (risk-averting) loss: it does not shrink with n.
+
+    A log-mean-exp weighs example i by softmax(alpha l)_i, which may be 1, so that Delta <= 4 sqrt(2) R / lambda.
+    """
+    return 4 * math.sqrt(2) * norm / regularisation
+
+
+def probability_change(sensitivity: float, norm: float) -> float:
+    """Return how far replacing one example moves a probability: tanh(sqrt(2) Delta R / 4)."""
+    return math.tanh(math.sqrt(2) * sensitivity * norm / 4)
+
+
+def model_break_even(classes: int, features: int) -> float:
+    """Return the number of answers from which noise on the model beats noise on each answer, for pure epsilon.
+
+    It is sqrt((C d + 1) / (C + 1)), from the second moments of the two noises' lengths. Under normal noise it is 1.
+    """
+    return math.sqrt((classes * features + 1) / (classes + 1))
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Return rho + 2 sqrt(rho log(1/delta)), an epsilon of rho-zCDP (Bun and Steinke 2016, Prop. 1.3)."""
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def answer_guarantee(release: AnswerRelease) -> Guarantee:
+    """Return what is proven about all answers together.
+
+    - Normal noise: T releases of mu are one of mu sqrt(T), converted exactly (Dong, Roth and Su 2022; Balle and Wang
+      2018).
+    - Others: the sum of pure figures, their optimal composition (Kairouz et al. 2017), and Renyi accounting, in which a
+      release of bounded range epsilon counts as epsilon^2 / 8-zCDP (Cesar and Rogers 2021); the smallest.
+    """
+    pure, best = _pure(release), _best(release)
+    return Guarantee(
+        adjacency=release.adjacency,
+        sampling="full",
+        participations=release.releases,
+        nominal_epsilon=None,
+        pure_epsilon=_finite(pure.epsilon),
+        epsilon=_finite(best.epsilon),
+        delta=release.delta,
+        theorem={
+            "nominal_epsilon": "there is no other figure than the proven ones",
+            "pure_epsilon": pure.theorem,
+            "epsilon": f"{best.theorem}; {release.theorem}" if release.theorem else best.theorem,
+        },
+        notes=release.notes,
+    )
+
+
+def calibrated_level(release: AnswerRelease, target: float) -> float:
+    """Return the largest level at which all answers together have an epsilon of at most ``target``.
+
+    Args:
+        release: its level is not looked at.
+        target: epsilon, at the release's delta; with delta 0 it is pure.
+
+    Raises:
+        InputError: normal noise, and delta is 0.
+    """
+    if release.law == "gaussian":
+        if release.delta == 0:
+            raise InputError("normal noise proves nothing at delta = 0; use distribution = 'laplace'")
+        return 1 / (analytic_sigma(target, release.delta) * math.sqrt(max(release.releases, 1)))
+    if release.delta == 0 or release.releases <= 1:
+        return target / max(release.releases, 1)
+
+    def excess(level: float) -> float:
+        return _best(replace(release, level=level)).epsilon - target
+
+    low, high = target / release.releases, target
+    level: float = optimize.bisect(excess, low, high, xtol=low * 1e-9, rtol=1e-9) if excess(high) > 0 else high
+    # Bisection may end a hair above the target.
+    while excess(level) > 0:
+        level *= 1 - 1e-9
+    return level
+
+
+def _pure(release: AnswerRelease) -> Claim:
+    if release.releases == 0 or release.level == 0:
+        return Claim(0.0, "nothing that depends on the data was released")
+    if release.law == "gaussian":
+        return Claim(math.inf, "normal noise has no finite pure epsilon")
+    if math.isinf(release.level):
+        return Claim(math.inf, "no noise: nothing is proven")
+    many = f", {release.releases} times" if release.releases > 1 else ""
+    return Claim(release.releases * release.level, f"pure epsilon {release.level:.6g}{many}: {release.theorem}")
+
+
+def _best(release: AnswerRelease) -> Claim:
+    pure = _pure(release)
+    if pure.epsilon == 0 or release.delta == 0:
+        return pure
+    if math.isinf(release.level):
+        return Claim(math.inf, "no noise: nothing is proven")
+    return smallest([pure, *(claim(release) for claim in _CLAIMS[release.law])])
+
+
+def _gaussian(release: AnswerRelease) -> Claim:
+    mu = release.level * math.sqrt(release.releases)
+    return Claim(gaussian_epsilon(release.delta, mu), f"normal noise, mu = {mu:.6g} of all, converted exactly")
+
+
+def _optimal(release: AnswerRelease) -> Claim:
+    # An answer of two halves is two releases of half its level.
+    halves = 2 if release.law == "range-laplace" else 1
+    epsilon = pure_composition_epsilon(release.level / halves, release.releases * halves, release.delta)
+    return Claim(epsilon, "optimal composition of pure figures (Kairouz, Oh and Viswanath 2017)")
+
+
+def _renyi(release: AnswerRelease) -> Claim:
+    share = release.level / 2 if release.law == "range-laplace" else release.level
+    rdp = release.releases * ORDERS * share**2 / 8
+    if release.law == "range-laplace":
+        rdp = rdp + release.releases * laplace_rdp(ORDERS, share)
+    return Claim(
+        rdp_to_epsilon(ORDERS, rdp, release.delta), "Renyi accounting of bounded range (Cesar and Rogers 2021)"
+    )
+
+
+_CLAIMS: dict[Law, tuple[Callable[[AnswerRelease], Claim], ...]] = {
+    "gaussian": (_gaussian,),
+    "pure": (_optimal,),
+    "range": (_optimal, _renyi),
+    "range-laplace": (_optimal, _renyi),
+}
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

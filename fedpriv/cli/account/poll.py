@@ -1,0 +1,154 @@
+"""From what was asked of votes to what they prove."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fedpriv.errors import InputError
+from fedpriv.votes import MOST_ANSWERS, Aggregator, ConfidentMax, LaplaceMax, NoisyMax, least_sigma, most_answers
+
+__all__ = ["Poll", "PollAnswer", "answered_poll"]
+
+_ANY_THRESHOLD = 0.0  # no figure depends on it
+
+
+@dataclass(frozen=True)
+class Poll:
+    """The options of ``fedpriv account votes`` as they were given, None where they were not; nothing is checked yet.
+
+    Attributes:
+        sigma: deviation of normal noise on each count.
+        threshold_sigma: of confident answers, on the largest count.
+        scale: of Laplace noise on each count.
+        answers: questions with an answer.
+        asked: questions.
+        target_epsilon: that the answers must keep to.
+        votes: of the one who is protected.
+        delta: of (epsilon, delta).
+    """
+
+    sigma: float | None
+    threshold_sigma: float | None
+    scale: float | None
+    answers: int | None
+    asked: int | None
+    target_epsilon: float | None
+    votes: int
+    delta: float
+
+
+@dataclass(frozen=True)
+class PollAnswer:
+    """The figures.
+
+    Attributes:
+        poll: what was asked, noise and numbers of questions filled in.
+        aggregator: its title.
+        is_pure: whether ``spent`` is pure epsilon and not mu of Gaussian differential privacy.
+        spent: by the answers.
+        epsilon: proven for any answers, as many as questions.
+        epsilon_answered: of the answers given; a claim only where a budget was fixed beforehand.
+        theorem: what they rest on.
+        notes: what a reader must know with the figures.
+    """
+
+    poll: Poll
+    aggregator: str
+    is_pure: bool
+    spent: float
+    epsilon: float
+    epsilon_answered: float
+    theorem: str
+    notes: tuple[str, ...]
+
+    adjacency = "replace-one-voter: all votes of one voter, in all questions, become any others"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, None where a figure does not apply."""
+        return {
+            "aggregator": self.aggregator,
+            **vars(self.poll),
+            "mu": None if self.is_pure else self.spent,
+            "pure_epsilon": self.spent if self.is_pure else None,
+            "epsilon": self.epsilon,
+            "epsilon_answered": self.epsilon_answered,
+            "adjacency": self.adjacency,
+            "theorem": self.theorem,
+            "notes": list(self.notes),
+        }
+
+
+_FILTER = (
+    "The figure of the answers given may be claimed where a budget at or above it was fixed beforehand and answering "
+    "stops before it (Gaussian filters: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2022)."
+)
+_INDEPENDENT = "No figure here depends on the votes themselves; one that does is as private as they are."
+
+
+def answered_poll(poll: Poll) -> PollAnswer:
+    """Find the noise, or how many answers there may be, and what is proven.
+
+    Raises:
+        InputError: too much or too little is given, or a number is out of range.
+    """
+    _check(poll)
+    if poll.answers is not None and poll.target_epsilon is not None and poll.sigma is None and poll.scale is None:
+        found = least_sigma(max(1, poll.answers), poll.target_epsilon, poll.delta, poll.votes)
+        return _answered(poll, NoisyMax(found), poll.answers, poll.answers)
+    aggregator = _aggregator(poll)
+    if poll.answers is not None:
+        return _answered(poll, aggregator, poll.answers if poll.asked is None else poll.asked, poll.answers)
+    if poll.target_epsilon is None:
+        raise InputError("votes needs --answers, or --target-epsilon to find how many there may be")
+    if poll.asked is not None:
+        raise InputError("--asked needs --answers: with --target-epsilon every question may be answered")
+    most = most_answers(aggregator, poll.target_epsilon, poll.delta, poll.votes)
+    return _answered(poll, aggregator, most, most)
+
+
+def _check(poll: Poll) -> None:
+    if poll.votes < 1:
+        raise InputError(f"--votes-per-client {poll.votes}: allowed are whole numbers from 1 on")
+    if not 0 < poll.delta < 1:
+        raise InputError(f"--delta {poll.delta:g}: allowed is between 0 and 1, both excluded")
+    if poll.target_epsilon is not None and not 0 < poll.target_epsilon < math.inf:
+        raise InputError(f"--target-epsilon {poll.target_epsilon:g}: allowed are finite numbers above 0")
+    for option, count in (("--answers", poll.answers), ("--asked", poll.asked)):
+        if count is not None and not 0 <= count <= MOST_ANSWERS:
+            raise InputError(f"{option} {count}: allowed are whole numbers from 0 to {MOST_ANSWERS:,}")
+    if poll.asked is not None and poll.answers is not None and poll.answers > poll.asked:
+        raise InputError(f"--answers {poll.answers} is more than --asked {poll.asked}")
+    if poll.asked is not None and poll.threshold_sigma is None:
+        raise InputError("--asked is for confident answers: give --threshold-sigma, too, or leave it out")
+
+
+def _aggregator(poll: Poll) -> Aggregator:
+    if (poll.sigma is None) == (poll.scale is None):
+        raise InputError(
+            "votes needs exactly one of --sigma and --scale, or --answers and --target-epsilon to find the noise"
+        )
+    if poll.scale is not None:
+        if poll.threshold_sigma is not None:
+            raise InputError("--threshold-sigma goes with --sigma, not with --scale")
+        return LaplaceMax(poll.scale)
+    sigma = NoisyMax(poll.sigma or 0.0)
+    if poll.threshold_sigma is None:
+        return sigma
+    return ConfidentMax(_ANY_THRESHOLD, poll.threshold_sigma, sigma.sigma)
+
+
+def _answered(poll: Poll, aggregator: Aggregator, asked: int, answered: int) -> PollAnswer:
+    any_answers = aggregator.claim(asked, asked, poll.delta, poll.votes)
+    given = aggregator.claim(asked, answered, poll.delta, poll.votes)
+    noise = {"sigma": aggregator.sigma} if isinstance(aggregator, NoisyMax) else {}
+    filled = {**vars(poll), **noise, "asked": asked, "answers": answered}
+    return PollAnswer(
+        poll=Poll(**filled),
+        aggregator=aggregator.title,
+        is_pure=isinstance(aggregator, LaplaceMax),
+        spent=poll.votes * aggregator.spent(asked, answered),
+        epsilon=any_answers.epsilon,
+        epsilon_answered=given.epsilon,
+        theorem=any_answers.theorem,
+        notes=(_FILTER, _INDEPENDENT) if answered < asked else (_INDEPENDENT,),
+    )

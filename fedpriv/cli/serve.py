@@ -1,0 +1,217 @@
+"""The commands ``fedpriv serve DIR`` and ``fedpriv query DIR``."""
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from fedpriv.cli.terminal import Json, Quiet, Run, Set, out, print_json, print_line, print_sentences
+from fedpriv.config import ServiceConfig, load_run
+from fedpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.records import Service
+    from fedpriv.runs import RunFolder
+    from fedpriv.service.served import Served
+
+__all__ = ["query", "serve"]
+
+_ADDRESS = "127.0.0.1"
+_SHOWN = 20  # rows of a table
+
+
+def serve(
+    folder: Run,
+    set_: Set = None,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=1, max=65535, help="Of the loopback address.")] = 8700,
+    status: Annotated[
+        bool, typer.Option("--status", help="Say what the endpoint is and how much of it is used, and serve nothing.")
+    ] = False,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="NAME=N", help="Make a key for a user with N answers, print it, serve nothing."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
+    config, new = _config(folder, set_), None if user is None else _new_user(user)
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.service import add_user, open_service, users
+    from fedpriv.runs import RunFolder
+
+    run = RunFolder.open(folder)
+    with shown(quiet or as_json) as progress:
+        served = open_service(run, config, progress)
+    if new is not None:
+        print_line(add_user(run, *new))
+        return
+    if status:
+        _print_status(run, served, as_json)
+        return
+    import uvicorn
+
+    from fedpriv.service.http import build_app
+
+    facts = _service(run)
+    about = {"method": facts.method, "answers": facts.answers, "classes": facts.classes, "shape": list(facts.shape)}
+    server = uvicorn.Config(build_app(served, users(run), about), log_level="warning", access_log=False)
+    # Bound here, so that a port that is taken is one line before anything is served.
+    with _listening(port) as listener:
+        address = f"http://{_ADDRESS}:{port}"
+        print_line(f"Answers by {facts.method} at {address}/answers; described at {address}/docs")
+        uvicorn.Server(server).run(sockets=[listener])
+
+
+def query(
+    folder: Run,
+    test: Annotated[
+        str | None, typer.Option("--test", metavar="A:B", help="Ask about these test images, B not included.")
+    ] = None,
+    npz: Annotated[
+        Path | None, typer.Option("--npz", metavar="FILE", help="Ask about the array named images in this .npz file.")
+    ] = None,
+    set_: Set = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Ask the endpoint of DIR without a server; the same query ledger is charged."""
+    if (test is None) == (npz is None):
+        raise InputError("query needs either --test A:B or --npz FILE")
+    config = _config(folder, set_)
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.service import open_service
+    from fedpriv.runs import RunFolder
+
+    run = RunFolder.open(folder)
+    images = _test_images(run, test) if test is not None else _own_images(npz)
+    with shown(quiet or as_json) as progress:
+        served = open_service(run, config, progress)
+    before = served.asked
+    answers = served.ask(images)
+    shown_probabilities = None if answers.probabilities is None else answers.probabilities
+    if as_json:
+        rows = (
+            None
+            if shown_probabilities is None
+            else [[None if np.isnan(value) else float(value) for value in row] for row in shown_probabilities]
+        )
+        print_json(
+            {
+                "labels": answers.labels.tolist(),
+                "probabilities": rows,
+                "charged": served.asked - before,
+                "left": served.ledger.answers - served.asked,
+                "folder": str(folder),
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("image", "answer", "probability"):
+        table.add_column(heading, justify="right")
+    for at, label in enumerate(answers.labels[:_SHOWN]):
+        value = None if shown_probabilities is None else shown_probabilities[at, label]
+        table.add_row(str(at), str(label), "" if value is None else f"{value:.4g}")
+    out.print(table)
+    more = f"; the first {_SHOWN} are shown" if len(answers.labels) > _SHOWN else ""
+    print_sentences(
+        [
+            f"{len(answers.labels)} answers{more}; {served.asked - before} were charged, and "
+            f"{served.ledger.answers - served.asked} of {served.ledger.answers} are left."
+        ]
+    )
+
+
+def _new_user(text: str) -> tuple[str, int]:
+    """Name and answers of --user."""
+    name, _, answers = text.partition("=")
+    if not answers.isdigit():
+        raise InputError(f"--user {text}: expected NAME=N, such as ann=100")
+    return name, int(answers)
+
+
+def _listening(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_ADDRESS, port))
+    except OSError as error:
+        listener.close()
+        raise InputError(f"--port {port}: {error.strerror}; choose another") from None
+    return listener
+
+
+def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
+    """What --set asks for; ``None``: what the folder says."""
+    for text in overrides or ():
+        if not text.partition("=")[0].strip().startswith("service."):
+            raise InputError(f"--set {text}: an endpoint is made by keys of [service], such as service.method=label")
+    return load_run(folder, overrides).service if overrides and (folder / "config.toml").is_file() else None
+
+
+def _service(run: "RunFolder") -> "Service":
+    service = run.service()
+    if service is None:
+        raise InputError(f"{run.path} has no endpoint")
+    return service
+
+
+def _print_status(run: "RunFolder", served: "Served", as_json: bool) -> None:
+    from fedpriv.lab.service import users
+
+    facts, known = _service(run), users(run)
+    if as_json:
+        print_json(
+            {
+                **facts.model_dump(mode="json"),
+                "used": served.asked,
+                "users": [
+                    {"name": user.name, "used": served.ledger.used_by(user.name), "answers": user.answers}
+                    for user in known
+                ],
+            }
+        )
+        return
+    proven = facts.guarantee
+    claim = (
+        f"Proven of all {facts.answers} together: epsilon {proven.epsilon:.4g} at delta {proven.delta:g}; "
+        f"{proven.adjacency}."
+        if proven.epsilon is not None
+        else f"Nothing is proven: {proven.theorem['epsilon']}."
+    )
+    people = [f"{user.name}: {served.ledger.used_by(user.name)} of {user.answers}." for user in known]
+    print_sentences(
+        [f"Method {facts.method} ({facts.title}): {served.asked} of {facts.answers} answers are used.", claim, *people]
+    )
+
+
+def _test_images(run: "RunFolder", text: str) -> "Tensor":
+    from fedpriv.data.datasets import load_dataset
+
+    experiment = run.experiment()
+    images = load_dataset(experiment.data, experiment.seed).x_test
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit()) or not int(first) < int(last) <= len(images):
+        raise InputError(f"--test {text}: A:B with 0 <= A < B <= {len(images)} is wanted")
+    return images[int(first) : int(last)]
+
+
+def _own_images(path: Path | None) -> "Tensor":
+    import torch
+
+    from fedpriv.npz import read_arrays, read_headers
+
+    if path is None:
+        raise InputError("--npz FILE is wanted")
+    headers = read_headers(path, ["images"])
+    if "images" not in headers:
+        raise InputError(f"{path}: has no array named images")
+    array = read_arrays(path, headers)["images"]
+    if array.dtype not in (np.uint8, np.float32, np.float64):
+        raise InputError(f"{path}: images of {array.dtype}; uint8, or float32 or float64 on [0, 1] is wanted")
+    return torch.from_numpy(array)

@@ -1,0 +1,280 @@
+"""An audit of an endpoint's answers: how far one example moves the model, and what answers show beside what is claimed.
+
+Some training examples are replaced, one at a time, by test images, and the model is trained anew each time, with the
+same random choices. What moved most is then played against the original: neighbours that both answer one question with
+fresh noise, a game whose outcome bounds epsilon from below. Nothing is charged: the noise is the auditor's own. Where
+an endpoint claims nothing there is nothing to audit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedpriv.accounting.answers import answer_guarantee
+from fedpriv.attacks.membership.audit import build_pool
+from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
+from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
+from fedpriv.attacks.unmasking import exact_logits
+from fedpriv.config import ServiceConfig
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import writing
+from fedpriv.lab.finished import completed_summary
+from fedpriv.lab.service import network_facts
+from fedpriv.progress import Progress
+from fedpriv.randomness import Secret, numpy_stream
+from fedpriv.records import AnswersAudit, EpsilonBound, Service
+from fedpriv.runs import RunFolder
+from fedpriv.service.endpoint import network_scores, pixels
+from fedpriv.service.head import Objective, fit_head, pooled_features
+from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
+from fedpriv.threads import cpu_threads
+from fedpriv.world import State, World, build_world
+
+__all__ = ["audit_answers", "refuse_refuted"]
+
+_CONFIDENCE = 0.999
+_TRIALS = 2000  # answers of each neighbour
+_RECOVERED = 500  # questions that are asked twice
+_EXACT = 1e-6  # of logits that rounding alone keeps apart
+
+
+@dataclass(frozen=True, eq=False)
+class _Neighbours:
+    """A model, and what each became that was trained with one example replaced.
+
+    Attributes:
+        facts: public sizes.
+        scores: logits of the test images (M, classes): of the original, then of the others.
+        moved: for each of the others its distance from the original over the bound.
+        logit: the bound of one logit.
+        weights: of the convex heads, in the same order; empty for networks.
+        features: of the test images (M, d); ``None`` for networks.
+    """
+
+    facts: Facts
+    scores: tuple[Scores, ...]
+    moved: tuple[float, ...]
+    logit: float
+    weights: tuple[Scores, ...] = ()
+    features: Scores | None = None
+
+    @property
+    def shifts(self) -> list[float]:
+        """The largest change of a logit over the bound, for each of the others."""
+        return [float(np.abs(other - self.scores[0]).max()) / self.logit for other in self.scores[1:]]
+
+    def worst(self) -> tuple[int, int]:
+        """The model, and the test image, of which two logits moved apart the most."""
+        apart = [np.ptp(other - self.scores[0], axis=1) for other in self.scores[1:]]
+        which = int(np.argmax([each.max() for each in apart]))
+        return which + 1, int(apart[which].argmax())
+
+
+def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> AnswersAudit:
+    """Audit the endpoint of a run, and write service/audit.json.
+
+    Args:
+        folder: of a completed run whose endpoint was made.
+        replaced: how many examples are replaced, one at a time, from 1.
+        progress: told what happens.
+
+    Raises:
+        InputError: there is no endpoint, or it claims nothing, or the network cannot be trained anew in stacks.
+        RunFailedError: the result cannot be written.
+    """
+    completed_summary(folder)
+    service = folder.service()
+    if service is None:
+        raise InputError(f"{folder.path} has no endpoint yet: make it with fedpriv serve {folder.path} --status")
+    policy: AnswerPolicy = ServiceConfig.model_validate(service.settings).policy
+    if policy.source == "votes":
+        raise InputError(f"{service.method}: one example moves one vote, by construction; there is nothing to measure")
+    if service.guarantee.nominal_epsilon is None and not isinstance(policy, HeadPolicy):
+        raise InputError(f"{service.method} claims nothing of its own that answers could refute; try fedpriv audit")
+    experiment = folder.experiment()
+    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    progress.stage(f"training anew with {replaced} replacements")
+    with cpu_threads(experiment.engine.threads):
+        if isinstance(policy, HeadPolicy):
+            found = _heads(world, policy, service, replaced)
+        else:
+            found = _networks(world, policy, replaced)
+        progress.stage("playing the most different neighbours against each other")
+        audit = _judged(policy, service, found)
+    with writing(""):
+        folder.write_json("service/audit.json", audit.model_dump(mode="json"))
+    return audit
+
+
+def refuse_refuted(audit: AnswersAudit) -> None:
+    """Raise where answers refute what is claimed to be proven.
+
+    Raises:
+        RunFailedError: they do.
+    """
+    if audit.proven and audit.refutes and audit.bound is not None:
+        raise RunFailedError(
+            f"answers show epsilon of at least {audit.bound.epsilon:.4g} of one answer, and {audit.claimed:.4g} is "
+            "claimed to be proven: the implementation or the theorem is wrong"
+        )
+
+
+def _replacements(world: World, examples: int, count: int) -> list[tuple[int, int]]:
+    """Places among so many training examples, and the test images that stand there instead."""
+    stream = numpy_stream(world.experiment.seed, "answers-audit")
+    count = min(count, examples, len(world.dataset.x_test))
+    chosen = stream.choice(examples, size=count, replace=False)
+    images = stream.choice(len(world.dataset.x_test), size=count, replace=False)
+    return list(zip(chosen.tolist(), images.tolist(), strict=True))
+
+
+def _heads(world: World, policy: HeadPolicy, service: Service, replaced: int) -> _Neighbours:
+    head = service.head
+    if head is None:
+        raise InputError("service.json is damaged: it has no certificate")
+    dataset, rows = world.dataset, np.sort(np.concatenate(world.partitions))
+    size, norm = policy.pooled, policy.feature_norm
+    features = pooled_features(pixels(dataset.x_train[torch.from_numpy(rows)]), size, norm)
+    questions = pooled_features(pixels(dataset.x_test), size, norm)
+    labels = dataset.y_train.numpy()[rows]
+
+    def trained(features: Scores, labels: NDArray[np.int64]) -> Scores:
+        objective = Objective(features, labels, dataset.classes, policy.regularisation)
+        return fit_head(objective, norm, policy.tolerance).weights
+
+    every = [trained(features, labels)]
+    for at, image in _replacements(world, len(rows), replaced):
+        changed, named = features.copy(), labels.copy()
+        # With a wrong label it pulls the most.
+        changed[at], named[at] = questions[image], (int(dataset.y_test[image]) + 1) % dataset.classes
+        every.append(trained(changed, named))
+    return _Neighbours(
+        Facts(dataset.classes, head.sensitivity, head.norm, head.features),
+        tuple(questions @ weights.T for weights in every),
+        tuple(float(np.linalg.norm(weights - every[0])) / head.sensitivity for weights in every[1:]),
+        head.sensitivity * head.norm,
+        tuple(every),
+        questions,
+    )
+
+
+def _networks(world: World, policy: AnswerPolicy, replaced: int) -> _Neighbours:
+    """Networks trained like the run's, on its data with one example replaced, all from the same seed."""
+    facts = network_facts(world, policy)
+    if facts.claimed is None:
+        raise InputError(f"{policy.name} claims nothing of this network")
+    train = len(world.dataset.x_train)
+    references = [Reference(world.experiment.seed, world.partitions)]
+    for at, image in _replacements(world, sum(map(len, world.partitions)), replaced):
+        references.append(Reference(world.experiment.seed, _with(world.partitions, at, train + image)))
+    schedule = usual_schedule(world.experiment)
+    last = max(schedule)
+    stacked = train_references(world, build_pool(world), references, schedule, [last])[last]
+    scores, numbers = [], []
+    for index in range(len(references)):
+        vector = {name: value[index].cpu() for name, value in stacked.items()}
+        State(vector, {}).load_into(world.model)
+        scores.append(network_scores(world.model.eval(), world.dataset)(world.dataset.x_test))
+        numbers.append(torch.cat([value.flatten() for value in vector.values()]).double())
+    moved = tuple(float((other - numbers[0]).norm()) / facts.claimed.model for other in numbers[1:])
+    return _Neighbours(facts, tuple(scores), moved, facts.claimed.logit)
+
+
+def _with(partitions: Sequence[NDArray[np.int64]], at: int, row: int) -> tuple[NDArray[np.int64], ...]:
+    """The clients' rows with another one in one place of all of them in a row."""
+    ends = np.cumsum([len(rows) for rows in partitions])
+    client = int(np.searchsorted(ends, at, side="right"))
+    shares = [rows.copy() for rows in partitions]
+    shares[client][at - (int(ends[client]) - len(shares[client]))] = row
+    return tuple(shares)
+
+
+def _judged(policy: AnswerPolicy, service: Service, found: _Neighbours) -> AnswersAudit:
+    audit = AnswersAudit(
+        method=service.method,
+        moved=max(found.moved),
+        shifted=max(found.shifts),
+        replaced=len(found.moved),
+        above=float(np.mean(np.array(found.shifts) > 1)),
+        claimed=service.guarantee.nominal_epsilon,
+        proven=isinstance(policy, HeadPolicy),
+        bound=None,
+    )
+    if not isinstance(policy, HeadPolicy):
+        bound = _exact_game(policy, service, found)
+        return audit.model_copy(update={"bound": bound, "recovered": _recovered(policy, service, found)})
+    # What stands in the settings may be the epsilon of all answers together; here it is about one.
+    one = type(policy).model_validate({**policy.model_dump(), "noise": service.scale, "target_epsilon": None})
+    delta = service.delta if one.law == "gaussian" else 0.0
+    level = one.unit(found.facts) / service.scale
+    claimed = answer_guarantee(one.release(found.facts, 1, delta, level)).epsilon
+    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(one, service, delta, found)})
+
+
+def _head_game(policy: HeadPolicy, service: Service, delta: float, found: _Neighbours) -> EpsilonBound:
+    """Two heads answer the question in which they differ the most; its two logits that moved apart are compared."""
+    which, question = found.worst()
+    shift = found.scores[which][question] - found.scores[0][question]
+    high, low = int(shift.argmax()), int(shift.argmin())
+    scores = []
+    for model in (0, which):
+        generators = _streams(_TRIALS)
+        rows = np.repeat(found.scores[model][question][None], _TRIALS, axis=0)
+        if policy.once and found.features is not None:
+            asked = found.features[question]
+            released = (policy.released(found.weights[model], service.scale, each) for each in generators)
+            rows = np.stack([weights @ asked for weights in released])
+        answers = policy.answer(rows, Draws(service.scale, generators, found.facts))
+        named = (answers.labels == high).astype(float) - (answers.labels == low)
+        shown = answers.probabilities
+        whole = shown is not None and bool(np.isfinite(shown).all())
+        scores.append(np.log(shown[:, high]) - np.log(shown[:, low]) if whole and shown is not None else named)
+    bound = gaussian_epsilon if policy.law == "gaussian" else trials_epsilon
+    return bound(np.concatenate(scores), np.repeat([False, True], _TRIALS), delta, _CONFIDENCE)
+
+
+def _exact_game(policy: AnswerPolicy, service: Service, found: _Neighbours) -> EpsilonBound:
+    """Scores that leave without noise agree exactly with those of one of the two networks."""
+    which, question = found.worst()
+    one, other = found.scores[0][question], found.scores[which][question]
+    scores = []
+    for logits in (one, other):
+        rows = np.repeat(logits[None], _TRIALS, axis=0)
+        shown = policy.answer(rows, Draws(service.scale, _streams(_TRIALS), found.facts)).probabilities
+        if shown is None:
+            raise InputError(f"{service.method} names labels only")
+        scores.append(_agreeing(shown, other) - _agreeing(shown, one))
+    return trials_epsilon(np.concatenate(scores), np.repeat([False, True], _TRIALS), 0.0, _CONFIDENCE)
+
+
+def _agreeing(shown: Scores, logits: Scores) -> Scores:
+    """How many scores of each answer (n, classes) agree with these logits (classes,), up to one shift."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = np.log(shown) - logits
+        off = off - np.median(off, axis=1, keepdims=True)
+        agreeing: Scores = (np.abs(off) < _EXACT).sum(axis=1).astype(np.float64)
+    return agreeing
+
+
+def _recovered(policy: AnswerPolicy, service: Service, found: _Neighbours) -> float:
+    """The share of questions whose exact scores two answers give away."""
+    logits = found.scores[0][:_RECOVERED]
+    answers = []
+    for _ in range(2):
+        shown = policy.answer(logits, Draws(service.scale, _streams(len(logits)), found.facts)).probabilities
+        if shown is None:
+            raise InputError(f"{service.method} names labels only")
+        answers.append(shown)
+    errors = np.stack([exact_logits(one, two) for one, two in zip(*answers, strict=True)]) - logits
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(errors - np.median(errors, axis=1, keepdims=True)).max(axis=1)
+    return float(np.mean(errors < _EXACT))
+
+
+def _streams(count: int) -> list[np.random.Generator]:
+    """Noise of the auditor's own, which no answer of the endpoint ever has."""
+    secret = Secret.drawn()
+    return [secret.stream("answers-audit", number).numpy() for number in range(count)]

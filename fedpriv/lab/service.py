@@ -1,0 +1,338 @@
+"""The endpoint of a finished run: made once, then the same for good; everything about it lies in the folder service/.
+
+- service.json: what it is and what is proven, for everybody; it is written last, and fixed from then on.
+- model.safetensors: the convex head that answers; under the policy ``model`` with its noise, and never without.
+- referee.json: accuracies and what else depends on private data, for whoever has the folder.
+- secret.key: what noise is drawn from; users.json: hashes of the users' keys, and their budgets.
+- charges.jsonl and answers.jsonl: the query ledger, and what was answered.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from fedpriv.accounting.answers import head_sensitivity
+from fedpriv.accounting.convexified import ClaimedSensitivity
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.config import Experiment, ServiceConfig
+from fedpriv.errors import InputError
+from fedpriv.files import remove_parts, write_once, write_whole, writing
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
+from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters, vote_counts
+from fedpriv.progress import Progress
+from fedpriv.randomness import Secret
+from fedpriv.records import HeadFacts, Ledger, Referee, Service, UserFacts, read_file
+from fedpriv.runs import RunFolder
+from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores, pixels
+from fedpriv.service.head import Head, Objective, fit_head, pooled_features
+from fedpriv.service.ledger import OWNER, Opening, QueryLedger
+from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
+from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.served import Served, StoredAnswers
+from fedpriv.threads import cpu_threads
+from fedpriv.world import World, build_world
+
+__all__ = ["add_user", "in_process", "network_facts", "open_service", "service_facts", "users"]
+
+_USERS = TypeAdapter(tuple[UserFacts, ...])
+_KEY_BYTES = 24
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """What answers, before its noise is scaled.
+
+    Attributes:
+        facts: public sizes.
+        head: the certified convex head; ``None`` without one.
+        about: its certificate; ``None`` without one.
+        voters: that vote; ``None`` without votes.
+    """
+
+    facts: Facts
+    head: Head | None = None
+    about: HeadFacts | None = None
+    voters: Voters | None = None
+
+
+def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Progress) -> Served:
+    """Return the endpoint of a finished run; it is made first where there is none yet.
+
+    Args:
+        folder: of a completed run.
+        config: what it is to be; ``None``: what it is already, or the run's own section, or exact answers.
+        progress: told what happens.
+
+    Raises:
+        InputError: the run is not finished, what is asked for cannot be proven of it, or another endpoint was made
+            before: its query ledger is for that one.
+        RunFailedError: it cannot be written, or the convex head cannot be certified.
+    """
+    completed_summary(folder)
+    experiment = folder.experiment()
+    wanted = config or experiment.service or ServiceConfig()
+    place = folder.path / "service"
+    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    with cpu_threads(experiment.engine.threads):
+        final = final_state(folder, world, final_checkpoint(folder, "serve"))
+        final.load_into(world.model)
+        model = final.digest().hex()
+        known = folder.service()
+        if known is None:
+            with writing(""):
+                place.mkdir(exist_ok=True)
+                remove_parts(place)
+                known = _make(place, world, wanted, folder.final_ledger(), model, progress)
+        if config is not None and known.settings != config.model_dump(mode="json"):
+            raise InputError(
+                f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
+                "--set, or serve a copy of the run without this folder"
+            )
+        if known.model != model:
+            raise InputError(f"{place} is of another model than the run's: serve a copy of the run without this folder")
+        return _opened(place, world, known, experiment)
+
+
+def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int | None = None) -> Endpoint:
+    """Return an endpoint in this process with noise of its own, which charges no query ledger.
+
+    For attacks and sweeps of whoever has the folder. The final model is loaded into the world.
+
+    Args:
+        folder: of a completed run.
+        world: its experiment, built.
+        config: policy and budget, which its noise is for.
+        most: images that are answered at most; ``None``: any number.
+
+    Raises:
+        InputError: as of :func:`open_service`.
+    """
+    policy: AnswerPolicy = config.policy
+    ledger = folder.final_ledger()
+    policy.check(ledger)
+    final_state(folder, world, final_checkpoint(folder, "ask")).load_into(world.model)
+    made = _made(world, policy)
+    repeatable = world.experiment.noise == "reproducible"
+    secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()
+    scale = policy.scale(made.facts, config.answers, _delta(world, policy))
+    return Endpoint(_oracle(world, policy, made, scale, secret), most)
+
+
+def service_facts(service: Service) -> Facts:
+    """Return the public sizes that the guarantee of an endpoint rests on."""
+    head = service.head
+    if head is None:
+        return Facts(service.classes, adjacency=service.guarantee.adjacency, models=service.models)
+    return Facts(service.classes, head.sensitivity, head.norm, head.features, adjacency=service.guarantee.adjacency)
+
+
+def users(folder: RunFolder) -> tuple[UserFacts, ...]:
+    """The users of an endpoint; without any, whoever reaches it asks as the folder's owner.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    return read_file(folder.path / "service" / "users.json", _USERS) or ()
+
+
+def add_user(folder: RunFolder, name: str, answers: int) -> str:
+    """Give a user a key and a budget, and return the key; only its hash is kept.
+
+    Args:
+        folder: of a run whose endpoint was made.
+        name: in the query ledger.
+        answers: images that are answered for this user in all, at least 1.
+
+    Raises:
+        InputError: there is a user of that name, or the name or the budget is none, or there is no endpoint.
+    """
+    if not (folder.path / "service" / "service.json").is_file():
+        raise InputError(f"{folder.path} has no endpoint yet: make it with fedpriv serve {folder.path} --status")
+    if not (name.isidentifier() and name != OWNER) or answers < 1:
+        raise InputError(f"user {name!r} with {answers} answers: a name of letters, digits and _, and a number from 1")
+    known = users(folder)
+    if any(user.name == name for user in known):
+        raise InputError(f"there is a user {name!r} already: keys and budgets are given once")
+    key = secrets.token_urlsafe(_KEY_BYTES)
+    user = UserFacts(name=name, key=sha256(key.encode()).hexdigest(), answers=answers)
+    content = json.dumps([each.model_dump() for each in (*known, user)], indent=2) + "\n"
+    with writing(""):
+        write_whole(folder.path / "service" / "users.json", content.encode(), mode=0o600, durable=True)
+    return key
+
+
+def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, model: str, progress: Progress) -> Service:
+    policy: AnswerPolicy = config.policy
+    policy.check(ledger)
+    progress.stage(f"making the endpoint: {policy.title}")
+    delta = _delta(world, policy)
+    made = _made(world, policy)
+    scale = policy.scale(made.facts, config.answers, delta)
+    secret = _secret(place, world.experiment)
+    if made.voters is not None:
+        if scale > made.facts.models / 4:
+            progress.warn(
+                f"noise of {scale:.3g} votes on {made.facts.models} voters leaves little of their answers: use more of "
+                "them, fewer answers, or a larger epsilon"
+            )
+        write_whole(place / "voters.safetensors", save(dict(made.voters.stack)), mode=0o600, durable=True)
+    if made.head is not None:
+        write_whole(
+            place / "model.safetensors", save({"weights": _released(policy, made.head, scale, secret)}), durable=True
+        )
+    trial = _oracle(world, policy, made, scale, Secret.drawn())
+    referee = _referee(world, trial, made)
+    write_whole(place / "referee.json", _json(referee.model_dump(mode="json")), mode=0o600)
+    service = Service(
+        method=config.method,
+        title=policy.title,
+        settings=config.model_dump(mode="json"),
+        answers=config.answers,
+        scale=scale,
+        delta=delta,
+        model=model,
+        source=policy.source,
+        classes=made.facts.classes,
+        shape=world.dataset.shape,
+        head=made.about,
+        models=made.facts.models,
+        guarantee=policy.guarantee(made.facts, config.answers, delta, ledger),
+    )
+    write_once(place / "service.json", _json(service.model_dump(mode="json")))
+    return service
+
+
+def _opened(place: Path, world: World, service: Service, experiment: Experiment) -> Served:
+    config = ServiceConfig.model_validate(service.settings)
+    content = (place / "service.json").read_bytes()
+    limits = {user.name: user.answers for user in read_file(place / "users.json", _USERS) or ()}
+    ledger = QueryLedger(place / "charges.jsonl", Opening(sha256(content).hexdigest(), service.answers), limits)
+    stored = StoredAnswers(place / "answers.jsonl", ledger) if config.repeats == "stored" else None
+    policy: AnswerPolicy = config.policy
+    facts = network_facts(world, policy) if service.source == "network" else service_facts(service)
+    oracle = Oracle(
+        policy, facts, service.shape, _scores(place, world, policy), service.scale, _secret(place, experiment)
+    )
+    return Served(oracle, ledger, stored)
+
+
+def _scores(place: Path, world: World, policy: AnswerPolicy) -> Callable[[Tensor], Scores]:
+    if policy.source == "network":
+        return network_scores(world.model.eval(), world.dataset)
+    path = place / ("voters.safetensors" if policy.source == "votes" else "model.safetensors")
+    try:
+        if isinstance(policy, NoisyVotes):
+            return vote_counts(world, policy, Voters(load(path.read_bytes())))
+        if not isinstance(policy, HeadPolicy):
+            raise TypeError(f"{policy.name} answers from {policy.source}")
+        weights: Mapping[str, Scores] = load(path.read_bytes())
+        return head_scores(weights["weights"], policy.pooled, policy.feature_norm)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+
+
+def _made(world: World, policy: AnswerPolicy) -> _Made:
+    if isinstance(policy, NoisyVotes):
+        shards = shards_of(world, policy.shards)
+        adjacency = EXAMPLE if policy.shards else CLIENT
+        facts = Facts(world.dataset.classes, models=len(shards), adjacency=adjacency)
+        return _Made(facts, voters=train_voters(world, policy, shards))
+    if not isinstance(policy, HeadPolicy):
+        return _Made(network_facts(world, policy))
+    rows = np.sort(np.concatenate(world.partitions))
+    features = pooled_features(
+        pixels(world.dataset.x_train[torch.from_numpy(rows)]), policy.pooled, policy.feature_norm
+    )
+    labels = world.dataset.y_train.numpy()[rows]
+    objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
+    head = fit_head(objective, policy.feature_norm, policy.tolerance)
+    about = HeadFacts(
+        regularisation=policy.regularisation,
+        norm=policy.feature_norm,
+        features=features.shape[1],
+        examples=len(labels),
+        tolerance=policy.tolerance,
+        sensitivity=head_sensitivity(policy.feature_norm, policy.regularisation, len(labels), policy.tolerance),
+    )
+    facts = Facts(world.dataset.classes, about.sensitivity, about.norm, about.features)
+    return _Made(facts, head, about)
+
+
+def network_facts(world: World, policy: AnswerPolicy) -> Facts:
+    """Return sizes of the run's network, with what Lu et al. claim of it where their formulas are for such a network.
+
+    Args:
+        world: the run's experiment, built.
+        policy: its ``regularisation``, where it has one, is the formulas' lambda.
+    """
+    hidden: tuple[int, ...] = getattr(world.experiment.model, "hidden", ())
+    regularisation = getattr(policy, "regularisation", None)
+    if regularisation is None or len(hidden) != 1:
+        return Facts(world.dataset.classes)
+    inputs, examples = int(np.prod(world.dataset.shape)), sum(len(rows) for rows in world.partitions)
+    claimed = ClaimedSensitivity(inputs, hidden[0], world.dataset.classes, examples, regularisation)
+    return Facts(world.dataset.classes, claimed=claimed)
+
+
+def _oracle(world: World, policy: AnswerPolicy, made: _Made, scale: float, secret: Secret) -> Oracle:
+    if made.voters is not None and isinstance(policy, NoisyVotes):
+        scores = vote_counts(world, policy, made.voters)
+    elif made.head is None or not isinstance(policy, HeadPolicy):
+        scores = network_scores(world.model.eval(), world.dataset)
+    else:
+        scores = head_scores(_released(policy, made.head, scale, secret), policy.pooled, policy.feature_norm)
+    return Oracle(policy, made.facts, world.dataset.shape, scores, scale, secret)
+
+
+def _released(policy: AnswerPolicy, head: Head, scale: float, secret: Secret) -> Scores:
+    if not isinstance(policy, HeadPolicy):
+        raise TypeError(f"{policy.name} does not answer from the convex head")
+    return policy.released(head.weights, scale, secret.stream("model").numpy())
+
+
+def _referee(world: World, oracle: Oracle, made: _Made) -> Referee:
+    """Accuracies on the test images, by noise that no endpoint gives."""
+    images, truth = world.dataset.x_test, world.dataset.y_test.numpy()
+    policy = oracle.policy
+    if made.head is not None and isinstance(policy, HeadPolicy):
+        exact = head_scores(made.head.weights, policy.pooled, policy.feature_norm)(images)
+    else:
+        exact = oracle.scores(images)
+    answered = oracle.answers(images, range(len(images)))
+    return Referee(
+        accuracy=rate_interval(int((exact.argmax(axis=1) == truth).sum()), len(truth)),
+        answered=rate_interval(int((answered.labels == truth).sum()), len(truth)),
+        tested=len(truth),
+        gradient_norm=None if made.head is None else made.head.gradient_norm,
+    )
+
+
+def _delta(world: World, policy: AnswerPolicy) -> float:
+    own = policy.delta if isinstance(policy, NoisyPolicy) else None
+    return world.experiment.mechanism.delta if own is None else own
+
+
+def _secret(place: Path, experiment: Experiment) -> Secret:
+    """What noise is drawn from: the seed's where noise is reproducible, else the folder's own, made once."""
+    if experiment.noise == "reproducible":
+        return Secret.of_seed(experiment.seed).derived("service")
+    path = place / "secret.key"
+    write_once(path, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600)
+    try:
+        return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        raise InputError(f"{path} is damaged: noise of this endpoint cannot be drawn without it") from None
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

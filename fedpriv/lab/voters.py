@@ -1,0 +1,146 @@
+"""Models on disjoint shares of the data, which vote: convex heads, or networks like the run's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.optimizers import make_optimizer
+from fedpriv.randomness import numpy_stream
+from fedpriv.service.endpoint import pixels
+from fedpriv.service.head import Objective, fit_head, pooled_features
+from fedpriv.service.policies import Scores
+from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.world import World
+
+__all__ = ["CLIENT", "Voters", "shards_of", "train_voters", "vote_counts"]
+
+CLIENT = "replace-one: all data of one client are others; their number is public"
+
+_AT_ONCE = 256  # images
+_WEIGHTS = "weights"
+
+
+@dataclass(frozen=True, eq=False)
+class Voters:
+    """M models.
+
+    Attributes:
+        stack: name -> (M, *shape): a network's parameters, or the heads' weights. They are as private as the data.
+    """
+
+    stack: Mapping[str, NDArray[np.float64] | NDArray[np.float32]]
+
+
+def shards_of(world: World, count: int) -> tuple[NDArray[np.int64], ...]:
+    """Return the training rows of each model; who is in which does not depend on the data.
+
+    Args:
+        world: the run's experiment, built.
+        count: of shards of equal size, one more or less; 0: the clients' own data.
+
+    Raises:
+        InputError: there are fewer examples than shards, or fewer than two models.
+    """
+    if count == 0:
+        shards = [np.asarray(rows, dtype=np.int64) for rows in world.partitions]
+    else:
+        rows = np.sort(np.concatenate(world.partitions))
+        if count > len(rows):
+            raise InputError(f"service.shards = {count}: there are {len(rows)} training examples")
+        shards = np.array_split(rows[numpy_stream(world.experiment.seed, "voters").permutation(len(rows))], count)
+    if len(shards) < 2:
+        raise InputError("votes need two models or more: more clients, or service.shards")
+    return tuple(shards)
+
+
+def train_voters(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:
+    """Train a model on each share.
+
+    Args:
+        world: the run's experiment, built; [training] says how networks are trained.
+        policy: which models.
+        shards: the training rows of each.
+
+    Raises:
+        InputError: the network cannot be trained in stacks.
+        RunFailedError: a model diverged.
+    """
+    return _networks(world, policy, shards) if policy.voters == "network" else _heads(world, policy, shards)
+
+
+def vote_counts(world: World, policy: NoisyVotes, voters: Voters) -> Callable[[Tensor], Scores]:
+    """Return how images (n, C, H, W) get counts of votes (n, classes), float64."""
+    classes = world.dataset.classes
+    if policy.voters == "head":
+        weights = voters.stack[_WEIGHTS]
+
+        def votes(images: Tensor) -> NDArray[np.int64]:
+            features = pooled_features(pixels(images), policy.pooled, policy.feature_norm)
+            named: NDArray[np.int64] = (features @ weights.transpose(0, 2, 1)).argmax(axis=2)
+            return named
+    else:
+        network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
+        stack = {name: torch.from_numpy(np.asarray(value)).to(world.device) for name, value in voters.stack.items()}
+        first = next(iter(stack.values()))
+
+        def votes(images: Tensor) -> NDArray[np.int64]:
+            inputs = world.dataset.normalise(images.to(first.device), first.dtype)
+            return network.outputs(stack, inputs).argmax(dim=2).cpu().numpy()
+
+    def counts(images: Tensor) -> Scores:
+        named = np.concatenate([votes(some) for some in images.split(_AT_ONCE)], axis=1)
+        return np.stack([(named == number).sum(axis=0) for number in range(classes)], axis=1).astype(np.float64)
+
+    return counts
+
+
+def _heads(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:
+    weights = []
+    for rows in shards:
+        images = world.dataset.x_train[torch.from_numpy(rows)]
+        features = pooled_features(pixels(images), policy.pooled, policy.feature_norm)
+        labels = world.dataset.y_train.numpy()[rows]
+        objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
+        weights.append(fit_head(objective, policy.feature_norm, policy.tolerance).weights)
+    return Voters({_WEIGHTS: np.stack(weights)})
+
+
+def _networks(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:
+    """All at once, from the run's initial numbers; a shorter share is filled up with examples of weight 0."""
+    training = world.experiment.training
+    network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes, training.tilt)
+    stack = {
+        name: value.to(world.device).expand(len(shards), *value.shape).clone()
+        for name, value in world.initial.parameters.items()
+    }
+    longest = max(map(len, shards))
+    rows = np.stack([np.resize(shard, longest) for shard in shards])
+    counted = np.arange(longest) < np.array([len(shard) for shard in shards])[:, None]
+    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
+    size = min(training.batch_size, longest)
+    for epoch in range(policy.voter_epochs):
+        order = numpy_stream(world.experiment.seed, "voter-batches", epoch).permutation(longest)
+        for places in np.array_split(order, max(1, longest // size)):
+            x, y, weights = _batch(world, rows[:, places], counted[:, places])
+            gradient = network.gradients(stack, x, y, weights)
+            if training.weight_decay:
+                gradient = {name: value + training.weight_decay * stack[name] for name, value in gradient.items()}
+            optimizer.step(stack, gradient)
+    if not all(bool(torch.isfinite(value).all()) for value in stack.values()):
+        raise RunFailedError("a model that is to vote diverged: choose a smaller training.learning_rate")
+    return Voters({name: value.cpu().numpy() for name, value in stack.items()})
+
+
+def _batch(world: World, rows: NDArray[np.int64], counted: NDArray[np.bool_]) -> tuple[Tensor, Tensor, Tensor]:
+    """Images (M, B, ...), labels (M, B), weights (M, B) that sum to 1 for each model with an example in the batch."""
+    flat = torch.from_numpy(rows.reshape(-1))
+    x = world.network_input(world.dataset.x_train[flat])
+    y = world.dataset.y_train[flat].to(world.device).view(rows.shape)
+    shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1)
+    return x.view(*rows.shape, *x.shape[1:]), y, torch.from_numpy(shares).to(x)

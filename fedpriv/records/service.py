@@ -1,0 +1,126 @@
+"""What an endpoint is: service.json, which anyone may see, and referee.json, which is for nobody outside."""
+
+from typing import Any
+
+from fedpriv.records.attacks import Interval
+from fedpriv.records.ledger import Guarantee
+from fedpriv.records.membership import EpsilonBound
+from fedpriv.records.reading import Model
+
+__all__ = ["AnswersAudit", "HeadFacts", "Referee", "Service", "UserFacts"]
+
+
+class HeadFacts(Model):
+    """The certificate of the convex head: public numbers only.
+
+    Attributes:
+        regularisation: lambda.
+        norm: R, the length of its features.
+        features: d, how many.
+        examples: n.
+        tolerance: tau; training stopped at a gradient of at most half of it.
+        sensitivity: Delta, how far replacing one example moves the weights.
+    """
+
+    regularisation: float
+    norm: float
+    features: int
+    examples: int
+    tolerance: float
+    sensitivity: float
+
+
+class Service(Model):
+    """service.json.
+
+    Attributes:
+        method: the policy's short form.
+        title: what it is called.
+        settings: of the section [service], resolved.
+        answers: images that are answered in all.
+        scale: of the noise; 0 without.
+        delta: of the statement.
+        model: digest of the run's final model.
+        source: what is answered from: network, head or votes.
+        classes: how many.
+        shape: (C, H, W) of an image.
+        head: its certificate; ``None`` without one.
+        models: that vote; 0 without votes.
+        guarantee: what is proven about all planned answers together.
+    """
+
+    method: str
+    title: str
+    settings: dict[str, Any]
+    answers: int
+    scale: float
+    delta: float
+    model: str
+    source: str
+    classes: int
+    shape: tuple[int, int, int]
+    head: HeadFacts | None = None
+    models: int = 0
+    guarantee: Guarantee
+
+
+class Referee(Model):
+    """referee.json: figures that depend on private data, for whoever has the folder.
+
+    Attributes:
+        accuracy: of the exact scores on test images.
+        answered: of answers with noise of their own, which no endpoint ever gives.
+        tested: test images.
+        gradient_norm: of the convex head at the end of training.
+    """
+
+    accuracy: Interval
+    answered: Interval
+    tested: int
+    gradient_norm: float | None = None
+
+
+class AnswersAudit(Model):
+    """audit.json: what answers and measured neighbours show against what is claimed; for whoever has the folder.
+
+    Attributes:
+        method: the policy's short form.
+        moved: largest distance of two models whose training data differ in one example, over the proven (head) or the
+            claimed (paper) bound: measured, no guarantee.
+        shifted: largest change of a logit at a test image, over the bound of one logit; likewise.
+        replaced: how many replacements these are the largest of.
+        above: share of the replacements whose change of a logit is above the bound.
+        claimed: epsilon of one answer, at delta; for ``paper`` nominal. ``None``: nothing is claimed.
+        proven: whether the claim is one that is proven.
+        bound: lower bound on epsilon of one answer, from a game on the replacement that moved most.
+        recovered: share of test images whose exact probabilities two answers give away; ``None``: not tried.
+    """
+
+    method: str
+    moved: float
+    shifted: float
+    replaced: int
+    above: float
+    claimed: float | None
+    proven: bool
+    bound: EpsilonBound | None
+    recovered: float | None = None
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the game shows more than is claimed."""
+        return self.bound is not None and self.claimed is not None and self.bound.epsilon > self.claimed
+
+
+class UserFacts(Model):
+    """A user of the endpoint, in users.json.
+
+    Attributes:
+        name: in the query ledger.
+        key: SHA-256 of the key; the key itself is kept nowhere.
+        answers: images that are answered for this user in all.
+    """
+
+    name: str
+    key: str
+    answers: int

@@ -1,0 +1,94 @@
+"""The model as an endpoint: what its answers show, what is proven, how many are used; words of the report."""
+
+from fedpriv.records import AnswersAudit, Guarantee, Interval
+from fedpriv.report.numbers import count, figure, percent
+from fedpriv.report.view import Endpoint
+
+__all__ = ["endpoint_facts", "endpoint_notes", "endpoint_refuted"]
+
+Fact = tuple[str, str]
+
+
+def endpoint_facts(endpoint: Endpoint) -> list[Fact]:
+    """Return what there is to say, as terms with their text."""
+    service, guarantee = endpoint.service, endpoint.service.guarantee
+    facts = [
+        ("Answers used", f"{count(endpoint.used)} of {count(service.answers)}"),
+        ("Proven of all planned answers", _proven(guarantee)),
+    ]
+    if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
+        facts.append(("Claimed of one answer, not proven", f"ε = {figure(guarantee.nominal_epsilon)} (nominal)"))
+    if endpoint.referee is not None:
+        referee = endpoint.referee
+        facts.append(("Right on test images, exact scores", _share(referee.accuracy)))
+        facts.append(("Right on test images, as answered", _share(referee.answered)))
+    if service.head is not None:
+        head = service.head
+        facts.append(
+            (
+                "Sensitivity of the weights (proven)",
+                f"{figure(head.sensitivity)}, of n = {count(head.examples)} examples, "
+                f"λ = {figure(head.regularisation)}, R = {figure(head.norm)}, τ = {figure(head.tolerance)}",
+            )
+        )
+    if service.scale:
+        facts.append(("Scale of the noise", figure(service.scale)))
+    return [*facts, *(_audited(endpoint.audit) if endpoint.audit else [])]
+
+
+def endpoint_notes(endpoint: Endpoint) -> list[str]:
+    """Return what a reader must know with the figures: what each rests on, and what is a measurement only."""
+    guarantee = endpoint.service.guarantee
+    notes = [f"Adjacency: {guarantee.adjacency}.", f"Epsilon: {guarantee.theorem['epsilon']}."]
+    notes += [f"{note[:1].upper()}{note[1:]}." for note in guarantee.notes]
+    if endpoint.audit is not None:
+        notes.append("How far models moved when one example was replaced is measured, and no guarantee.")
+    return notes
+
+
+def endpoint_refuted(endpoint: Endpoint) -> str:
+    """Return what is wrong with what is claimed of the answers; empty: nothing is."""
+    guarantee, audit = endpoint.service.guarantee, endpoint.audit
+    if audit is not None and audit.refutes and audit.bound is not None and audit.claimed is not None:
+        kind = "proven" if audit.proven else "claimed"
+        return (
+            f"A game on neighbouring data shows ε of at least {figure(audit.bound.epsilon)} of one answer; {kind}: "
+            f"{figure(audit.claimed)}."
+        )
+    if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
+        return f"Nothing is proven: {guarantee.theorem['epsilon']}."
+    return ""
+
+
+def _proven(guarantee: Guarantee) -> str:
+    if guarantee.epsilon is None:
+        return "nothing"
+    pure = "" if guarantee.pure_epsilon is None else f"; pure ε = {figure(guarantee.pure_epsilon)}"
+    return f"ε = {figure(guarantee.epsilon)} at δ = {figure(guarantee.delta)}{pure}"
+
+
+def _share(share: Interval) -> str:
+    ends = share.ends
+    return percent(share.value) + ("" if ends is None else f" ({percent(ends[0])} to {percent(ends[1])})")
+
+
+def _audited(audit: AnswersAudit) -> list[Fact]:
+    facts = [
+        (
+            "Models moved, measured over bound",
+            f"{figure(audit.moved)} at most, of {count(audit.replaced)} replacements; a logit {figure(audit.shifted)}, "
+            f"above its bound in {percent(audit.above)}",
+        )
+    ]
+    if audit.bound is not None and audit.claimed is not None:
+        word = "proven" if audit.proven else "claimed"
+        facts.append(
+            (
+                "Epsilon of one answer, measured",
+                f"at least {figure(audit.bound.epsilon)} ({percent(audit.bound.confidence)} confidence); {word}: "
+                f"{figure(audit.claimed)}",
+            )
+        )
+    if audit.recovered is not None:
+        facts.append(("Exact vectors from two answers each", percent(audit.recovered)))
+    return facts

@@ -1,0 +1,163 @@
+"""The endpoint in this process: a policy's answers to questions, counted, with a hard budget."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.data.datasets import Dataset
+from fedpriv.errors import InputError
+from fedpriv.randomness import Secret
+from fedpriv.service.head import pooled_features
+from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores
+from fedpriv.service.questions import Answers
+
+__all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "head_scores", "network_scores", "pixels"]
+
+_AT_ONCE = 256  # images of one forward pass
+
+
+class UsedUpError(InputError):
+    """Fewer answers are left than were asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """What answers are computed from, without any count.
+
+    Attributes:
+        policy: what is shown of the scores.
+        facts: public sizes.
+        shape: (C, H, W) of an image.
+        scores: images (n, C, H, W) -> (n, classes) float64.
+        scale: of the noise.
+        secret: what the noise of an answer is drawn from, with its number.
+    """
+
+    policy: AnswerPolicy
+    facts: Facts
+    shape: tuple[int, int, int]
+    scores: Callable[[Tensor], Scores]
+    scale: float
+    secret: Secret
+
+    def answers(self, images: Tensor, numbers: Sequence[int]) -> Answers:
+        """Answer images whose answers have these numbers; a number gives the same noise again.
+
+        Args:
+            images: (n, C, H, W), from :func:`checked_images`.
+            numbers: n of them.
+        """
+        streams = [self.secret.stream("answer", number).numpy() for number in numbers] if self.policy.draws else []
+        return self.policy.answer(self.scores(images), Draws(self.scale, streams, self.facts))
+
+
+class Endpoint:
+    """Answers in this process, counted; see :class:`fedpriv.service.questions.Questions`.
+
+    Its noise is its own: no answer that it gives has a number in a query ledger.
+
+    Attributes:
+        classes: how many there are.
+        shape: (C, H, W) of an image.
+    """
+
+    def __init__(self, oracle: Oracle, most: int | None = None) -> None:
+        """Open it.
+
+        Args:
+            oracle: what answers; its secret is for this endpoint alone.
+            most: images that are answered at most; ``None``: any number.
+        """
+        self.classes, self.shape = oracle.facts.classes, oracle.shape
+        self._oracle, self._most, self._asked = oracle, math.inf if most is None else most, 0
+
+    @property
+    def policy(self) -> AnswerPolicy:
+        """What is shown of the scores."""
+        return self._oracle.policy
+
+    @property
+    def facts(self) -> Facts:
+        """Public sizes."""
+        return self._oracle.facts
+
+    @property
+    def exact(self) -> Callable[[Tensor], Scores]:
+        """Images -> scores that it answers from, without policy and noise: for a referee, and never for an attack."""
+        return self._oracle.scores
+
+    @property
+    def asked(self) -> int:
+        """Images answered so far."""
+        return self._asked
+
+    def ask(self, images: Tensor) -> Answers:
+        """Answer questions; see :class:`fedpriv.service.questions.Questions`."""
+        checked = checked_images(images, self.shape)
+        if self._asked + len(checked) > self._most:
+            left = int(self._most) - self._asked
+            raise UsedUpError(f"{len(checked)} answers are asked for, and {left} of {int(self._most)} are left")
+        numbers = range(self._asked, self._asked + len(checked))
+        self._asked += len(checked)
+        return self._oracle.answers(checked, numbers)
+
+
+def checked_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Return images, if they are some of this shape.
+
+    Args:
+        images: (n, C, H, W), uint8 or floating point on [0, 1].
+        shape: (C, H, W).
+
+    Raises:
+        InputError: there is none, the shape or the type is another, or a pixel is out of range.
+    """
+    if images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
+        wanted = " x ".join(str(size) for size in ("n", *shape))
+        raise InputError(f"images of {' x '.join(str(size) for size in images.shape)}: {wanted} is wanted, n from 1")
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise InputError(f"images of {str(images.dtype).removeprefix('torch.')}: bytes, or numbers on [0, 1]")
+    if not bool(((images >= 0) & (images <= 1)).all()):
+        raise InputError("images: a pixel is not a number on [0, 1]")
+    return images
+
+
+def network_scores(network: torch.nn.Module, dataset: Dataset) -> Callable[[Tensor], Scores]:
+    """Return how images (n, C, H, W) get logits (n, classes), float64, from a network in evaluation mode."""
+    first = next(network.parameters())
+
+    def scores(images: Tensor) -> Scores:
+        with torch.inference_mode():
+            parts = [network(dataset.normalise(some.to(first.device), first.dtype)) for some in images.split(_AT_ONCE)]
+            logits: Scores = torch.cat(parts).double().cpu().numpy()
+        return logits
+
+    return scores
+
+
+def head_scores(weights: Scores, pooled: int | None, norm: float) -> Callable[[Tensor], Scores]:
+    """Return how images (n, C, H, W) get logits (n, classes), float64, from the convex head.
+
+    Args:
+        weights: (classes, d).
+        pooled: sides of averaged images; ``None``: pixels as they are.
+        norm: length of an image's features.
+    """
+
+    def scores(images: Tensor) -> Scores:
+        return pooled_features(pixels(images), pooled, norm) @ weights.T
+
+    return scores
+
+
+def pixels(images: Tensor) -> NDArray[np.float64]:
+    """Return images (n, C, H, W), bytes or on [0, 1], as float64 on [0, 1]: one array for one picture."""
+    values: NDArray[np.float64] = images.double().cpu().numpy()
+    return values / 255 if images.dtype == torch.uint8 else values

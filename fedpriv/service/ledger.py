@@ -1,0 +1,287 @@
+"""The query ledger: who was answered how much, on the disk before any noise is drawn.
+
+It is a text file with one JSON object a line. The first says what the endpoint is and how many images it answers in
+all; each further one is a charge: its number, the user, SHA-256 of the question, and the hash of the line before.
+Charges are appended and fsynced under an exclusive lock, and the answer is computed afterwards. So a kill at any moment
+may lose an answer, never a charge, and no number is given twice, also not by two processes at a time. A last line that
+was cut off counts as spent. A changed line breaks the chain, and the ledger is refused. Who deletes the file, or goes
+on with an older copy of it, starts anew: no file can know of that.
+"""
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import open_unlinked, write_once
+
+__all__ = ["OWNER", "Charge", "Opening", "QueryLedger", "Request"]
+
+OWNER = "owner"
+"""The user of questions that need no key: those of whoever has the folder."""
+
+_BEGIN = "0" * 64
+_TORN = "torn"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first line.
+
+    Attributes:
+        service: SHA-256 of what the endpoint is: policy, settings, model.
+        answers: images that it answers in all.
+        previous: zeros.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    service: str
+    answers: int
+    previous: str = _BEGIN
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One answer that was paid for.
+
+    Attributes:
+        number: from 0, in order; each once.
+        user: who asked.
+        question: SHA-256 of the image; ``torn`` where the line before it was cut off, and this one stands for it.
+        previous: SHA-256 of the line before.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    number: int
+    user: str
+    question: str
+    previous: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """Questions of one user, which are all answered or not at all.
+
+    Attributes:
+        user: who asks.
+        questions: SHA-256 of each image.
+    """
+
+    user: str
+    questions: tuple[str, ...]
+
+
+_OPENING, _CHARGE = TypeAdapter(Opening), TypeAdapter(Charge)
+
+
+class QueryLedger:
+    """The charges of an endpoint; several processes may have it open.
+
+    Attributes:
+        path: the file.
+        answers: images that are answered in all.
+        limits: for each user how many of them are theirs; who is not named has no limit of their own.
+    """
+
+    def __init__(self, path: Path, opening: Opening, limits: Mapping[str, int]) -> None:
+        """Open the ledger, or begin it where there is none.
+
+        Args:
+            path: of the file; its folder exists.
+            opening: what the first line has to say.
+            limits: for each user how many answers are theirs.
+
+        Raises:
+            InputError: it is another endpoint's, or damaged.
+            WriteError: it cannot be begun.
+        """
+        self.path, self.answers, self.limits = path, opening.answers, dict(limits)
+        write_once(path, _line(opening))
+        self._descriptor = open_unlinked(path, os.O_RDWR | os.O_APPEND)
+        self._offset, self._lines, self._last = 0, 0, _BEGIN
+        self._charges: list[Charge] = []
+        self._used: Counter[str] = Counter()
+        with self._locked():
+            self._check_opening(opening)
+
+    @property
+    def used(self) -> int:
+        """Answers that were paid for, by everybody, as of the last look at the file."""
+        return len(self._charges)
+
+    def used_by(self, user: str) -> int:
+        """Answers that a user has paid for."""
+        return self._used[user]
+
+    def question(self, number: int) -> str | None:
+        """The question of a charge; ``None``: there is no such charge."""
+        return self._charges[number].question if 0 <= number < len(self._charges) else None
+
+    def refresh(self) -> None:
+        """Look at what other processes have charged.
+
+        Raises:
+            InputError: the file was changed, or replaced.
+        """
+        with self._locked():
+            pass
+
+    def charge(self, requests: Sequence[Request]) -> list[range | str]:
+        """Charge for requests, in their order, and have that on the disk before this returns.
+
+        Args:
+            requests: of any users.
+
+        Returns:
+            For each request the numbers of its answers, or why it is refused: nothing of it was charged.
+
+        Raises:
+            InputError: the file was changed, or replaced.
+            RunFailedError: it cannot be written; nothing of all this may be answered.
+        """
+        with self._locked():
+            charges: list[Charge] = []
+            decided: list[range | str] = []
+            taken: Counter[str] = Counter()
+            for request in requests:
+                refusal = self._refusal(request, len(charges), taken[request.user])
+                first = self.used + len(charges)
+                decided.append(refusal or range(first, first + len(request.questions)))
+                if refusal is None:
+                    taken[request.user] += len(request.questions)
+                    charges += self._made(request, first, charges[-1:] and sha256(_line(charges[-1])).hexdigest())
+            self._write(charges)
+            return decided
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _refusal(self, request: Request, charged: int, taken: int) -> str | None:
+        wanted = len(request.questions)
+        left = self.answers - self.used - charged
+        limit = self.limits.get(request.user)
+        own = None if limit is None else limit - self._used[request.user] - taken
+        if own is not None and wanted > own:
+            return f"{wanted} answers are asked for, and {max(own, 0)} of the {limit} of {request.user} are left"
+        if wanted > left:
+            return f"{wanted} answers are asked for, and {max(left, 0)} of {self.answers} are left"
+        return None
+
+    def _made(self, request: Request, first: int, last: Any) -> list[Charge]:
+        previous, made = last or self._last, []
+        for number, question in enumerate(request.questions, first):
+            charge = Charge(number, request.user, question, previous)
+            previous = sha256(_line(charge)).hexdigest()
+            made.append(charge)
+        return made
+
+    def _write(self, charges: Sequence[Charge]) -> None:
+        if not charges:
+            return
+        content = b"".join(map(_line, charges))
+        try:
+            written = os.write(self._descriptor, content)
+            if written < len(content):
+                raise OSError(None, "only a part of it was written")
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise RunFailedError(f"{self.path} cannot be written: {error.strerror}; nothing was answered") from None
+        for charge in charges:
+            self._enter(_line(charge)[:-1], charge)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Nobody else writes meanwhile, and what others wrote before is known."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            self._catch_up()
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _catch_up(self) -> None:
+        status = os.fstat(self._descriptor)
+        if not self.path.exists() or not os.path.samestat(status, self.path.stat()):
+            raise InputError(f"{self.path} was replaced: its charges cannot be counted any more")
+        if status.st_size < self._offset:
+            raise InputError(f"{self.path} is shorter than it was: charges are missing")
+        content = os.pread(self._descriptor, status.st_size - self._offset, self._offset)
+        lines, torn = content.split(b"\n")[:-1], content.rpartition(b"\n")[2]
+        for at, line in enumerate(lines):
+            self._read(line, lines[at + 1 : at + 2])
+        if torn:
+            self._mend(torn)
+
+    def _read(self, line: bytes, following: Sequence[bytes]) -> None:
+        if not self._lines:
+            self._skip(line)
+            return
+        charge = _parsed(line)
+        if charge is None and self._stands_for(following, line):
+            self._skip(line)
+            return
+        if charge is None or charge.previous != self._last or charge.number != len(self._charges):
+            raise InputError(
+                f"{self.path}, line {self._lines + 1}: the chain of charges is broken; nothing is answered"
+            )
+        self._enter(line, charge)
+
+    def _stands_for(self, following: Sequence[bytes], line: bytes) -> bool:
+        """Whether the next line was written in the place of this one, which had been cut off."""
+        after = _parsed(following[0]) if following else None
+        return after is not None and after.question == _TORN and after.previous == sha256(line + b"\n").hexdigest()
+
+    def _mend(self, torn: bytes) -> None:
+        """Whoever wrote it was killed: it counts as spent, by nobody in particular."""
+        known = _parsed(torn)
+        number = len(self._charges) + (known is not None)
+        mark = Charge(number, "", _TORN, sha256(torn + b"\n").hexdigest())
+        try:
+            os.write(self._descriptor, b"\n" + _line(mark))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise RunFailedError(f"{self.path} cannot be written: {error.strerror}; nothing was answered") from None
+        self._read(torn, [_line(mark)[:-1]])
+        self._read(_line(mark)[:-1], [])
+
+    def _skip(self, line: bytes) -> None:
+        self._offset += len(line) + 1
+        self._lines += 1
+        self._last = sha256(line + b"\n").hexdigest()
+
+    def _enter(self, line: bytes, charge: Charge) -> None:
+        self._skip(line)
+        self._charges.append(charge)
+        self._used[charge.user] += 1
+
+    def _check_opening(self, opening: Opening) -> None:
+        first = os.pread(self._descriptor, 4096, 0).split(b"\n")[0]
+        try:
+            found = _OPENING.validate_json(first)
+        except ValidationError:
+            raise InputError(f"{self.path}, line 1: the chain of charges is broken; nothing is answered") from None
+        if found != opening:
+            raise InputError(f"{self.path} is of another endpoint, or of another budget ({found.answers} answers)")
+
+
+def _parsed(line: bytes) -> Charge | None:
+    try:
+        return _CHARGE.validate_json(line)
+    except ValidationError:
+        return None
+
+
+def _line(value: Opening | Charge) -> bytes:
+    return json.dumps(asdict(value)).encode() + b"\n"

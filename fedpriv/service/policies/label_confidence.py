@@ -1,0 +1,52 @@
+"""The label, drawn, and one noisy confidence, nothing else: what the two steps of Lu et al. 2022 can prove."""
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.registry import POLICIES
+from fedpriv.service.policies import Draws, Facts, HeadPolicy, Scores, one_a_row, softmax
+from fedpriv.service.questions import Answers
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.answers import Law
+
+__all__ = ["LabelConfidence"]
+
+
+@POLICIES.register
+class LabelConfidence(HeadPolicy):
+    """The confidence is the logistic of the class's log-odds with Laplace noise; of the others nothing is shown."""
+
+    name: ClassVar[str] = "label-confidence"
+    title: ClassVar[str] = "drawn labels with one noisy confidence"
+    draws: ClassVar[bool] = True
+
+    @property
+    @override
+    def law(self) -> "Law":
+        return "range-laplace"
+
+    @override
+    def unit(self, facts: Facts) -> float:
+        return 2 * math.sqrt(2) * facts.sensitivity * facts.norm
+
+    @override
+    def theorem(self) -> str:
+        return "half for the exponential mechanism, half for Laplace noise on log-odds that move by sqrt(2) Delta R"
+
+    @override
+    def answer(self, scores: Scores, draws: Draws) -> Answers:
+        from scipy import special
+
+        labels = one_a_row(softmax(scores / draws.scale), draws.generators)
+        rows = np.arange(len(labels))
+        others = scores.copy()
+        others[rows, labels] = -np.inf
+        odds = scores[rows, labels] - special.logsumexp(others, axis=1)
+        noise = np.array([generator.laplace(scale=draws.scale) for generator in draws.generators])
+        shown = np.full(scores.shape, np.nan)
+        shown[rows, labels] = special.expit(odds + noise)
+        return Answers(labels, shown)

@@ -1,0 +1,72 @@
+"""Noise on the logits of each answer of the convex model."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.records import Guarantee, Ledger, shown_epsilon
+from fedpriv.registry import POLICIES
+from fedpriv.service.policies import (
+    DISTRIBUTION,
+    Distribution,
+    Draws,
+    Facts,
+    HeadPolicy,
+    Scores,
+    softmax,
+    spread_noise,
+)
+from fedpriv.service.questions import Answers
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.answers import Law
+
+__all__ = ["NoisyLogits"]
+
+
+@POLICIES.register
+class NoisyLogits(HeadPolicy):
+    """Under normal noise the same deviation on the model would do for all answers; the guarantee's notes say so."""
+
+    name: ClassVar[str] = "logits"
+    title: ClassVar[str] = "noise on the logits of each answer"
+    reference: ClassVar[str] = "van der Maaten and Hannun: The Trade-Offs of Private Prediction, 2020"
+    draws: ClassVar[bool] = True
+
+    distribution: Distribution = DISTRIBUTION
+
+    @property
+    @override
+    def law(self) -> "Law":
+        return "gaussian" if self.distribution == "gaussian" else "pure"
+
+    @override
+    def unit(self, facts: Facts) -> float:
+        return facts.sensitivity * facts.norm
+
+    @override
+    def theorem(self) -> str:
+        return "noise on logits that move by at most Delta R in length, of a strongly convex model"
+
+    @override
+    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: Ledger) -> Guarantee:
+        from fedpriv.accounting.answers import answer_guarantee, model_break_even
+
+        proven = super().guarantee(facts, answers, delta, ledger)
+        if self.law == "pure":
+            known = model_break_even(facts.classes, facts.features)
+            note = f"from {known:.1f} answers on, noise on the model is smaller for the same pure epsilon"
+            return replace(proven, notes=(note,))
+        level = facts.sensitivity / self.scale(facts, answers, delta)
+        once = answer_guarantee(self.release(facts, 1, delta, level)).epsilon
+        shown = "nothing" if once is None else f"epsilon {shown_epsilon(once)}"
+        note = f"the same deviation on the weights (method = model) proves {shown} for any number of answers"
+        return replace(proven, notes=(note,))
+
+    @override
+    def answer(self, scores: Scores, draws: Draws) -> Answers:
+        noise = [spread_noise(self.distribution, draws.scale, scores.shape[1:], each) for each in draws.generators]
+        noisy = scores + np.stack(noise)
+        return Answers(noisy.argmax(axis=1), softmax(noisy))

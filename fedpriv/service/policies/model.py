@@ -1,0 +1,59 @@
+"""Noise on the convex model, once: any number of answers cost no more (Chaudhuri et al. 2011; Wu et al. 2017)."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.registry import POLICIES
+from fedpriv.service.policies import (
+    DISTRIBUTION,
+    Distribution,
+    Draws,
+    Facts,
+    HeadPolicy,
+    Scores,
+    softmax,
+    spread_noise,
+)
+from fedpriv.service.questions import Answers
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.answers import Law
+
+__all__ = ["NoisyModel"]
+
+
+@POLICIES.register
+class NoisyModel(HeadPolicy):
+    """The model itself could be handed out: its answers are post-processing of it."""
+
+    name: ClassVar[str] = "model"
+    title: ClassVar[str] = "a convex model with noise on its weights"
+    reference: ClassVar[str] = (
+        "Chaudhuri, Monteleoni and Sarwate: Differentially Private Empirical Risk Minimization, JMLR 2011"
+    )
+    once: ClassVar[bool] = True
+
+    distribution: Distribution = DISTRIBUTION
+
+    @property
+    @override
+    def law(self) -> "Law":
+        return "gaussian" if self.distribution == "gaussian" else "pure"
+
+    @override
+    def unit(self, facts: Facts) -> float:
+        return facts.sensitivity
+
+    @override
+    def theorem(self) -> str:
+        return "noise on the weights of a strongly convex model (Chaudhuri et al. 2011), answers are post-processing"
+
+    @override
+    def released(self, weights: Scores, scale: float, generator: np.random.Generator) -> Scores:
+        return weights + spread_noise(self.distribution, scale, weights.shape, generator)
+
+    @override
+    def answer(self, scores: Scores, draws: Draws) -> Answers:
+        return Answers(scores.argmax(axis=1), softmax(scores))

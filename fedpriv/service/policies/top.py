@@ -1,0 +1,35 @@
+"""The largest probabilities only: a heuristic."""
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.registry import POLICIES
+from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
+from fedpriv.service.questions import Answers
+from fedpriv.settings import Integer
+
+__all__ = ["Top"]
+
+
+@POLICIES.register
+class Top(AnswerPolicy):
+    """Those of the likeliest classes, exactly; of the others nothing is shown (NaN)."""
+
+    name: ClassVar[str] = "top"
+    title: ClassVar[str] = "the largest probabilities"
+    argument: ClassVar[str] = "kept"
+
+    kept: Annotated[Integer, Field(ge=1, le=10_000)] = Field(1, description="top: how many probabilities are shown")
+
+    @override
+    def answer(self, scores: Scores, draws: Draws) -> Answers:
+        labels = scores.argmax(axis=1)
+        if self.kept >= scores.shape[1]:
+            return Answers(labels, softmax(scores))
+        shown = softmax(scores)
+        hidden = np.argsort(-shown, axis=1, kind="stable")[:, self.kept :]
+        np.put_along_axis(shown, hidden, np.nan, axis=1)
+        return Answers(labels, shown)

@@ -1,0 +1,77 @@
+"""Noisy votes of models that were trained on disjoint shards (Papernot et al. 2018; van der Maaten and Hannun 2020)."""
+
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.registry import POLICIES
+from fedpriv.service.policies import (
+    DISTRIBUTION,
+    Distribution,
+    Draws,
+    Facts,
+    HeadKeys,
+    NoisyPolicy,
+    Scores,
+    one_a_row,
+    softmax,
+)
+from fedpriv.service.questions import Answers
+from fedpriv.settings import Count, Integer
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.answers import Law
+
+__all__ = ["NoisyVotes"]
+
+
+@POLICIES.register
+class NoisyVotes(HeadKeys, NoisyPolicy):
+    """Each model names a class; one example, or one client, is in one model's data and so moves one vote.
+
+    Normal noise on all counts has sensitivity sqrt(2). Of the exponential mechanism on counts the log ratio of two
+    probabilities ranges over at most 2 / temperature.
+    """
+
+    name: ClassVar[str] = "votes"
+    title: ClassVar[str] = "noisy votes of models on disjoint data"
+    reference: ClassVar[str] = "Papernot, Song, Mironov et al.: Scalable Private Learning with PATE, ICLR 2018"
+    source: ClassVar[Literal["network", "head", "votes"]] = "votes"
+    draws: ClassVar[bool] = True
+    labels_only: ClassVar[bool] = True
+
+    shards: Annotated[Integer, Field(ge=0, le=10_000)] = Field(
+        0,
+        description="votes: models, each on an equal share of all data; 0: one a client, for whole clients",
+    )
+    voters: Literal["head", "network"] = Field(
+        "head", description="votes: convex heads, or networks like the run's, trained by [training] on their share"
+    )
+    voter_epochs: Count = Field(50, description="votes: passes of a network over its share")
+    distribution: Distribution = DISTRIBUTION
+
+    @property
+    @override
+    def law(self) -> "Law":
+        return "gaussian" if self.distribution == "gaussian" else "range"
+
+    @override
+    def unit(self, facts: Facts) -> float:
+        return math.sqrt(2) if self.law == "gaussian" else 2.0
+
+    @override
+    def theorem(self) -> str:
+        return "one vote moves two counts by one"
+
+    @override
+    def answer(self, scores: Scores, draws: Draws) -> Answers:
+        if self.law == "range":
+            return Answers(one_a_row(softmax(scores / draws.scale), draws.generators))
+        from fedpriv.votes import NoisyMax
+
+        noisy = NoisyMax(draws.scale)
+        decided = [noisy.decide(row, each) for row, each in zip(scores, draws.generators, strict=True)]
+        return Answers(np.array(decided, dtype=np.int64))

@@ -1,0 +1,55 @@
+"""Questions to an endpoint and its answers: all that an analyst, or an attack, ever sees."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Answers", "Questions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What an endpoint says about n images.
+
+    Attributes:
+        labels: (n,) int64, the class of each, from 0.
+        probabilities: (n, classes) float64, as the policy shows them: rounded ones need not add up to 1. NaN stands
+            where a policy shows nothing. None where it names labels only.
+    """
+
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Questions(Protocol):
+    """Whoever answers questions about images.
+
+    Attributes:
+        classes: how many there are.
+        asked: images answered so far.
+    """
+
+    classes: int
+
+    @property
+    def asked(self) -> int:
+        """Images answered so far."""
+
+    def ask(self, images: "Tensor") -> Answers:
+        """Answer questions.
+
+        Args:
+            images: (n, C, H, W) as the data set holds them: uint8, or floating point on [0, 1] before normalisation.
+
+        Raises:
+            InputError: they are no such images.
+            UsedUpError: fewer answers are left than images were given; nothing was answered.
+        """

@@ -1,0 +1,59 @@
+"""Supervised training of one network: a teacher at a client, the student at the server."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpriv.config import TrainingConfig
+from fedpriv.federated import batch_loss, decayed
+from fedpriv.gradients import Vector
+from fedpriv.optimizers import make_optimizer
+
+__all__ = ["teach"]
+
+
+def teach(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    training: TrainingConfig,
+    epochs: int,
+    stream: np.random.Generator,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Train a network in place, by the loss of shuffled batches that the settings name; an optimiser starts afresh.
+
+    Args:
+        model: starts where it is; left in evaluation mode.
+        inputs: normalised images (n, C, H, W) on the model's device; none leave the model as it is.
+        labels: (n,) likewise.
+        training: batch size (n where that is less), learning rate, optimiser, momentum, loss and weight decay.
+        epochs: passes over the data; the rest that fills no batch waits for the next pass.
+        stream: what the data are shuffled by.
+        autocast: makes the surroundings of forward and backward passes.
+    """
+    names, tensors = [], []
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            names.append(name)
+            tensors.append(value)
+    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
+    parameters: Vector = dict(zip(names, tensors, strict=True))
+    size = min(training.batch_size, len(labels))
+    model.train()
+    for _ in range(epochs if size else 0):
+        order = torch.from_numpy(stream.permutation(len(labels))).to(labels.device)
+        for rows in order[: len(labels) // size * size].split(size):
+            with autocast():
+                outputs = model(inputs[rows])
+                precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+                losses = functional.cross_entropy(precise, labels[rows], reduction="none")
+                loss = batch_loss(losses, torch.full_like(losses.detach(), 1 / size), training.tilt)
+            gradients = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
+            pairs = dict(zip(names, gradients, strict=True))
+            optimizer.step(parameters, decayed(pairs, parameters, training.weight_decay))
+    model.eval()

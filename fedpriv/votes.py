@@ -1,0 +1,239 @@
+"""From votes to an answer, privately: one vote a voter, noise on the counts, and what all answers together prove.
+
+An aggregator is its public parameters. It decides single questions with random numbers that nobody else may have, and
+says what any number of answers costs. PATE asks it, and an endpoint that answers by votes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.proofs import Claim
+from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim
+from fedpriv.errors import InputError
+
+__all__ = ["MOST_ANSWERS", "Aggregator", "ConfidentMax", "LaplaceMax", "NoisyMax", "least_sigma", "most_answers"]
+
+MOST_ANSWERS = 10_000_000
+
+_LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12  # votes
+
+
+class _Aggregator(Protocol):
+    """What turns counts of votes into an answer."""
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+
+    def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
+        """Answer one question.
+
+        Args:
+            counts: (K,) votes for each class.
+            generator: fresh random numbers, used for this question on these counts and for nothing else.
+
+        Returns:
+            The class, from 0; ``None``: no answer.
+        """
+
+    def spent(self, asked: int, answered: int) -> float:
+        """What answers cost where one voter changes its vote in every question, in the aggregator's own measure.
+
+        Args:
+            asked: questions.
+            answered: those with an answer; ``asked`` at most.
+
+        Raises:
+            ValueError: there are no such numbers.
+        """
+
+    def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
+        """What is proven of answers at ``delta``.
+
+        Args:
+            asked: questions.
+            answered: those with an answer. It is a figure of these answers; it may be claimed where a budget that it
+                keeps to was fixed beforehand, or for ``answered = asked``.
+            delta: in (0, 1).
+            votes: how many votes the one has who is protected.
+
+        Raises:
+            ValueError: there are no such numbers.
+        """
+
+
+@dataclass(frozen=True)
+class NoisyMax:
+    """The class whose count is the largest after normal noise (GNMax, Papernot et al. 2018).
+
+    Attributes:
+        sigma: deviation of the noise on each count, in votes, from 1e-9 to 1e12.
+
+    Raises:
+        InputError: it is out of range.
+    """
+
+    sigma: float
+
+    title: ClassVar[str] = "noisy maximum, normal noise"
+
+    def __post_init__(self) -> None:
+        _check("sigma", self.sigma)
+
+    def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
+        """Answer one question; see :meth:`_Aggregator.decide`."""
+        known = _checked(counts)
+        return int(np.argmax(known + generator.normal(0.0, self.sigma, len(known))))
+
+    def spent(self, asked: int, answered: int) -> float:
+        """Return mu of Gaussian differential privacy: sqrt(2 A) / sigma of A answers."""
+        _check_counts(asked, answered)
+        return math.sqrt(2 * answered) / self.sigma
+
+    def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
+        """What is proven; see :meth:`_Aggregator.claim`."""
+        return gaussian_votes_claim(votes * self.spent(asked, answered), delta)
+
+
+@dataclass(frozen=True)
+class ConfidentMax:
+    """The noisy maximum, where the largest count with noise of its own reaches a threshold (Confident-GNMax, 2018).
+
+    Attributes:
+        threshold: T, in votes.
+        sigma1: deviation of the noise on the largest count that is compared with T, in votes, from 1e-9 to 1e12.
+        sigma2: deviation of the noise on each count, in votes, from 1e-9 to 1e12.
+
+    Raises:
+        InputError: one of them is out of range.
+    """
+
+    threshold: float
+    sigma1: float
+    sigma2: float
+
+    title: ClassVar[str] = "confident noisy maximum, normal noise"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.threshold):
+            raise InputError(f"threshold = {self.threshold}: allowed are finite numbers")
+        _check("sigma1", self.sigma1)
+        _check("sigma2", self.sigma2)
+
+    def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
+        """Answer one question, or not; see :meth:`_Aggregator.decide`."""
+        known = _checked(counts)
+        if known.max() + generator.normal(0.0, self.sigma1) < self.threshold:
+            return None
+        return NoisyMax(self.sigma2).decide(known, generator)
+
+    def spent(self, asked: int, answered: int) -> float:
+        """Return mu of Gaussian differential privacy: mu^2 = Q / sigma1^2 + 2 A / sigma2^2."""
+        _check_counts(asked, answered)
+        return math.sqrt(asked / self.sigma1**2 + 2 * answered / self.sigma2**2)
+
+    def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
+        """What is proven; see :meth:`_Aggregator.claim`."""
+        return gaussian_votes_claim(votes * self.spent(asked, answered), delta)
+
+
+@dataclass(frozen=True)
+class LaplaceMax:
+    """The class whose count is the largest after Laplace noise (LNMax, Papernot et al. 2017).
+
+    Attributes:
+        scale: of the noise on each count, in votes, from 1e-9 to 1e12; its deviation is sqrt(2) scale.
+
+    Raises:
+        InputError: it is out of range.
+    """
+
+    scale: float
+
+    title: ClassVar[str] = "noisy maximum, Laplace noise"
+
+    def __post_init__(self) -> None:
+        _check("scale", self.scale)
+
+    def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
+        """Answer one question; see :meth:`_Aggregator.decide`."""
+        known = _checked(counts)
+        return int(np.argmax(known + generator.laplace(0.0, self.scale, len(known))))
+
+    def spent(self, asked: int, answered: int) -> float:
+        """Return pure epsilon: 2 A / scale of A answers, since a vote moves two counts."""
+        _check_counts(asked, answered)
+        return 2 * answered / self.scale
+
+    def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
+        """What is proven; see :meth:`_Aggregator.claim`."""
+        _check_counts(asked, answered)
+        theorem = (
+            "Laplace noise on counts of votes, pure 2 / scale an answer and vote, composed exactly (Kairouz, Oh and "
+            "Viswanath 2017, Thm 3.3)"
+        )
+        return Claim(pure_composition_epsilon(2 * votes / self.scale, answered, delta), theorem)
+
+
+Aggregator = NoisyMax | ConfidentMax | LaplaceMax
+"""All of them; what each can do :class:`_Aggregator` says."""
+
+
+def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: int = 1) -> int:
+    """Return how many questions may all be answered before more than (epsilon, delta) is spent, 10 million at most.
+
+    Args:
+        aggregator: what answers.
+        epsilon: at least 0.
+        delta: in (0, 1).
+        votes: how many votes the one has who is protected.
+
+    Raises:
+        InputError: epsilon or delta is out of range.
+    """
+    gaussian_mu(epsilon, delta)  # says what is out of range
+    within, above = 0, MOST_ANSWERS + 1
+    while above - within > 1:
+        middle = (within + above) // 2
+        if aggregator.claim(middle, middle, delta, votes).epsilon <= epsilon:
+            within = middle
+        else:
+            above = middle
+    return within
+
+
+def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> float:
+    """Return the least noise of :class:`NoisyMax` with which so many answers are (epsilon, delta)-DP.
+
+    Args:
+        answers: at least 1.
+        epsilon: at least 0.
+        delta: in (0, 1).
+        votes: how many votes the one has who is protected.
+
+    Raises:
+        InputError: epsilon or delta is out of range.
+    """
+    return votes * math.sqrt(2 * answers) / gaussian_mu(epsilon, delta)
+
+
+def _checked(counts: ArrayLike) -> NDArray[np.float64]:
+    known = np.asarray(counts, np.float64)
+    if known.ndim != 1 or len(known) < 2 or not np.isfinite(known).all():
+        raise ValueError(f"counts of shape {known.shape}: expected finite votes (K,) of two classes or more")
+    return known
+
+
+def _check_counts(asked: int, answered: int) -> None:
+    if not 0 <= answered <= asked:
+        raise ValueError(f"{answered} answers to {asked} questions: expected 0 <= answered <= asked")
+
+
+def _check(name: str, value: float) -> None:
+    if not _LEAST_NOISE <= value <= _MOST_NOISE:
+        raise InputError(f"{name} = {value:g}: allowed is from {_LEAST_NOISE:g} to {_MOST_NOISE:g}")

@@ -1,0 +1,262 @@
+"""PATE's one round: teachers vote on public images, the aggregator answers, and the student learns from the answers.
+
+The order of what is written lets a killed run go on: the votes first, for clients are asked once, then the answers,
+then the model. Noise on votes that the server sees is keyed by all of them, so that no two polls share any.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedpriv.accounting.votes import (
+    noisy_max_cost,
+    noisy_max_local_sensitivity,
+    smooth_sensitivity,
+    threshold_local_sensitivity,
+    threshold_rdp,
+)
+from fedpriv.config import Experiment
+from fedpriv.masking import restored, votes_limit
+from fedpriv.progress import Progress
+from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
+from fedpriv.records import Failure, Knowledge, RoundRecord, VotedAnswer
+from fedpriv.runs import Checkpoint, Poll, RunFolder
+from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.evaluation import evaluate
+from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
+from fedpriv.server.released import questions
+from fedpriv.server.rounds import take_up
+from fedpriv.server.secure import ask_for_masked_sum
+from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
+from fedpriv.teaching import teach
+from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
+from fedpriv.wire import pack
+from fedpriv.world import State, World
+
+__all__ = ["answers_of", "data_dependent_cost", "run_knowledge", "sanitised_epsilon"]
+
+_ROUND = 1
+
+
+def run_knowledge(
+    grid: Grid,
+    world: World,
+    folder: RunFolder,
+    progress: Progress,
+    announced: Experiment | None = None,
+    patience: float | None = None,
+) -> None:
+    """Run PATE from what the folder holds to the trained student; arguments are those of ``run_rounds``.
+
+    Raises:
+        RunFailedError: too few clients voted. What was written stays.
+    """
+    if take_up(ServerOptimizer(world.experiment, world.initial), world, folder) == _ROUND:
+        return
+    began = time.monotonic()
+    poll = folder.poll()
+    if poll is None:
+        federation = Federation(
+            grid,
+            find_clients(grid, world.experiment.federation.clients, patience),
+            world,
+            (announced or world.experiment).model_dump_json(),
+        )
+        progress.stage(f"asking {world.teachers} teachers about {len(world.asked_rows)} public images")
+        poll = _asked(federation, folder)
+        folder.keep_poll(poll)
+    answers = answers_of(world, poll)
+    folder.write_jsonl("answers.jsonl", [asdict(answer) for answer in answers])
+    progress.stage(f"teaching the student with {sum(answer.answered for answer in answers)} answers")
+    student = _student(world, answers)
+    loss, accuracy = evaluate(world, student)
+    knowledge = _knowledge(world, poll, answers, accuracy)
+    folder.write_knowledge(knowledge)
+    pate = world.experiment.pate_settings
+    record = RoundRecord(
+        round=_ROUND,
+        loss=loss,
+        accuracy=accuracy,
+        clients=tuple(range(world.experiment.federation.clients)),
+        used=tuple(sorted(set(poll.clients.tolist()))),
+        failures=poll.failures,
+        seconds=time.monotonic() - began,
+        bytes_up=poll.bytes_up,
+        bytes_down=world.questions.nbytes * world.experiment.federation.clients,
+        epsilon=pate.claim(world.teachers, knowledge.asked).epsilon,
+    )
+    folder.append_round(record)
+    folder.save_checkpoint(Checkpoint(_ROUND, ServerOptimizer(world.experiment, student).tensors()))
+    progress.round_finished(record, _ROUND)
+
+
+def answers_of(world: World, poll: Poll) -> tuple[VotedAnswer, ...]:
+    """Decide one question after another, as far as the budget goes."""
+    pate, queries = world.experiment.pate_settings, world.asked_rows.tolist()
+    if pate.noise_at == "clients":
+        # The noise is in the counts, and all of them were released at once.
+        labels = poll.counts.argmax(1).tolist()
+        return tuple(VotedAnswer(query, True, label) for query, label in zip(queries, labels, strict=True))
+    aggregator, secret = pate.aggregator_of(world.teachers), _secret(world, poll)
+    answers: list[VotedAnswer] = []
+    answered = 0
+    for number, (query, counts) in enumerate(zip(queries, poll.counts, strict=True)):
+        if not pate.is_affordable(world.teachers, number + 1, answered + 1):
+            break
+        label = aggregator.decide(counts, secret.stream("question", number).numpy())
+        answered += label is not None
+        answers.append(VotedAnswer(query, label is not None, label))
+    return tuple(answers)
+
+
+def sanitised_epsilon(world: World, poll: Poll, answers: Sequence[VotedAnswer]) -> float:
+    """Return what these answers cost on these votes, as it may be shown (Papernot et al. 2018, appendix B)."""
+    pate = world.experiment.pate_settings
+    sanitiser, aggregator = pate.sanitiser, pate.aggregator_of(world.teachers)
+    cost, local = data_dependent_cost(aggregator, sanitiser.order, poll.counts, answers, world.teachers)
+    normal = float(_secret(world, poll).stream("sanitised").numpy().normal())
+    return sanitiser.epsilon(cost, smooth_sensitivity(local, sanitiser.beta), pate.delta, normal)
+
+
+def data_dependent_cost(
+    aggregator: Aggregator, order: float, counts: NDArray[np.float64], answers: Sequence[VotedAnswer], voters: int
+) -> tuple[float, NDArray[np.float64]]:
+    """Return the Renyi cost of the answers on these votes, and its local sensitivity by distance: both private.
+
+    As Papernot et al. count: a threshold for each question, a noisy maximum for each answer given.
+
+    Raises:
+        ValueError: the noise is Laplace's, for which no smooth sensitivity is known.
+    """
+    if isinstance(aggregator, LaplaceMax):
+        raise ValueError("no smooth sensitivity is known for Laplace noise")
+    cost, local = 0.0, np.zeros(voters)
+    sigma = aggregator.sigma2 if isinstance(aggregator, ConfidentMax) else aggregator.sigma
+    for answer, row in zip(answers, counts, strict=False):
+        votes = np.rint(row).astype(int).tolist()
+        if isinstance(aggregator, ConfidentMax):
+            threshold, sigma1 = aggregator.threshold, aggregator.sigma1
+            cost += float(threshold_rdp(order, max(votes), threshold, sigma1))
+            local += threshold_local_sensitivity(votes, voters, threshold, sigma1, order)
+        if answer.answered:
+            cost += float(noisy_max_cost(votes, sigma, order))
+            local += noisy_max_local_sensitivity(votes, voters, sigma, order)
+    return cost, local
+
+
+def _secret(world: World, poll: Poll) -> Secret:
+    """What noise on these votes is keyed by, and on no others."""
+    return world.secret.derived("poll", sha256(np.ascontiguousarray(poll.counts).tobytes()).digest())
+
+
+def _asked(federation: Federation, folder: RunFolder) -> Poll:
+    """Have all clients vote, once."""
+    world = federation.world
+    clients = range(world.experiment.federation.clients)
+    earlier = folder.asked()
+    for line in questions(world, _ROUND, [(world.initial, clients)]):
+        if line not in earlier:
+            folder.append_asked(line)
+    asked = RecordDict(
+        {
+            "questions": pack({"images": world.questions}),
+            "task": ConfigRecord({"experiment": federation.task, "round": _ROUND}),
+        }
+    )
+    contents = dict.fromkeys(clients, asked)
+    masked = world.experiment.pate_settings.noise_at == "clients"
+    return _masked(federation, contents) if masked else _open(federation, contents)
+
+
+def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
+    """Votes that the server sees."""
+    world = federation.world
+    per_client, asked = world.experiment.pate_settings.teachers_per_client, len(world.asked_rows)
+    like = State({"votes": torch.zeros((per_client, asked), dtype=world.votes_type)}, {})
+    answers = federation.send("train.votes", _ROUND, contents)
+
+    def outcome(client: int) -> Upload | Failure:
+        if client not in answers:
+            return Failure(client, "did not vote" if client in federation.nodes else "never connected")
+        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False)
+        read = read_upload(answers[client], client, like, allowed)
+        if isinstance(read, Upload) and not _are_classes(read.state.parameters["votes"], world.dataset.classes):
+            return refusal(client, f"voted for a class that is none of {world.dataset.classes}")
+        return read
+
+    outcomes = [outcome(client) for client in contents]
+    uploads = tuple(each for each in outcomes if isinstance(each, Upload))
+    failures = tuple(each for each in outcomes if isinstance(each, Failure))
+    bytes_up = sum(upload.state.nbytes for upload in uploads)
+    require_usable(Replies(uploads, failures, bytes_up, 0), world.experiment.federation, _ROUND)
+    votes = torch.cat([upload.state.parameters["votes"] for upload in uploads]).to(torch.int16).numpy()
+    counts = np.stack([np.bincount(column, minlength=world.dataset.classes) for column in votes.T])
+    voters = np.repeat([upload.client for upload in uploads], per_client)
+    return Poll(votes, voters.astype(np.int64), counts.astype(np.float64), failures, bytes_up)
+
+
+def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
+    """The sum of noisy counts, of which the server sees nothing else."""
+    world = federation.world
+    shape = (len(world.asked_rows), world.dataset.classes)
+    found = ask_for_masked_sum(federation, _ROUND, contents, "train.masked_votes", shape[0] * shape[1])
+    require_usable(Replies(found.uploads, found.failures, 0, 0), world.experiment.federation, _ROUND)
+    per_client = world.experiment.pate_settings.teachers_per_client
+    limit = votes_limit(per_client, world.noise_of_votes, len(contents))
+    counts = restored(found.total, len(found.clients), limit).reshape(shape).numpy()
+    none = np.zeros((0, len(world.asked_rows)), dtype=np.int16)
+    return Poll(none, np.array(found.clients, dtype=np.int64), counts, found.failures, found.bytes_up)
+
+
+def _are_classes(votes: torch.Tensor, classes: int) -> bool:
+    return bool(((votes >= 0) & (votes < classes)).all())
+
+
+def _student(world: World, answers: Sequence[VotedAnswer]) -> State:
+    """The model after learning from the answered images; where there is none, as it was."""
+    experiment = world.experiment
+    known = [(answer.query, answer.label) for answer in answers if answer.label is not None]
+    rows, labels = (torch.tensor([pair[k] for pair in known], dtype=torch.int64) for k in (0, 1))
+    world.initial.load_into(world.model)
+    seed = torch_stream(experiment.seed, "student-noise").initial_seed()
+    with seeded_generators(seed, world.device):
+        teach(
+            world.model,
+            world.network_input(world.dataset.x_test[rows]),
+            labels.to(world.device),
+            experiment.training,
+            experiment.pate_settings.student_epochs,
+            numpy_stream(experiment.seed, "student"),
+            world.autocast,
+        )
+    return State.of(world.model)
+
+
+def _knowledge(world: World, poll: Poll, answers: Sequence[VotedAnswer], accuracy: float) -> Knowledge:
+    pate = world.experiment.pate_settings
+    truth = dict(zip(world.asked_rows.tolist(), world.dataset.y_test[world.asked_rows].tolist(), strict=True))
+    given = [answer for answer in answers if answer.label is not None]
+    spent = pate.aggregator_of(world.teachers).claim(len(answers), len(given), pate.delta, pate.teachers_per_client)
+    return Knowledge(
+        aggregator=pate.aggregator,
+        noise_at=pate.noise_at,
+        teachers=world.teachers,
+        voted=len(set(poll.clients.tolist())) * pate.teachers_per_client,
+        planned=pate.queries,
+        asked=len(answers),
+        answered=len(given),
+        right=sum(truth[answer.query] == answer.label for answer in given) / len(given) if given else None,
+        student=accuracy,
+        evaluated=len(world.measured_rows),
+        budget=pate.target_epsilon,
+        spent=spent.epsilon if np.isfinite(spent.epsilon) else None,
+        delta=pate.delta,
+        sanitised=sanitised_epsilon(world, poll, answers) if pate.sanitised else None,
+    )

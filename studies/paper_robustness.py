@@ -1,0 +1,279 @@
+"""The tables of docs/paper-robustness.md: ``python -m studies.paper_robustness sweeps/secure-sgd-mnist-small``.
+
+They are read from the folder of the sweep ``configs/paper/secure-sgd-mnist.toml`` or ``-cifar10.toml``: every row of
+the paper with its epsilon and sigma, the paper's orderings as differences between rows, what each theorem proves of
+the same votes, and what the paper's own scaling for the largest change of a pixel claims, beside what attacks do to
+these claims. FEDPRIV_DATA names the data.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedpriv.lab.smoothed import read_smoothed
+from fedpriv.records import CertifiedCurve, Interval
+from fedpriv.report.comparison import Chosen, estimate, settings_of
+from fedpriv.runs import RunFolder
+from fedpriv.smoothing import FirstLayer
+from fedpriv.smoothing.norms import unit_images
+from fedpriv.sweep import SweepFolder, TrialRecord
+from fedpriv.sweep.sizes import Size, certified_at, right_at
+from fedpriv.world import build_world
+from studies.equal_privacy import with_interval
+
+# Gradient mechanism, and redistribution of the noise in the forward pass -> the paper's name of the row.
+NAMES = {
+    ("none", ""): "plain",
+    ("gaussian", ""): "DP-SGD",
+    ("none", "uniform"): "PixelDP",
+    ("none", "vulnerable"): "HGM_PixelDP",
+    ("gaussian", "uniform"): "Secure-SGD (AGM)",
+    ("gaussian", "vulnerable"): "Secure-SGD (HGM)",
+}
+ON_IMAGE = "PixelDP, on image"
+# First and second row of what the paper orders; it says that the first is better. It does not have the last pair.
+ORDERINGS = (
+    ("HGM_PixelDP", "PixelDP"),
+    ("Secure-SGD (HGM)", "Secure-SGD (AGM)"),
+    ("Secure-SGD (HGM)", "DP-SGD"),
+    ("Secure-SGD (AGM)", "DP-SGD"),
+    ("PixelDP", ON_IMAGE),
+)
+CERTIFIED = (Size("l2", 0.1), Size("l2", 0.25), Size("l2", 0.5))
+ATTACKED = (Size("linf", 0.05), Size("linf", 0.1), Size("linf", 0.2))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Trials that differ in their seed only.
+
+    Attributes:
+        records: the trials.
+        name: the paper's.
+        target: epsilon that the noise on gradients is calibrated for; ``None``: there is none.
+        sigma: of the noise in the forward pass; 0: there is none.
+    """
+
+    records: tuple[TrialRecord, ...]
+    name: str
+    target: float | None
+    sigma: float
+
+    @staticmethod
+    def of(records: tuple[TrialRecord, ...]) -> "Row":
+        """Name trials as the paper does."""
+        first = records[0]
+        sigma = float(first.settings["robustness.noise"])
+        shares = str(first.settings.get("robustness.redistribution", "uniform")) if sigma else ""
+        target = first.settings.get("mechanism.target_epsilon")
+        name = ON_IMAGE if "robustness.place" in first.settings else NAMES[first.mechanism, shares]
+        return Row(records, name, None if target is None else float(target), sigma)
+
+    @property
+    def cells(self) -> list[str]:
+        """What the first columns of each table say."""
+        return [self.name, "" if self.target is None else f"{self.target:g}", f"{self.sigma:g}" if self.sigma else ""]
+
+    def right(self) -> Interval | None:
+        """Voted accuracy on the certified images; without noise, accuracy on the whole test set."""
+        voted = [(each.voted, each.voted_low, each.voted_high) for each in self.records]
+        usual = [(each.accuracy, each.accuracy_low, each.accuracy_high) for each in self.records]
+        return estimate(voted if self.sigma else usual, most=1.0)
+
+    def certified(self, size: Size) -> Interval | None:
+        """The share that is proven at a size."""
+        found = [found for each in self.records if (found := certified_at(each, size))]
+        return estimate([(each.share, each.low, each.high) for each in found], most=1.0)
+
+    def attacked(self, size: Size) -> Interval | None:
+        """The share that all attacks up to a size leave right."""
+        found = [found for each in self.records if (found := right_at(each, size))]
+        return estimate([(each.right, each.low, each.high) for each in found], most=1.0)
+
+
+def main() -> None:
+    """Print the tables of one sweep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    rows = rows_of(SweepFolder.open(folder).records())
+    print("\n".join([*table(rows), "", *orderings(rows), "", *theorems(rows, folder), "", *claims(rows, folder)]))
+
+
+def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
+    """Group trials that differ in their seed only; failed ones are left out."""
+    return [Row.of(setting.records) for setting in settings_of(records, Chosen("", ""))]
+
+
+# ---- every row, and the paper's orderings ----------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return Markdown lines, in percent: what is right, what is proven, what is right under attack."""
+    heads = ["right", *(f"certified, {size}" for size in CERTIFIED), *(f"attacked, {size}" for size in ATTACKED)]
+    lines = _head("row", *heads)
+    for row in rows:
+        shares = [*map(row.certified, CERTIFIED), *map(row.attacked, ATTACKED)]
+        lines.append(_line([*row.cells, with_interval(row.right(), 100, 1), *map(_percent, shares)]))
+    return lines
+
+
+def orderings(rows: Sequence[Row]) -> list[str]:
+    """Return Markdown lines, in points: a row's shares minus those of the row that the paper says is worse."""
+    proven, under = CERTIFIED[1], ATTACKED[1]
+    figures: list[Callable[[Row], Interval | None]] = [
+        Row.right,
+        lambda row: row.certified(proven),
+        lambda row: row.attacked(under),
+    ]
+    lines = _head("first minus second", "right", f"certified, {proven}", f"attacked, {under}")
+    for first, second in _pairs(rows):
+        shares = [with_interval(difference(figure(first), figure(second)), 100, 1) for figure in figures]
+        lines.append(_line([f"{first.name} - {second.name}", *first.cells[1:], *shares]))
+    return lines
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Rows that the paper orders, at the same epsilon and, where both have noise in the forward pass, sigma."""
+    for better, worse in ORDERINGS:
+        for first in (row for row in rows if row.name == better):
+            for second in (row for row in rows if row.name == worse):
+                if first.target == second.target and second.sigma in (0, first.sigma):
+                    yield first, second
+
+
+def difference(first: Interval | None, second: Interval | None) -> Interval | None:
+    """Return the difference of two shares with its interval from theirs (Newcombe 1998, method 10).
+
+    The method is for samples that are independent. These share their images, on which good rows are right together, so
+    that the interval is rather too wide than too narrow.
+    """
+    if first is None or second is None or first.ends is None or second.ends is None:
+        return None
+    value = first.value - second.value
+    below = math.hypot(first.value - first.ends[0], second.ends[1] - second.value)
+    above = math.hypot(first.ends[1] - first.value, second.value - second.ends[0])
+    return Interval(value, value - below, value + above)
+
+
+def theorems(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Return Markdown lines, in percent: what each theorem proves of the same votes at one size."""
+    size = CERTIFIED[0]
+    bounds = ("main", "renyi", "analytic", "classic", "extended", "paper")
+    lines = _head(f"certified, {size}", *bounds)
+    for row in (row for row in rows if row.sigma):
+        found = [RunFolder.open(folder / record.folder).robustness() for record in row.records]
+        curves = [[each.curve(size.norm, bound) for each in found if each is not None] for bound in bounds]
+        shares = [estimate([(share.value, share.low, share.high) for share in _at(size, each)]) for each in curves]
+        lines.append(_line([*row.cells, *map(_percent, shares)]))
+    return lines
+
+
+def _at(size: Size, curves: Sequence[CertifiedCurve]) -> list[Interval]:
+    return [curve.shares[curve.sizes.index(size.value)] for curve in curves]
+
+
+# ---- the paper's scaling for the largest change of a pixel -----------------------------------------------------------
+
+
+def claims(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Return Markdown lines: certificates by the paper's scaling at each attacked size, and how many attacks broke.
+
+    Only attacked images count; proven is the share of the same images by the sound norm, in percent.
+    """
+    lines: list[str] = []
+    for row in (row for row in rows if row.sigma):
+        found = [claims_of(RunFolder.open(folder / record.folder)) for record in row.records]
+        sizes = [claim.size for claim in found[0]]
+        lines = lines or _head("claims / broken / images", *(f"linf {size:g}" for size in sizes), "proven")
+        added = [
+            [sum(numbers) for numbers in zip(*((c.claimed, c.broken, c.images) for c in column), strict=True)]
+            for column in zip(*found, strict=True)
+        ]
+        proven = max(claim.proven for each in found for claim in each)
+        lines.append(_line([*row.cells, *(" / ".join(map(str, each)) for each in added), str(proven)]))
+    return lines
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper's scaling says of the attacked images at one size.
+
+    Attributes:
+        size: largest change of a pixel.
+        images: that were attacked, the wrong ones included.
+        claimed: certificates of right images.
+        broken: those whose vote an attack of this size turned.
+        proven: certificates of right images by the sound norm.
+    """
+
+    size: float
+    images: int
+    claimed: int
+    broken: int
+    proven: int
+
+
+def claims_of(run: RunFolder) -> list[Claim]:
+    """Return the claims about a run that was certified and attacked in linf, size by size.
+
+    A claim is the paper's margin (Theorem 2, Hoeffding) over the largest 1-norm of a row of W, in units of the noise:
+    what the paper takes for the sensitivity. A sound one needs the norm from linf to l2, which is larger.
+    """
+    experiment = run.experiment()
+    world = build_world(experiment, run.secret(experiment) if experiment.hides_batches else None)
+    model = read_smoothed(run, world)
+    norm = largest_row(model.first, model.deviations)
+    evasion = run.evasion()
+    if evasion is None or evasion.norm != "linf":
+        raise ValueError(f"{run.path} was not attacked in linf")
+    attempts, radii = run.attempts(), {each.image: each.margins["paper"] / norm for each in run.certificates()}
+    proven = {each.image: each.radius("linf") for each in run.certificates()}
+    found = []
+    for size in evasion.sizes:
+        here = [each for each in attempts if each.size == size]
+        claimed = {each.image for each in here if size < radii[each.image]}
+        fallen = {each.image for each in here if not each.right}
+        sound = {each.image for each in here if size < proven[each.image]}
+        found.append(Claim(size, evasion.victims, len(claimed), len(claimed & fallen), len(sound)))
+    return found
+
+
+def largest_row(first: FirstLayer, deviations: torch.Tensor) -> float:
+    """Return the largest 1-norm of a row of A, W in units of the noise: the norm from linf to linf.
+
+    Args:
+        first: the layer.
+        deviations: Sigma^(1/2), shaped as one example's value.
+    """
+    exact = first.exact()
+    with torch.no_grad():
+        zero = exact(exact.blank())
+        sums = torch.zeros_like(zero[0])
+        for images in unit_images(exact):
+            sums += (exact(images) - zero).abs().sum(dim=0)
+    return float((sums / deviations.to("cpu", torch.float64)).max())
+
+
+# ---- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def _head(first: str, *figures: str) -> list[str]:
+    names = [first, "epsilon", "sigma", *figures]
+    return [_line(names), _line(["---", *["--:"] * (len(names) - 1)])]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _percent(share: Interval | None) -> str:
+    return "" if share is None else f"{100 * share.value:.1f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""PATE from votes to student: recomputed outside the app, the same on every engine, across kills, and under masks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedpriv.accounting import gaussian_epsilon
+from fedpriv.clients.app import client_app, identify
+from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
+from fedpriv.clients.training import answer_secret
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.lab import resume_run, start_run
+from fedpriv.lab import run as lab_run
+from fedpriv.lab.audit import audit_run
+from fedpriv.masking import quantised, restored, votes_limit
+from fedpriv.progress import Silent
+from fedpriv.randomness import Secret
+from fedpriv.records import COMPLETED
+from fedpriv.runs import RunFolder
+from fedpriv.server import knowledge as server_module
+from fedpriv.votes import ConfidentMax
+from fedpriv.world import World, build_world
+from tests.integration.small import BASE, experiment, left_behind
+
+PATE = {
+    "queries": 24,
+    "local_epochs": 3,
+    "student_epochs": 5,
+    "target_epsilon": 40.0,
+    "threshold": 0.5,
+    "sigma1": 0.3,
+    "sigma2": 0.3,
+}
+
+
+def votes(pate: dict[str, object] | None = None, **sections: dict[str, object]) -> Experiment:
+    """Six clients and their votes on digits."""
+    federation = {"algorithm": "pate", "clients": 6, "rounds": 1, **sections.pop("federation", {})}
+    training = {"batch_size": 16, "learning_rate": 0.1, **sections.pop("training", {})}
+    return experiment(federation=federation, training=training, pate={**PATE, **(pate or {})}, **sections)
+
+
+MASKED = votes(
+    {"aggregator": "gnmax", "noise_at": "clients", "queries": 12, "target_epsilon": 60.0},
+    federation={"clients": 4, "secure_aggregation": True},
+)
+
+
+def read(path: Path, name: str) -> Any:
+    return json.loads((path / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pate") / "run"
+    start_run(votes(), path, "fedpriv run x", Silent())
+    return path
+
+
+def world_of(path: Path) -> World:
+    folder = RunFolder.open(path)
+    return build_world(folder.experiment(), folder.secret(folder.experiment()))
+
+
+# ---- what comes out -------------------------------------------------------------------------------------------------
+
+
+def test_votes_and_answers_are_recomputed_outside_the_app(finished: Path) -> None:
+    folder, world = RunFolder.open(finished), world_of(finished)
+    poll = folder.poll()
+    assert poll is not None
+    votes_again = torch.cat([teachers_votes(world, client, world.questions) for client in range(6)]).numpy()
+    assert np.array_equal(poll.votes, votes_again)
+    assert poll.counts.sum(axis=1).tolist() == [6.0] * 24
+    secret = server_module._secret(world, poll)
+    aggregator = ConfidentMax(0.5 * 6, 0.3 * 6, 0.3 * 6)
+    for number, answer in enumerate(folder.answers()):
+        assert answer.query == int(world.asked_rows[number])
+        assert answer.label == aggregator.decide(poll.counts[number], secret.stream("question", number).numpy())
+
+
+def test_the_knowledge_is_what_the_answers_say(finished: Path) -> None:
+    folder, world = RunFolder.open(finished), world_of(finished)
+    knowledge, answers = folder.knowledge(), folder.answers()
+    assert knowledge is not None
+    given = [answer for answer in answers if answer.answered]
+    assert (knowledge.asked, knowledge.answered) == (len(answers), len(given))
+    assert 0 < len(given) < len(answers)
+    right = [int(world.dataset.y_test[answer.query]) == answer.label for answer in given]
+    assert knowledge.right == pytest.approx(np.mean(right))
+    assert knowledge.evaluated == len(world.dataset.y_test) - 24
+    mu = np.sqrt(len(answers) / 1.8**2 + 2 * len(given) / 1.8**2)
+    assert knowledge.spent == pytest.approx(gaussian_epsilon(1e-5, mu))
+    assert knowledge.spent <= 40
+    summary = folder.final_summary()
+    assert summary.test_accuracy == knowledge.student
+    assert "24 questions were put" in summary.verdict[0]
+
+
+def test_the_student_is_measured_on_images_that_it_has_not_learnt(finished: Path) -> None:
+    world = world_of(finished)
+    asked, measured = set(world.asked_rows.tolist()), set(world.measured_rows.tolist())
+    assert len(asked) == 24
+    assert not asked & measured
+    assert asked | measured == set(range(len(world.dataset.y_test)))
+
+
+def test_nothing_that_is_shown_depends_on_votes_but_as_proven(finished: Path) -> None:
+    """Plurality, counts and how good teachers are stay in the private folder."""
+    keys = {"aggregator", "noise_at", "teachers", "voted", "planned", "asked", "answered", "right", "student"}
+    keys |= {"evaluated", "budget", "spent", "delta", "sanitised"}
+    assert set(read(finished, "knowledge.json")) == keys
+    assert read(finished, "knowledge.json")["sanitised"] is None
+    assert set(json.loads((finished / "answers.jsonl").read_text().splitlines()[0])) == {"query", "answered", "label"}
+    assert (finished / "private" / "votes.npz").stat().st_mode & 0o777 == 0o600
+    assert (finished / "private").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_budget_is_the_claim_and_asking_stops_before_it(tmp_path: Path) -> None:
+    start_run(votes({"target_epsilon": 8.0}), tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    knowledge, ledger = folder.knowledge(), folder.final_ledger()
+    assert knowledge is not None
+    assert knowledge.asked < 24
+    assert knowledge.spent is not None
+    assert knowledge.spent <= 8.0
+    answered = knowledge.answered + 1
+    assert ConfidentMax(3, 1.8, 1.8).claim(knowledge.asked + 1, answered, 1e-5).epsilon > 8.0
+    assert {line.epsilon for line in ledger.clients} == {8.0}
+    assert (ledger.unit, len(ledger.clients)) == ("client", 6)
+    assert ledger.worst.adjacency.startswith("replace-one-client")
+
+
+# ---- engines, kills -------------------------------------------------------------------------------------------------
+
+
+def test_twice_gives_the_same_bytes_and_another_seed_others(finished: Path, tmp_path: Path) -> None:
+    start_run(votes(), tmp_path / "again", "fedpriv run x", Silent())
+    assert left_behind(tmp_path / "again") == left_behind(finished)
+    start_run(votes().model_copy(update={"seed": 4}), tmp_path / "other", "", Silent())
+    assert (tmp_path / "other" / "answers.jsonl").read_bytes() != (finished / "answers.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [votes(), MASKED], ids=["server", "clients"])
+def test_ray_gives_the_bytes_of_inline(settings: Experiment, tmp_path: Path) -> None:
+    for engine in ("inline", "ray"):
+        there = settings.model_copy(update={"engine": settings.engine.model_copy(update={"name": engine})})
+        start_run(there, tmp_path / engine, "", Silent())
+    for name in ("answers.jsonl", "knowledge.json", "ledger.json", "checkpoint/server.safetensors"):
+        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "inline" / name).read_bytes()
+
+
+@pytest.mark.parametrize("step", ["keep_poll", "write_knowledge", "append_round", "save_checkpoint"])
+def test_a_killed_run_goes_on_with_the_same_bytes(
+    finished: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, step, killed)
+        if step == "append_round":  # the line before training is one, too
+            patched.setattr(server_module, "take_up", lambda *_: 0)
+        with pytest.raises(RunInterruptedError):
+            start_run(votes(), tmp_path / "run", "fedpriv run x", Silent())
+    asked = []
+    monkeypatch.setattr(server_module, "find_clients", lambda *given: asked.append(1) or _found(*given))
+    resume_run(tmp_path / "run", Silent())
+    assert left_behind(tmp_path / "run") == left_behind(finished)
+    assert len(asked) == (step == "keep_poll"), "clients are asked once"
+
+
+_found = server_module.find_clients
+
+
+def test_settings_that_decide_what_is_claimed_cannot_change(finished: Path, tmp_path: Path) -> None:
+    start_run(votes(), tmp_path / "run", "", Silent())
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("sigma2 = 0.3", "sigma2 = 3.0"))
+    with pytest.raises(InputError, match=r"config\.toml was changed"):
+        resume_run(tmp_path / "run", Silent())
+
+
+def test_damaged_votes_are_one_line(finished: Path, tmp_path: Path) -> None:
+    start_run(votes(), tmp_path / "run", "", Silent())
+    (tmp_path / "run" / "private" / "votes.npz").write_bytes(b"PK\x03\x04 torn")
+    (tmp_path / "run" / "checkpoint" / "server.safetensors").unlink()
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match=r"votes\.npz"):
+        resume_run(tmp_path / "run", Silent())
+
+
+# ---- noise at the clients -------------------------------------------------------------------------------------------
+
+
+def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Path) -> None:
+    start_run(MASKED, tmp_path / "run", "", Silent())
+    folder, world = RunFolder.open(tmp_path / "run"), world_of(tmp_path / "run")
+    poll, knowledge = folder.poll(), folder.knowledge()
+    assert poll is not None
+    assert knowledge is not None
+    assert poll.votes.shape == (0, 12), "nobody has votes"
+    images, sigma = world.questions, 0.3 * 4
+    received, limit = asked_about(world, images), votes_limit(1, sigma, 4)
+    words = np.zeros(12 * world.dataset.classes, dtype=np.uint32)
+    for client in range(4):
+        noise = answer_secret(world.secret, client, 1, received).stream("votes")
+        counts = noisy_counts(teachers_votes(world, client, images), world.dataset.classes, sigma, 4, noise)
+        words = words + quantised(counts.flatten(), limit)
+    assert np.array_equal(restored(words, 4, limit).numpy().reshape(poll.counts.shape), poll.counts)
+    assert [answer.label for answer in folder.answers()] == poll.counts.argmax(axis=1).tolist()
+    # All counts are released at once: twelve questions, answered.
+    epsilon = folder.final_ledger().worst.epsilon
+    assert epsilon == pytest.approx(gaussian_epsilon(1e-5, np.sqrt(2 * 12) / sigma))
+    assert any("rounded" in note for note in folder.final_ledger().worst.notes)
+    assert (knowledge.asked, knowledge.answered) == (12, 12)
+
+
+def test_shares_of_the_noise_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample deviation of 20,000 numbers is within 2.5 %: a false alarm in about one of 10 million runs."""
+    none = torch.zeros((1, 1000), dtype=torch.uint8)
+    clients, sigma = 9, 3.0
+    secret = Secret.of_seed(1)
+    counts = [noisy_counts(none, 20, sigma, clients, secret.stream("votes", k)) for k in range(7)]  # the least there be
+    found = (sum(counts) - torch.tensor([7.0] + [0.0] * 19)).std()
+    assert float(found) == pytest.approx(sigma, rel=0.025)
+
+
+# ---- clients --------------------------------------------------------------------------------------------------------
+
+
+def lying(change: Callable[[Message], Message], clients: set[int]) -> Callable[[Secret | None], ClientApp]:
+    def make(secret: Secret | None) -> ClientApp:
+        honest, app = client_app(secret), ClientApp()
+        app.query()(identify)
+
+        @app.train("votes")
+        def vote(message: Message, context: Context) -> Message:
+            reply = honest(message, context)
+            return change(reply) if int(context.node_config["partition-id"]) in clients else reply
+
+        return app
+
+    return make
+
+
+def beyond(reply: Message) -> Message:
+    from flwr.app import ArrayRecord
+
+    reply.content["upload"] = ArrayRecord(torch_state_dict={"votes": torch.full((1, 24), 10, dtype=torch.uint8)})
+    return reply
+
+
+def unplugged(reply: Message) -> Message:
+    raise RuntimeError("camera unplugged")
+
+
+@pytest.mark.parametrize(("change", "said"), [(beyond, "voted for a class that is none of 10"), (unplugged, "camera")])
+def test_a_client_that_lies_or_fails_is_left_out_and_named(
+    change: Callable[[Message], Message], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_run, "client_app", lying(change, {2}))
+    summary = start_run(votes(), tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    record, knowledge = folder.rounds()[-1], folder.knowledge()
+    assert summary.status == COMPLETED
+    assert knowledge is not None
+    assert knowledge.voted == 5
+    assert record.used == (0, 1, 3, 4, 5)
+    assert [failure.client for failure in record.failures] == [2]
+    assert said in record.failures[0].reason
+
+
+def test_too_few_voters_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "client_app", lying(unplugged, {0, 1, 2}))
+    with pytest.raises(RunFailedError, match="3 usable uploads"):
+        start_run(votes(federation={"min_clients": 4}), tmp_path / "run", "", Silent())
+
+
+# ---- figures of other settings --------------------------------------------------------------------------------------
+
+
+def test_a_client_with_two_teachers_is_twice_as_exposed(tmp_path: Path) -> None:
+    settings = votes({"teachers_per_client": 2, "aggregator": "gnmax", "target_epsilon": 500.0, "queries": 5})
+    start_run(settings, tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    poll = folder.poll()
+    assert poll is not None
+    assert poll.votes.shape == (12, 5)
+    assert poll.clients.tolist() == [client for client in range(6) for _ in range(2)]
+    expected = gaussian_epsilon(1e-5, 2 * np.sqrt(2 * 5) / (0.3 * 12))
+    assert folder.final_ledger().worst.epsilon == pytest.approx(expected)
+
+
+def test_laplace_votes_are_pure(tmp_path: Path) -> None:
+    settings = votes({"aggregator": "lnmax", "scale": 1.0, "queries": 5, "target_epsilon": 5.0})
+    start_run(settings, tmp_path / "run", "", Silent())
+    worst = RunFolder.open(tmp_path / "run").final_ledger().worst
+    assert worst.pure_epsilon == pytest.approx(2 * 5 / 6)
+    assert worst.epsilon is not None
+    assert worst.epsilon <= worst.pure_epsilon
+
+
+def test_a_sanitised_figure_is_shown_and_counted(tmp_path: Path) -> None:
+    settings = votes({"sanitised": True, "sanitised_order": 4.0, "sigma1": 1.0, "sigma2": 1.0})
+    start_run(settings, tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    knowledge, worst, summary = folder.knowledge(), folder.final_ledger().worst, folder.final_summary()
+    assert knowledge is not None
+    assert knowledge.sanitised is not None
+    assert knowledge.spent is not None
+    assert worst.epsilon is not None
+    assert worst.epsilon > knowledge.spent
+    assert "sanitised figure" in worst.theorem["epsilon"]
+    assert any(sentence.startswith("Sanitised: ") for sentence in summary.verdict)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pate", "sections", "said"),
+    [
+        ({}, {"federation": {"rounds": 2}}, "pate has one round"),
+        ({}, {"adversary": {"attacks": ["dlg"]}}, "clients upload votes"),
+        ({}, {"mechanism": {"name": "gaussian", "sigma": 1.0}}, "the noise is that of"),
+        ({}, {"federation": {"clients_per_round": 3}}, "federation.clients_per_round is about uploads"),
+        ({}, {"federation": {"aggregation": "median"}}, "federation.aggregation is about uploads"),
+        ({}, {"federation": {"secure_aggregation": True}}, "set noise_at = 'clients' and secure_aggregation"),
+        ({"noise_at": "clients", "aggregator": "gnmax"}, {}, "set noise_at = 'clients' and secure_aggregation"),
+        ({"noise_at": "clients"}, {"federation": {"secure_aggregation": True}}, "'gnmax' only"),
+        ({"sanitised": True, "aggregator": "lnmax"}, {}, "no smooth sensitivity"),
+        ({"sanitised": True, "teachers_per_client": 2}, {}, "one vote a client"),
+        ({"sanitised": True, "sanitised_order": 30.0}, {}, "below 1 / (2 beta)"),
+        ({"queries": 0}, {}, "pate.queries = 0"),
+        ({"sigma2": 0.0}, {}, "pate.sigma2 = 0.0"),
+    ],
+)
+def test_combinations_without_a_proof_are_refused(
+    pate: dict[str, object], sections: dict[str, dict[str, object]], said: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        votes(pate, **sections)
+    assert said.replace("pate.queries = 0", "queries").replace("pate.sigma2 = 0.0", "sigma2") in str(error.value)
+
+
+def test_the_section_is_for_votes_only() -> None:
+    with pytest.raises(ValueError, match="read with federation"):
+        Experiment.model_validate({**BASE, "pate": {}})
+    assert experiment().pate is None
+    assert "pate" not in experiment().model_dump()
+    tree = {**BASE, "federation": {"algorithm": "pate", "clients": 4, "rounds": 1}}
+    assert Experiment.model_validate(tree).pate_settings.queries == 640
+
+
+@pytest.mark.parametrize(
+    ("pate", "said"),
+    [
+        ({"queries": 360}, "360 test images"),
+        ({"teachers_per_client": 400}, "a client has 239 examples only"),
+        ({"target_epsilon": 0.01}, "allows no answer"),
+        ({"sanitised": True, "sigma2": 0.05, "target_epsilon": 500.0}, "the conditions of its proof fail"),
+    ],
+)
+def test_what_cannot_work_is_one_line_before_anything_is_written(
+    pate: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        start_run(votes(pate), tmp_path / "run", "", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_below_all_that_clients_release_is_refused(tmp_path: Path) -> None:
+    pate = MASKED.pate_settings.model_copy(update={"target_epsilon": 20.0})
+    with pytest.raises(InputError, match="all counts are released at once"):
+        start_run(MASKED.model_copy(update={"pate": pate}), tmp_path / "run", "", Silent())
+
+
+def test_an_audit_says_why_it_cannot_be(finished: Path) -> None:
+    with pytest.raises(InputError, match="learnt from votes"):
+        audit_run(RunFolder.open(finished), 6, 10, Silent())
+
+
+def test_warnings_say_what_misleads(finished: Path) -> None:
+    warnings = RunFolder.open(finished).final_summary().warnings
+    for words in ("the server sees every vote", "6 teachers: below about 100", "more than a quarter of the 6 teachers"):
+        assert any(words in line for line in warnings)

@@ -1,0 +1,48 @@
+"""A finished run's model behind an endpoint: its answers are the network's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.errors import InputError
+from fedpriv.lab import start_run
+from fedpriv.lab.endpoint import open_endpoint
+from fedpriv.lab.finished import final_checkpoint, final_state
+from fedpriv.progress import Silent
+from fedpriv.runs import RunFolder
+from fedpriv.world import build_world
+from tests.integration.small import experiment
+
+TRAINED: dict[str, dict[str, object]] = {"federation": {"clients": 1, "rounds": 1}, "adversary": {"attacks": []}}
+
+
+def finished(path: Path, **sections: dict[str, object]) -> RunFolder:
+    start_run(experiment(**{**TRAINED, **sections}), path, "fedpriv run small.toml", Silent())
+    return RunFolder.open(path)
+
+
+def test_answers_are_the_final_networks(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    world = build_world(folder.experiment())
+    endpoint = open_endpoint(folder, world, "none", most=300)
+    images = world.dataset.x_test[:300]
+    answers = endpoint.ask(images.double() / 255)
+    assert (endpoint.asked, endpoint.classes) == (300, 10)
+    final_state(folder, world, final_checkpoint(folder, "test")).load_into(world.model)
+    with torch.no_grad():
+        expected = world.model.eval()(world.network_input(images)).softmax(1).numpy()
+    np.testing.assert_allclose(answers.probabilities, expected, atol=1e-6)
+    assert (answers.labels == expected.argmax(1)).mean() > 0.99
+    with pytest.raises(InputError, match="1 answers are asked for, and 0 of 300 are left"):
+        endpoint.ask(images[:1])
+
+
+def test_post_processing_needs_a_private_run(tmp_path: Path) -> None:
+    public = finished(tmp_path / "public", mechanism={"name": "none"})
+    with pytest.raises(InputError, match="needs a run that is private itself, and its ledger proves nothing"):
+        open_endpoint(public, build_world(public.experiment()), "post-processing")
+    private = finished(tmp_path / "private", mechanism={"name": "gaussian", "sigma": 3.0})
+    world = build_world(private.experiment())
+    assert len(open_endpoint(private, world, "post-processing").ask(world.dataset.x_test[:2])) == 2

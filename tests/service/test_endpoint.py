@@ -1,0 +1,93 @@
+"""The endpoint in this process: what each heuristic shows, what is refused, and what is counted."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+from fedpriv.errors import InputError
+from fedpriv.randomness import Secret
+from fedpriv.registry import POLICIES
+from fedpriv.service.endpoint import Endpoint, Oracle, UsedUpError, checked_images
+from fedpriv.service.policies import Draws, Facts, Scores, named_policy, softmax
+
+SHAPE = (1, 2, 2)
+
+
+def scores_of(images: torch.Tensor) -> Scores:
+    return np.asarray(images.flatten(1)[:, :3].double())
+
+
+def endpoint(answers: str = "none", most: int | None = None) -> Endpoint:
+    return Endpoint(Oracle(named_policy(answers), Facts(3), SHAPE, scores_of, 0.0, Secret.of_seed(0)), most)
+
+
+def test_softmax_is_scipys_also_far_out() -> None:
+    logits = np.random.default_rng(0).normal(size=(50, 7)) * np.logspace(-3, 3, 50)[:, None]
+    np.testing.assert_allclose(softmax(logits), special.softmax(logits, axis=1), rtol=1e-12, atol=1e-300)
+
+
+def test_what_heuristics_show() -> None:
+    logits = np.log(np.array([[0.5124, 0.2, 0.2876], [0.334, 0.333, 0.333]]))
+    exact = named_policy("none").answer(logits, Draws())
+    np.testing.assert_allclose(exact.probabilities, np.exp(logits))
+    rounded = named_policy("rounded:2").answer(logits, Draws())
+    np.testing.assert_allclose(rounded.probabilities, [[0.51, 0.2, 0.29], [0.33, 0.33, 0.33]])
+    assert rounded.labels.tolist() == [0, 0]
+    top = named_policy("top:2").answer(logits, Draws())
+    np.testing.assert_allclose(top.probabilities, [[0.5124, np.nan, 0.2876], [0.334, 0.333, np.nan]])
+    assert np.isfinite(named_policy("top:5").answer(logits, Draws()).probabilities).all()
+    labels = named_policy("label-only").answer(logits, Draws())
+    assert labels.probabilities is None
+    assert labels.labels.tolist() == [0, 0]
+
+
+def test_the_label_of_rounded_answers_says_no_more_than_they_do() -> None:
+    # The second is likelier, and both are rounded to 0.5.
+    assert named_policy("rounded:1").answer(np.log([[0.499, 0.501]]), Draws()).labels.tolist() == [0]
+
+
+def test_answers_are_counted_and_the_budget_is_hard() -> None:
+    asked = endpoint(most=5)
+    assert len(asked.ask(torch.rand(3, *SHAPE))) == 3
+    with pytest.raises(UsedUpError, match="3 answers are asked for, and 2 of 5 are left"):
+        asked.ask(torch.rand(3, *SHAPE))
+    assert asked.asked == 3
+    asked.ask(torch.zeros(2, *SHAPE, dtype=torch.uint8))
+    assert asked.asked == 5
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (torch.rand(2, 2, 2), "images of 2 x 2 x 2: n x 1 x 2 x 2 is wanted"),
+        (torch.rand(2, 3, 2, 2), "images of 2 x 3 x 2 x 2"),
+        (torch.rand(0, *SHAPE), "n from 1"),
+        (torch.full((1, *SHAPE), torch.nan), "not a number on"),
+        (torch.full((1, *SHAPE), 1.5), "not a number on"),
+        (torch.ones(1, *SHAPE, dtype=torch.int64), "images of int64"),
+    ],
+)
+def test_what_is_no_image_is_refused(images: torch.Tensor, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        checked_images(images, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ("rouded:2", "no answer policy 'rouded'; did you mean rounded"),
+        ("none:2", "none takes nothing behind a colon"),
+        ("rounded:-1", "decimals: allowed is from 0"),
+        ("rounded:x", "decimals: a whole number is wanted"),
+        ("rounded:", "decimals: a whole number is wanted"),
+        ("top:0", "kept: allowed is from 1"),
+    ],
+)
+def test_mistakes_in_a_policys_name_are_told(answers: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        named_policy(answers)
+
+
+def test_every_policy_is_titled() -> None:
+    assert all(kind.title for kind in POLICIES.values())

@@ -1,0 +1,167 @@
+"""What policies draw, against the laws that their guarantees rest on."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from fedpriv.accounting.answers import calibrated_level
+from fedpriv.accounting.convexified import ClaimedSensitivity
+from fedpriv.attacks.unmasking import exact_logits
+from fedpriv.errors import InputError
+from fedpriv.records import Guarantee, Ledger, LedgerLine
+from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax, spread_noise
+
+FACTS = Facts(classes=4, sensitivity=0.1, norm=1.0, features=20)
+DELTA = 1e-5
+ONE_IN_TEN_THOUSAND = 1e-4  # false alarms of each statistical test here
+LEDGER = Ledger.of("example", "none", {}, [LedgerLine.of(0, 1, Guarantee("", "", 1, None, None, None, DELTA, {}, ()))])
+
+
+def draws(count: int, scale: float, facts: Facts | None = None) -> Draws:
+    return Draws(scale, [np.random.default_rng([7, number]) for number in range(count)], facts)
+
+
+def repeated(row: list[float], count: int) -> Scores:
+    return np.tile(np.array(row), (count, 1))
+
+
+def test_drawn_labels_have_the_exponential_mechanisms_law() -> None:
+    row = [0.3, -0.2, 1.1, 0.0]
+    answers = named_policy("label", {"noise": 0.4}).answer(repeated(row, 20_000), draws(20_000, 0.4))
+    expected = 20_000 * special.softmax(np.array(row) / 0.4)
+    counts = np.bincount(answers.labels, minlength=4)
+    assert stats.chisquare(counts, expected).pvalue > ONE_IN_TEN_THOUSAND
+    assert answers.probabilities is None
+
+
+def test_noise_of_pure_epsilon_has_a_gamma_length_and_any_direction() -> None:
+    stream = np.random.default_rng(5)
+    noise = np.stack([spread_noise("laplace", 0.3, (6,), stream) for _ in range(4000)])
+    lengths = np.linalg.norm(noise, axis=1)
+    assert stats.kstest(lengths, stats.gamma(6, scale=0.3).cdf).pvalue > ONE_IN_TEN_THOUSAND
+    along = noise[:, 0] / lengths  # (1 + x) / 2 is Beta((d - 1) / 2, (d - 1) / 2)
+    assert stats.kstest((1 + along) / 2, stats.beta(2.5, 2.5).cdf).pvalue > ONE_IN_TEN_THOUSAND
+    normal = np.concatenate([spread_noise("gaussian", 0.3, (6,), stream) for _ in range(4000)])
+    assert stats.kstest(normal, stats.norm(0, 0.3).cdf).pvalue > ONE_IN_TEN_THOUSAND
+
+
+def test_one_confidence_is_shown_and_has_laplace_noise() -> None:
+    row = np.array([0.3, -0.2, 1.1, 0.0])
+    answers = named_policy("label-confidence", {"noise": 0.5}).answer(repeated(row.tolist(), 8000), draws(8000, 0.5))
+    shown = answers.probabilities
+    assert shown is not None and (np.isfinite(shown).sum(axis=1) == 1).all()
+    assert (np.nanargmax(shown, axis=1) == answers.labels).all()
+    odds = special.logit(special.softmax(row))
+    noise = special.logit(np.nanmax(shown, axis=1)) - odds[answers.labels]
+    assert stats.kstest(noise, stats.laplace(scale=0.5).cdf).pvalue > ONE_IN_TEN_THOUSAND
+
+
+def test_noisy_logits_scatter_as_said() -> None:
+    answers = named_policy("logits", {"noise": 0.2}).answer(repeated([1.0, 0.0, 0.0, 0.0], 4000), draws(4000, 0.2))
+    assert answers.probabilities is not None
+    difference = np.log(answers.probabilities[:, 0]) - np.log(answers.probabilities[:, 1])
+    assert stats.kstest(difference, stats.norm(1, 0.2 * math.sqrt(2)).cdf).pvalue > ONE_IN_TEN_THOUSAND
+    assert (answers.probabilities.argmax(axis=1) == answers.labels).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_no_two_logits_differ_in_a_labels_law_by_more_than_is_claimed(epsilon: float) -> None:
+    """Random changes of length Delta R, and the worst one, which puts it on two logits with opposite signs."""
+    policy = named_policy("label", {"noise": FACTS.sensitivity * math.sqrt(2) / epsilon})
+    temperature = policy.scale(FACTS, 1, DELTA)
+    stream, largest = np.random.default_rng(3), 0.0
+    changes = stream.normal(size=(500, 4))
+    changes[0] = [1, -1, 0, 0]
+    for change in 0.1 * changes / np.linalg.norm(changes, axis=1, keepdims=True):
+        row = 3 * stream.normal(size=4)
+        ratio = np.log(softmax((row + change)[None] / temperature)) - np.log(softmax(row[None] / temperature))
+        assert np.abs(ratio).max() <= epsilon + 1e-9
+        # Bounded range, which composition rests on, is stronger.
+        largest = max(largest, float(np.ptp(ratio)))
+    assert epsilon * 0.999 < largest <= epsilon + 1e-9
+
+
+@pytest.mark.parametrize("name", ["model", "logits", "label", "label-confidence"])
+@pytest.mark.parametrize("target", [0.5, 3.0])
+def test_noise_is_calibrated_to_what_is_claimed(name: str, target: float) -> None:
+    policy = named_policy(name, {"target_epsilon": target})
+    assert isinstance(policy, HeadPolicy) and policy.source == "head"
+    found = policy.guarantee(FACTS, 50, DELTA, LEDGER)
+    assert found.epsilon is not None and 0.999 * target < found.epsilon <= target * (1 + 1e-9)
+    again = named_policy(name, {"noise": policy.scale(FACTS, 50, DELTA)}).guarantee(FACTS, 50, DELTA, LEDGER)
+    assert again.epsilon == pytest.approx(found.epsilon)
+    assert found.adjacency == FACTS.adjacency and found.nominal_epsilon is None
+
+
+def test_one_noisy_model_serves_any_number_and_dominates_noisy_logits() -> None:
+    model, logits = named_policy("model", {"noise": 0.5}), named_policy("logits", {"noise": 0.5})
+    once, many = (model.guarantee(FACTS, count, DELTA, LEDGER) for count in (1, 10_000))
+    assert once == many
+    each = logits.guarantee(FACTS, 100, DELTA, LEDGER)
+    assert once.epsilon is not None and each.epsilon is not None and each.epsilon > 5 * once.epsilon
+    said = f"the same deviation on the weights (method = model) proves epsilon {once.epsilon:.4g} for any number"
+    assert each.notes == (f"{said} of answers",)
+    pure = named_policy("logits", {"noise": 0.5, "distribution": "laplace"}).guarantee(FACTS, 100, 0.0, LEDGER)
+    assert pure.pure_epsilon == pure.epsilon == pytest.approx(100 * 0.1 / 0.5)
+    assert pure.notes[0].startswith("from 4.0 answers on")
+
+
+def test_heuristics_prove_nothing() -> None:
+    for text in ("none", "rounded:2", "top:1", "label-only"):
+        found = named_policy(text).guarantee(FACTS, 10, DELTA, LEDGER)
+        assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (None, None, None)
+        assert set(found.theorem.values()) == {"no theorem stands for this heuristic"}
+
+
+CLAIMED = Facts(classes=30, claimed=ClaimedSensitivity(446, 128, 30, 1200, 0.0005))
+
+
+def test_two_answers_of_the_paper_give_the_exact_vector() -> None:
+    """At a claimed epsilon of 1: unless both answers drew the same class, so for 1 - 1/C of the questions."""
+    policy = named_policy("paper", {"epsilon_each": 1.0})
+    logits = 3 * np.random.default_rng(0).normal(size=(1000, 30))
+    scale = policy.scale(CLAIMED, 1, DELTA)
+    assert scale == pytest.approx(3.1190 * 11, rel=1e-4)
+    shown = []
+    for answer in range(2):
+        generators = [np.random.default_rng([8, answer, number]) for number in range(1000)]
+        shown.append(policy.answer(logits, Draws(scale, generators, CLAIMED)).probabilities)
+    found = np.stack([exact_logits(one, two) for one, two in zip(*shown, strict=True)])
+    errors = found - logits
+    right = np.abs(errors - np.median(errors, axis=1, keepdims=True)).max(axis=1) < 1e-6
+    assert right.mean() >= 0.95
+    # At most as often as two draws differ, within 4 deviations.
+    assert right.mean() < 29 / 30 + 4 * math.sqrt(29 / 900 / 1000)
+
+
+def test_the_papers_figure_is_nominal_and_its_formulas_are_for_one_hidden_layer() -> None:
+    found = named_policy("paper", {"epsilon_each": 0.1}).guarantee(CLAIMED, 7, DELTA, LEDGER)
+    assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (0.1, None, None)
+    assert "all but one score leave without noise" in found.theorem["epsilon"]
+    with pytest.raises(InputError, match="formulas are for networks with one hidden layer"):
+        named_policy("paper").scale(FACTS, 1, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("label", {}, "needs either target_epsilon or noise"),
+        ("label", {"noise": 1, "target_epsilon": 1}, "needs either target_epsilon or noise"),
+        ("model", {"noise": 1, "delta": 0}, "normal noise proves nothing at delta = 0"),
+        ("paper", {"target_epsilon": 1}, "target_epsilon"),
+        ("model", {"noise": 1, "features": "run"}, "features"),
+        ("model", {"noise": 1, "regularisation": 0}, "regularisation: allowed is above 0"),
+    ],
+)
+def test_settings_that_prove_nothing_are_refused(name: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        named_policy(name, settings)
+
+
+def test_calibration_is_the_accountings() -> None:
+    policy = named_policy("label", {"target_epsilon": 1.0})
+    assert isinstance(policy, NoisyPolicy)
+    level = calibrated_level(policy.release(FACTS, 30, DELTA, 0.0), 1.0)
+    assert policy.scale(FACTS, 30, DELTA) == policy.unit(FACTS) / level

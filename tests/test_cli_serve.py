@@ -1,0 +1,122 @@
+"""``fedpriv serve`` and ``fedpriv query`` as a user meets them: answers, status, one clear line for mistakes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.test_cli_attack import fedpriv, here
+
+__all__ = ["here"]
+
+LABEL = ("--set", "service.method=label", "--set", "service.target_epsilon=4", "--set", "service.answers=12")
+
+
+def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
+    done = fedpriv("query", "run", "--test", "0:5", "--json", *LABEL, cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["labels"]) == 5 and found["probabilities"] is None
+    assert (found["charged"], found["left"]) == (5, 7)
+    np.savez(here / "mine.npz", images=np.random.default_rng(0).random((3, 1, 8, 8)))
+    done = fedpriv("query", "run", "--npz", "mine.npz", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["image", "answer", "probability"]
+    assert "3 answers; 3 were charged, and 4 of 12 are left." in done.stdout
+    key = fedpriv("serve", "run", "--user", "ann=2", cwd=here)
+    assert key.returncode == 0 and len(key.stdout.strip()) == 32
+    status = fedpriv("serve", "run", "--status", cwd=here)
+    assert "Method label (labels drawn by the exponential mechanism): 8 of 12 answers are used." in status.stdout
+    assert "Proven of all 12 together: epsilon 4 at delta 1e-05; replace-one" in status.stdout
+    assert "ann: 0 of 2." in status.stdout
+    shown = json.loads(fedpriv("serve", "run", "--status", "--json", cwd=here).stdout)
+    assert (shown["used"], shown["users"]) == (8, [{"name": "ann", "used": 0, "answers": 2}])
+    over = fedpriv("query", "run", "--test", "10:15", cwd=here)
+    assert (over.returncode, over.stdout) == (2, "")
+    assert over.stderr.splitlines() == ["fedpriv: 5 answers are asked for, and 4 of 12 are left"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["query", "run"], "query needs either --test A:B or --npz FILE"),
+        (["query", "run", "--test", "5:2"], "--test 5:2: A:B with 0 <= A < B <= 360 is wanted"),
+        (["query", "run", "--test", "0:1000"], "A:B with 0 <= A < B <= 360"),
+        (["query", "run", "--npz", "nothing.npz"], "nothing.npz: no such file"),
+        (["query", ".", "--test", "0:1"], "not the folder of a run"),
+        (["serve", "run", "--status", "--set", "seed=3"], "--set seed=3: an endpoint is made by keys of [service]"),
+        (["serve", "run", "--status", "--set", "service.method=lable"], "there is no answer policy 'lable'; did you m"),
+        (["serve", "run", "--status", "--set", "service.answers=0"], "service.answers = 0 is not allowed"),
+        (["serve", "run", "--status", "--set", "service.method=label"], "needs either target_epsilon or noise"),
+        (["serve", "run", "--user", "bob"], "--user bob: expected NAME=N, such as ann=100"),
+    ],
+)
+def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> None:
+    done = fedpriv(*arguments, cwd=here)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not done.stdout
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _post(port: int, count: int, seed: int, key: str) -> int:
+    body = json.dumps({"images": np.random.default_rng(seed).random((count, 1, 8, 8)).tolist()}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/answers", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            status: int = response.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+def test_a_killed_server_gives_nothing_back(here: Path, tmp_path: Path) -> None:
+    """A real server, killed between answers; what it answered stays charged."""
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(here / "run"), str(folder)], check=True)
+    subprocess.run(["rm", "-rf", str(folder / "service")], check=True)
+    made = fedpriv("serve", str(folder), "--status", "--set", "service.answers=10", cwd=here)
+    assert made.returncode == 0, made.stderr
+    key = fedpriv("serve", str(folder), "--user", "ann=7", cwd=here).stdout.strip()
+    for kill, (count, statuses) in enumerate([(4, [200, 429]), (3, [200, 429])]):
+        port = _free_port()
+        server = subprocess.Popen(
+            [sys.executable, "-m", "fedpriv", "serve", str(folder), "--port", str(port)],
+            stdout=subprocess.DEVNULL,
+            env=dict(os.environ),
+        )
+        try:
+            _wait_for(port, server)
+            assert [_post(port, count, kill * 10 + at, key) for at in range(2)] == statuses
+        finally:
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+    assert "ann: 7 of 7." in fedpriv("serve", str(folder), "--status", cwd=here).stdout
+
+
+def _wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
+    for _ in range(600):
+        assert server.poll() is None
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError("the server did not come up")
