@@ -11,23 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.attacks.endpoint.scene import probabilities
+from fedpriv.attacks.endpoint.scene import Public, probabilities
 from fedpriv.service.questions import Questions
 
-__all__ = ["Records", "Search", "by_model", "by_statistics", "is_binary", "noisy_real"]
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Made records.
-
-    Attributes:
-        images: (N, C, H, W) on [0, 1], float64.
-        labels: (N,), int64.
-    """
-
-    images: Tensor
-    labels: Tensor
+__all__ = ["Search", "by_model", "by_statistics", "is_binary", "noisy_real"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,7 @@ def by_model(
     binary: bool,
     generator: np.random.Generator,
     search: Search | None = None,
-) -> Records:
+) -> Public:
     """Climb the target's confidence from random records, all records of all classes at once.
 
     A proposal that the target is at least as sure of is kept. A record is taken with the probability that the target
@@ -106,10 +93,10 @@ def by_model(
         changed[np.arange(count), generator.integers(features, size=count)] = True
         proposed = np.where(changed, _random(generator, best.shape, binary), best)
     chosen = np.array(sorted(taken), dtype=np.int64)
-    return Records(torch.from_numpy(best[chosen]).view(-1, *shape), torch.from_numpy(wanted[chosen]))
+    return Public(torch.from_numpy(best[chosen]).view(-1, *shape), torch.from_numpy(wanted[chosen]))
 
 
-def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np.random.Generator) -> Records:
+def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np.random.Generator) -> Public:
     """Draw every feature from its own distribution, independently, and ask the target for the labels.
 
     Args:
@@ -121,10 +108,10 @@ def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np
     flat = images.double().flatten(1).numpy()
     rows = generator.integers(len(flat), size=(count, flat.shape[1]))
     made = torch.from_numpy(flat[rows, np.arange(flat.shape[1])]).view(-1, *images.shape[1:])
-    return Records(made, torch.from_numpy(endpoint.ask(made).labels))
+    return Public(made, torch.from_numpy(endpoint.ask(made).labels))
 
 
-def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.random.Generator) -> Records:
+def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.random.Generator) -> Public:
     """Return real records with noise: a share of binary features is flipped, others get normal noise of that deviation.
 
     Args:
@@ -138,7 +125,7 @@ def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.rando
         made: NDArray[np.float64] = np.where(generator.random(flat.shape) < share, 1 - flat, flat)
     else:
         made = (flat + generator.normal(scale=share, size=flat.shape)).clip(0, 1)
-    return Records(torch.from_numpy(made), labels.clone())
+    return Public(torch.from_numpy(made), labels.clone())
 
 
 def _random(generator: np.random.Generator, shape: tuple[int, ...], binary: bool) -> NDArray[np.float64]:

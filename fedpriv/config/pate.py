@@ -1,13 +1,18 @@
-"""The section [pate]: clients as teachers who vote, and a student who learns from the answers."""
+"""The section [pate]: clients as teachers who vote, and a student who learns from the answers.
 
-from typing import Literal, Self
+Every experiment reads this file, so what needs scipy is imported where it is used.
+"""
+
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.accounting.proofs import Claim
-from fedpriv.accounting.votes import Sanitiser, gaussian_mu
 from fedpriv.settings import Count, Epsilon, Positive, Real, Section
-from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax, NoisyMax
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.proofs import Claim
+    from fedpriv.accounting.votes import Sanitiser
+    from fedpriv.votes import Aggregator
 
 __all__ = ["PateConfig"]
 
@@ -76,16 +81,20 @@ class PateConfig(Section):
         return self
 
     @property
-    def sanitiser(self) -> Sanitiser:
+    def sanitiser(self) -> "Sanitiser":
         """How a data-dependent figure is made fit to be shown."""
+        from fedpriv.accounting.votes import Sanitiser
+
         return Sanitiser(self.sanitised_order, self.sanitised_beta, self.sanitised_noise)
 
-    def aggregator_of(self, teachers: int) -> Aggregator:
+    def aggregator_of(self, teachers: int) -> "Aggregator":
         """Return the aggregator of so many teachers, its noise in votes.
 
         Raises:
             InputError: its noise is out of range.
         """
+        from fedpriv.votes import ConfidentMax, LaplaceMax, NoisyMax
+
         match self.aggregator:
             case "confident":
                 return ConfidentMax(self.threshold * teachers, self.sigma1 * teachers, self.sigma2 * teachers)
@@ -101,13 +110,16 @@ class PateConfig(Section):
         spent = self.aggregator_of(teachers).claim(asked, answered, self.delta, self.teachers_per_client)
         return spent.epsilon <= self.target_epsilon
 
-    def claim(self, teachers: int, asked: int) -> Claim:
+    def claim(self, teachers: int, asked: int) -> "Claim":
         """What is proven of so many questions, whichever of them were answered.
 
         Where questions may stay without an answer, how many are asked before a budget ends depends on the votes, so the
         claim does not: it is the budget or, where that is less, what answers to all planned questions cost. A sanitised
         figure beside the answers is added.
         """
+        from fedpriv.accounting.proofs import Claim
+        from fedpriv.accounting.votes import gaussian_mu
+
         aggregator, votes = self.aggregator_of(teachers), self.teachers_per_client
         is_adaptive = self.aggregator == "confident" and asked > 0
         most = self.queries if is_adaptive else asked

@@ -1,6 +1,7 @@
 """What policies draw, against the laws that their guarantees rest on."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,12 +97,14 @@ def test_noise_is_calibrated_to_what_is_claimed(name: str, target: float) -> Non
 
 
 def test_one_noisy_model_serves_any_number_and_dominates_noisy_logits() -> None:
-    model, logits = named_policy("model", {"noise": 0.5}), named_policy("logits", {"noise": 0.5})
-    once, many = (model.guarantee(FACTS, count, DELTA, LEDGER) for count in (1, 10_000))
+    """Weights with noise of 0.5 give each logit noise of 0.5 R, which is what one answer's logits get here."""
+    facts = replace(FACTS, norm=2.0)
+    model, logits = named_policy("model", {"noise": 0.5}), named_policy("logits", {"noise": 0.5 * facts.norm})
+    once, many = (model.guarantee(facts, count, DELTA, LEDGER) for count in (1, 10_000))
     assert once == many
-    each = logits.guarantee(FACTS, 100, DELTA, LEDGER)
+    each = logits.guarantee(facts, 100, DELTA, LEDGER)
     assert once.epsilon is not None and each.epsilon is not None and each.epsilon > 5 * once.epsilon
-    said = f"the same deviation on the weights (method = model) proves epsilon {once.epsilon:.4g} for any number"
+    said = f"weights with as much noise on each logit (method = model) prove epsilon {once.epsilon:.4g} for any number"
     assert each.notes == (f"{said} of answers",)
     pure = named_policy("logits", {"noise": 0.5, "distribution": "laplace"}).guarantee(FACTS, 100, 0.0, LEDGER)
     assert pure.pure_epsilon == pure.epsilon == pytest.approx(100 * 0.1 / 0.5)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedpriv.attacks.endpoint.asked_membership import Told
-    from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, Scene
-    from fedpriv.attacks.membership.synthesis import Records
+    from fedpriv.attacks.endpoint.scene import Public, Referee, Rehearsal, Scene
     from fedpriv.service.questions import Questions
 
 __all__ = ["MembershipBySynthesis"]
@@ -83,7 +82,7 @@ class MembershipBySynthesis(EndpointAttack):
 
     def _made(
         self, way: str, scene: "Scene", endpoint: "Questions", left: int, generator: "np.random.Generator"
-    ) -> "Records":
+    ) -> "Public":
         from fedpriv.attacks.membership.synthesis import by_model, by_statistics, is_binary, noisy_real
 
         count = min(self.records, left)
@@ -97,7 +96,7 @@ class MembershipBySynthesis(EndpointAttack):
 
 
 def _shadows(
-    rehearsal: "Rehearsal", made: "Records", count: int, generator: "np.random.Generator"
+    rehearsal: "Rehearsal", made: "Public", count: int, generator: "np.random.Generator"
 ) -> "tuple[list[Told], NDArray[np.bool_]]":
     """Train shadows, each on a half of the records; what each would say about all, and which it was trained with."""
     import numpy as np

@@ -34,6 +34,7 @@ __all__ = [
     "HeadPolicy",
     "NoisyPolicy",
     "Scores",
+    "VectorPolicy",
     "named_policy",
     "one_a_row",
     "softmax",
@@ -251,6 +252,17 @@ class HeadPolicy(HeadKeys, NoisyPolicy):
     def released(self, weights: Scores, scale: float, generator: np.random.Generator) -> Scores:
         """Return the weights that answers are computed from: as they are, unless a policy adds its noise to them."""
         return weights
+
+
+class VectorPolicy(HeadPolicy):
+    """A policy of the convex head whose noise is a vector: normal, or of density falling with its length."""
+
+    distribution: Distribution = DISTRIBUTION
+
+    @property
+    @override
+    def law(self) -> "Law":
+        return "gaussian" if self.distribution == "gaussian" else "pure"
 
 
 def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> AnswerPolicy:

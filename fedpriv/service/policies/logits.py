@@ -1,7 +1,7 @@
 """Noise on the logits of each answer of the convex model."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -9,38 +9,26 @@ from typing_extensions import override
 from fedpriv.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
-    DISTRIBUTION,
-    Distribution,
     Draws,
     Facts,
-    HeadPolicy,
     Scores,
+    VectorPolicy,
     softmax,
     spread_noise,
 )
 from fedpriv.service.questions import Answers
 
-if TYPE_CHECKING:
-    from fedpriv.accounting.answers import Law
-
 __all__ = ["NoisyLogits"]
 
 
 @POLICIES.register
-class NoisyLogits(HeadPolicy):
-    """Under normal noise the same deviation on the model would do for all answers; the guarantee's notes say so."""
+class NoisyLogits(VectorPolicy):
+    """Under normal noise, weights with as much noise on each logit would do for all answers; a note says so."""
 
     name: ClassVar[str] = "logits"
     title: ClassVar[str] = "noise on the logits of each answer"
     reference: ClassVar[str] = "van der Maaten and Hannun: The Trade-Offs of Private Prediction, 2020"
     draws: ClassVar[bool] = True
-
-    distribution: Distribution = DISTRIBUTION
-
-    @property
-    @override
-    def law(self) -> "Law":
-        return "gaussian" if self.distribution == "gaussian" else "pure"
 
     @override
     def unit(self, facts: Facts) -> float:
@@ -59,10 +47,10 @@ class NoisyLogits(HeadPolicy):
             known = model_break_even(facts.classes, facts.features)
             note = f"from {known:.1f} answers on, noise on the model is smaller for the same pure epsilon"
             return replace(proven, notes=(note,))
-        level = facts.sensitivity / self.scale(facts, answers, delta)
+        level = self.unit(facts) / self.scale(facts, answers, delta)
         once = answer_guarantee(self.release(facts, 1, delta, level)).epsilon
         shown = "nothing" if once is None else f"epsilon {shown_epsilon(once)}"
-        note = f"the same deviation on the weights (method = model) proves {shown} for any number of answers"
+        note = f"weights with as much noise on each logit (method = model) prove {shown} for any number of answers"
         return replace(proven, notes=(note,))
 
     @override

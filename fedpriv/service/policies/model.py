@@ -1,31 +1,26 @@
 """Noise on the convex model, once: any number of answers cost no more (Chaudhuri et al. 2011; Wu et al. 2017)."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
-    DISTRIBUTION,
-    Distribution,
     Draws,
     Facts,
-    HeadPolicy,
     Scores,
+    VectorPolicy,
     softmax,
     spread_noise,
 )
 from fedpriv.service.questions import Answers
 
-if TYPE_CHECKING:
-    from fedpriv.accounting.answers import Law
-
 __all__ = ["NoisyModel"]
 
 
 @POLICIES.register
-class NoisyModel(HeadPolicy):
+class NoisyModel(VectorPolicy):
     """The model itself could be handed out: its answers are post-processing of it."""
 
     name: ClassVar[str] = "model"
@@ -34,13 +29,6 @@ class NoisyModel(HeadPolicy):
         "Chaudhuri, Monteleoni and Sarwate: Differentially Private Empirical Risk Minimization, JMLR 2011"
     )
     once: ClassVar[bool] = True
-
-    distribution: Distribution = DISTRIBUTION
-
-    @property
-    @override
-    def law(self) -> "Law":
-        return "gaussian" if self.distribution == "gaussian" else "pure"
 
     @override
     def unit(self, facts: Facts) -> float:
