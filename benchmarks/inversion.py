@@ -10,8 +10,9 @@ A pair names our attack, with settings if any (``iga,tv_start=0:invertinggradien
 A case is one exact gradient of an untrained ConvNet, of the first training image of CIFAR-10 of each of the first
 classes (``FEDPRIV_DATA``); the seed is that of weights and starts. Both attacks have the same number of steps and one
 start, and both are told the labels. Images go through the same referee: PSNR in dB on [0, 1],
-mean over the batch, matched one to one. Time is processor time a step, one thread each: the median of TURNS further
-runs of SHORT steps each, in turns, because the machine may be busy with something else in any one of them.
+mean over the batch, matched one to one. Time is processor time a step, one thread each, without what a run does once:
+the difference between a run of LONG and one of SHORT steps. It is the median of TURNS such pairs, ours and theirs in
+turns, because the machine may be busy with something else in any one of them.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -41,7 +43,7 @@ from fedpriv.errors import InputError
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 
-SHORT, TURNS = 40, 3
+SHORT, LONG, TURNS = 20, 100, 5
 ADAPTER = Path(__file__).with_name("inversion_adapter.py")
 
 
@@ -87,7 +89,7 @@ def make_case(batch: int, seed: int) -> Case:
 
 
 def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
-    """Return our images and the milliseconds of a step."""
+    """Return our images, and the milliseconds of the run divided by its steps."""
     public = PublicSettings(
         model={"name": "convnet"}, shape=case.dataset.shape, classes=case.dataset.classes, mean=case.dataset.mean,
         std=case.dataset.std, algorithm="fedsgd", batch_size=len(case.images), local_steps=1, learning_rate=0.1,
@@ -103,7 +105,7 @@ def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
 
 
 def run_theirs(case: Case, attack: str, steps: int, python: str) -> tuple[Tensor, float]:
-    """Return the images and the milliseconds of a step of breaching, which runs under another python."""
+    """Return the images and the milliseconds a step of breaching, which runs under another python."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "case.npz", Path(folder) / "images.npz"
         arrays: dict[str, Any] = {
@@ -123,10 +125,18 @@ def compare(case: Case, ours: str, theirs: str, steps: int, python: str) -> Row:
     """Run both and score them."""
     images, _ = run_ours(case, ours, steps)
     others, _ = run_theirs(case, theirs, steps, python)
-    turns = [(run_ours(case, ours, SHORT)[1], run_theirs(case, theirs, SHORT, python)[1]) for _ in range(TURNS)]
+    turns = [
+        (_step(lambda n: run_ours(case, ours, n)[1]), _step(lambda n: run_theirs(case, theirs, n, python)[1]))
+        for _ in range(TURNS)
+    ]
     ms, their_ms = (statistics.median(column) for column in zip(*turns, strict=True))
     figures = [_figures(case, result) for result in (images, others)]
     return Row(len(case.images), case.seed, steps, ours, *figures[0], ms, theirs, *figures[1], their_ms)
+
+
+def _step(mean: Callable[[int], float]) -> float:
+    """Milliseconds of one more step, where ``mean`` gives those of a whole run divided by its number of steps."""
+    return (LONG * mean(LONG) - SHORT * mean(SHORT)) / (LONG - SHORT)
 
 
 def _figures(case: Case, images: Tensor) -> tuple[float, float]:
