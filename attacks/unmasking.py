@@ -30,10 +30,11 @@ def exact_logits(one: Array, two: Array) -> Array:
     finite = np.isfinite(first) & np.isfinite(second)
     if not finite.any():
         return first
-    shift = float(np.median((first - second)[finite]))
+    shift = float(np.median(first[finite] - second[finite]))
     second = second + shift
-    differ = ~(np.abs(first - second) < _EQUAL)
-    middle = float(np.median(first[~differ])) if (~differ).any() else 0.0
+    equal = finite & (np.abs(np.where(finite, first, 0) - np.where(finite, second, 0)) < _EQUAL)
+    differ = ~equal
+    middle = float(np.median(first[equal])) if equal.any() else 0.0
     choices = [_mixed(first, second, differ, at) for at in np.flatnonzero(differ).tolist()] or [first]
     return min(choices, key=lambda logits: float(np.abs(logits - middle).max()))
 

@@ -6,6 +6,9 @@ N users ask for one image after the other, each image once, over connections of 
 server is killed (SIGKILL) at K random moments and started again. Afterwards every answer that a user got is looked up
 in the query ledger: each number was given once and charged to that user, and nobody got more than their budget. Then
 the same users ask for a third of the time without kills. Exit 1: the ledger did not hold.
+
+Before that one question after the other is asked in this process under several policies: the medians of what computing
+the scores takes, of charging, which waits for the disk, and of all the rest.
 """
 
 import asyncio
@@ -15,15 +18,19 @@ import os
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.measure import options, save, show
 from fedpriv.config import Experiment, ServiceConfig
@@ -31,11 +38,15 @@ from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, open_service
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
+from fedpriv.service.ledger import OWNER, Request
 
 _BUDGET = 1_000_000
 _SHAPE = (1, 8, 8)
 _WAIT = 0.02  # seconds until a user who was cut off, or a look at the port, tries again
 _STARTS_WITHIN = 60.0
+_TIMED = 300  # questions
+_PRIVATE = {"target_epsilon": 8.0}
+_POLICIES: dict[str, dict[str, float]] = {"none": {}, "logits": _PRIVATE, "label": _PRIVATE, "votes": {"noise": 1.0}}
 
 
 @dataclass(eq=False)
@@ -171,6 +182,30 @@ async def load(server: Server, users: list[User], seconds: float, kills: int, se
     return Load(time.monotonic() - began, answers, tuple(sorted(waits)))
 
 
+def cost(experiment: Experiment, method: str) -> tuple[str, ...]:
+    """Return the median milliseconds of one question's scores, of its charge, and of what else answering it takes."""
+    with tempfile.TemporaryDirectory(prefix="service-") as name:
+        folder = Path(name) / "run"
+        start_run(experiment, folder, "", Silent())
+        config = ServiceConfig.model_validate({"method": method, "answers": 4 * _TIMED, **_POLICIES[method]})
+        served = open_service(RunFolder.open(folder), config, Silent())
+        images = torch.from_numpy(np.random.default_rng(1).random((_TIMED, *_SHAPE)))
+        scores = _median(lambda at: served.oracle.scores(images[at : at + 1]))
+        charge = _median(lambda at: served.ledger.charge([Request(OWNER, (sha256(b"%d" % at).hexdigest(),))]))
+        whole = _median(lambda at: served.ask(images[at : at + 1]))
+        served.close()
+    return method, f"{scores:.2f}", f"{charge:.2f}", f"{whole - scores - charge:.2f}"
+
+
+def _median(timed: Callable[[int], object]) -> float:
+    taken = []
+    for at in range(_TIMED):
+        began = time.perf_counter()
+        timed(at)
+        taken.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(taken)
+
+
 def wrong(folder: Path, users: list[User]) -> list[str]:
     """Everything that the query ledger does not agree with."""
     lines = [json.loads(line) for line in (folder / "service" / "charges.jsonl").read_text().splitlines()[1:]]
@@ -198,16 +233,18 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--method", default="none")
+    parser.add_argument("--method", choices=_POLICIES, default="none")
     arguments = parser.parse_args()
+    experiment = Experiment.model_validate(
+        {"model": {"name": "mlp"}, "mechanism": {"name": "none"}, "adversary": {"attacks": []}}
+    )
+    costs = [cost(experiment, method) for method in _POLICIES]
+    show(("one question, ms", "scores", "charge", "the rest"), costs)
     with tempfile.TemporaryDirectory(prefix="service-") as name:
         folder = RunFolder(Path(name) / "run")
-        experiment = Experiment.model_validate(
-            {"model": {"name": "mlp"}, "mechanism": {"name": "none"}, "adversary": {"attacks": []}}
-        )
         start_run(experiment, folder.path, "", Silent())
-        noisy = {"target_epsilon": 8.0} if arguments.method in ("model", "logits", "label", "label-confidence") else {}
-        config = ServiceConfig.model_validate({"method": arguments.method, "answers": _BUDGET, **noisy})
+        settings = _POLICIES[arguments.method]
+        config = ServiceConfig.model_validate({"method": arguments.method, "answers": _BUDGET, **settings})
         open_service(RunFolder.open(folder.path), config, Silent()).close()
         # Some users run out of budget while they ask.
         budgets = [40 if number % 10 == 0 else 100_000 for number in range(arguments.users)]
@@ -228,7 +265,7 @@ def main() -> None:
     given = sum(len(user.numbers) for user in users)
     print(f"{given} answers arrived, {lines} were charged; {sum(user.refused for user in users)} refusals (429).")
     print("The ledger holds." if not problems else f"The ledger does not hold: {'; '.join(problems)}")
-    save(arguments.json, given=given, charged=lines, problems=problems, rows=[list(row) for row in rows])
+    save(arguments.json, costs=costs, given=given, charged=lines, problems=problems, rows=[list(row) for row in rows])
     if problems:
         raise SystemExit(1)
 

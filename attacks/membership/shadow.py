@@ -62,7 +62,8 @@ def judged(records: Floats, inside: NDArray[np.bool_], asked: Floats) -> Floats:
     chosen = np.random.default_rng(SEED).permutation(len(flat))[:MOST_RECORDS]
     network = MLPClassifier((HIDDEN,), early_stopping=True, max_iter=200, random_state=SEED)
     classifier = make_pipeline(StandardScaler(), network).fit(flat[chosen], answers[chosen])
-    logs = classifier.predict_log_proba(asked)
+    with np.errstate(divide="ignore"):  # where it is certain the odds are infinite, and rank as such
+        logs = classifier.predict_log_proba(asked)
     odds: Floats = logs[:, 1] - logs[:, 0]
     return odds
 

@@ -47,11 +47,12 @@ class _Neighbours:
 
     Attributes:
         facts: public sizes.
-        scores: logits of the test images (M, classes): of the original, then of the others.
+        scores: logits of M questions (M, classes): of the original, then of the others. The questions are the test
+            images, and the training images that were replaced: they are where two models differ the most.
         moved: for each of the others its distance from the original over the bound.
         logit: the bound of one logit.
         weights: of the convex heads, in the same order; empty for networks.
-        features: of the test images (M, d); ``None`` for networks.
+        features: of the questions (M, d); ``None`` for networks.
     """
 
     facts: Facts
@@ -67,7 +68,7 @@ class _Neighbours:
         return [float(np.abs(other - self.scores[0]).max()) / self.logit for other in self.scores[1:]]
 
     def worst(self) -> tuple[int, int]:
-        """The model, and the test image, of which two logits moved apart the most."""
+        """The model, and the question, of which two logits moved apart the most."""
         apart = [np.ptp(other - self.scores[0], axis=1) for other in self.scores[1:]]
         which = int(np.argmax([each.max() for each in apart]))
         return which + 1, int(apart[which].argmax())
@@ -138,7 +139,7 @@ def _heads(world: World, policy: HeadPolicy, service: Service, replaced: int) ->
     dataset, rows = world.dataset, np.sort(np.concatenate(world.partitions))
     size, norm = policy.pooled, policy.feature_norm
     features = pooled_features(pixels(dataset.x_train[torch.from_numpy(rows)]), size, norm)
-    questions = pooled_features(pixels(dataset.x_test), size, norm)
+    tested = pooled_features(pixels(dataset.x_test), size, norm)
     labels = dataset.y_train.numpy()[rows]
 
     def trained(features: Scores, labels: NDArray[np.int64]) -> Scores:
@@ -146,10 +147,12 @@ def _heads(world: World, policy: HeadPolicy, service: Service, replaced: int) ->
         return fit_head(objective, norm, policy.tolerance).weights
 
     every = [trained(features, labels)]
-    for at, image in _replacements(world, len(rows), replaced):
+    replacements = _replacements(world, len(rows), replaced)
+    questions = np.concatenate([tested, features[[at for at, _ in replacements]]])
+    for at, image in replacements:
         changed, named = features.copy(), labels.copy()
         # With a wrong label it pulls the most.
-        changed[at], named[at] = questions[image], (int(dataset.y_test[image]) + 1) % dataset.classes
+        changed[at], named[at] = tested[image], (int(dataset.y_test[image]) + 1) % dataset.classes
         every.append(trained(changed, named))
     return _Neighbours(
         Facts(dataset.classes, head.sensitivity, head.norm, head.features),
@@ -168,7 +171,11 @@ def _networks(world: World, policy: AnswerPolicy, replaced: int) -> _Neighbours:
         raise InputError(f"{policy.name} claims nothing of this network")
     train = len(world.dataset.x_train)
     references = [Reference(world.experiment.seed, world.partitions)]
-    for at, image in _replacements(world, sum(map(len, world.partitions)), replaced):
+    rows = np.concatenate(world.partitions)
+    replacements = _replacements(world, len(rows), replaced)
+    gone = torch.from_numpy(rows[[at for at, _ in replacements]])
+    questions = torch.cat([world.dataset.x_test, world.dataset.x_train[gone]])
+    for at, image in replacements:
         references.append(Reference(world.experiment.seed, _with(world.partitions, at, train + image)))
     schedule = usual_schedule(world.experiment)
     last = max(schedule)
@@ -177,7 +184,7 @@ def _networks(world: World, policy: AnswerPolicy, replaced: int) -> _Neighbours:
     for index in range(len(references)):
         vector = {name: value[index].cpu() for name, value in stacked.items()}
         State(vector, {}).load_into(world.model)
-        scores.append(network_scores(world.model.eval(), world.dataset)(world.dataset.x_test))
+        scores.append(network_scores(world.model.eval(), world.dataset)(questions))
         numbers.append(torch.cat([value.flatten() for value in vector.values()]).double())
     moved = tuple(float((other - numbers[0]).norm()) / facts.claimed.model for other in numbers[1:])
     return _Neighbours(facts, tuple(scores), moved, facts.claimed.logit)

@@ -87,7 +87,7 @@ class AnswersAudit(Model):
         method: the policy's short form.
         moved: largest distance of two models whose training data differ in one example, over the proven (head) or the
             claimed (paper) bound: measured, no guarantee.
-        shifted: largest change of a logit at a test image, over the bound of one logit; likewise.
+        shifted: largest change of a logit at a question (test images, replaced images), over the bound of one logit.
         replaced: how many replacements these are the largest of.
         above: share of the replacements whose change of a logit is above the bound.
         claimed: epsilon of one answer, at delta; for ``paper`` nominal. ``None``: nothing is claimed.
