@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.cli.terminal import plain
-from fedpriv.registry import ATTACKS, EVASIONS
+from fedpriv.registry import ATTACKS, EVASIONS, PROBES
 from tests import command_line
 
 SMALL = """
@@ -97,8 +97,10 @@ def test_list(here: Path) -> None:
     assert [one["name"] for one in tree if one["surface"] == "inputs"] == list(EVASIONS)
     assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in EVASIONS.values())
     assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv"
-    common = {"name", "surface", "title", "reference"}
-    keys = {"uploads": common | {"active", "needs", "tunable", "parts", "settings"}, "inputs": common}
+    assert [one["name"] for one in tree if one["surface"] == "answers"] == list(PROBES)
+    assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in PROBES.values())
+    common = {"name", "surface", "title", "reference", "needs", "settings"}
+    keys = {"uploads": common | {"active", "tunable", "parts"}, "answers": common, "inputs": common}
     assert all(keys[one["surface"]] == set(one) for one in tree)
 
 

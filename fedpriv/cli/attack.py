@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from fedpriv.cli.terminal import (
     Set,
     out,
     plain,
+    print_attack,
     print_json,
     print_line,
     print_sentences,
@@ -26,7 +26,6 @@ from fedpriv.errors import InputError
 from fedpriv.records import AttackResult
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
-    from fedpriv.attacks.evasion.table import EvasionAttack
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.lab import Tuning
 
@@ -105,31 +104,16 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
-    from fedpriv.registry import ATTACKS, EVASIONS, NOISELESS
+    from fedpriv.cli.probe import about_probes, print_probes
+    from fedpriv.registry import ATTACKS
 
     if as_json:
-        print_json([*map(_about, ATTACKS.values()), *map(_about_evasion, EVASIONS.values())])
+        print_json([*map(_about, ATTACKS.values()), *about_probes()])
         return
     out.print("On uploads, by fedpriv attack:", style="dim")
     for attack in ATTACKS.values():
-        out.print(Text(f"{attack.name}  {attack.title}", style="bold"))
-        lines = [Text(attack.reference)]
-        if attack.active():
-            lines.append(Text("active: the server sends clients parameters of its own making; a worst case"))
-        lines.append(Text(f"needs {'; '.join(need.words for need in attack.needs)}"))
-        if attack.parts():
-            lines.append(Text(f"parts: {'; '.join(f'{kind} {part}' for kind, part in attack.parts().items())}"))
-        for key, field in attack.model_fields.items():
-            setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
-            lines.append(setting.append(f"  {field.description}", style="dim"))
-        for line in lines:
-            out.print(Padding(line, (0, 0, 0, 4)))
-    out.print("On the model's inputs, by fedpriv probe, settings in robustness.evade:", style="dim")
-    for evasion in EVASIONS.values():
-        out.print(Text(f"{evasion.name}  {evasion.title}", style="bold"))
-        out.print(Padding(Text(evasion.reference), (0, 0, 0, 4)))
-        variant = f"variant {evasion.name}{NOISELESS}: the gradient is that of the network without its noise"
-        out.print(Padding(Text(variant), (0, 0, 0, 4)))
+        print_attack(attack.name, attack.title, _lines(attack))
+    print_probes()
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
@@ -183,8 +167,17 @@ def _trials(tuning: "Tuning") -> Table:
     return table
 
 
-def _about_evasion(attack: "type[EvasionAttack]") -> dict[str, Any]:
-    return {"name": attack.name, "surface": "inputs", "title": attack.title, "reference": attack.reference}
+def _lines(attack: "type[AttackSettings]") -> list[str | Text]:
+    lines: list[str | Text] = [attack.reference]
+    if attack.active():
+        lines.append("active: the server sends clients parameters of its own making; a worst case")
+    lines.append(f"needs {'; '.join(need.words for need in attack.needs)}")
+    if attack.parts():
+        lines.append(f"parts: {'; '.join(f'{kind} {part}' for kind, part in attack.parts().items())}")
+    for key, field in attack.model_fields.items():
+        setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
+        lines.append(setting.append(f"  {field.description}", style="dim"))
+    return lines
 
 
 def _about(attack: "type[AttackSettings]") -> dict[str, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from fedpriv.cli.terminal import (
     Run,
     out,
     plain,
+    print_attack,
     print_json,
     print_line,
     print_sentences,
@@ -28,10 +28,11 @@ from fedpriv.registry import EVASIONS, NOISELESS, PROBES, suggestion
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.table import EndpointAttack
+    from fedpriv.attacks.evasion.table import EvasionAttack
     from fedpriv.progress import Progress
     from fedpriv.runs import RunFolder
 
-__all__ = ["probe_app"]
+__all__ = ["about_probes", "print_probes", "probe_app"]
 
 probe_app = typer.Typer(
     cls=FolderByDefault,
@@ -137,41 +138,57 @@ def probe(
 def list_probes(as_json: Json = False) -> None:
     """List the attacks on a finished model: what each needs, and its settings."""
     if as_json:
-        print_json([_about(name) for name in (*PROBES, *EVASIONS)])
-        return
-    for name in (*PROBES, *EVASIONS):
-        about = _about(name)
-        out.print(Text(f"{name}  {about['title']}", style="bold"))
-        lines = [Text(about["reference"]), Text(f"needs {'; '.join(about['needs'])}")]
-        for key, said in about["settings"].items():
-            setting = Text(f"--set {name}.{key}={plain(said['default'])}")
-            lines.append(setting.append(f"  {said['description']}", style="dim"))
-        for line in lines:
-            out.print(Padding(line, (0, 0, 0, 4)))
+        print_json(about_probes())
+    else:
+        print_probes()
+
+
+def about_probes() -> list[dict[str, Any]]:
+    """Every attack on a finished model, as JSON shows it."""
+    return [*map(_about_probe, PROBES.values()), *map(_about_evasion, EVASIONS.values())]
+
+
+def print_probes() -> None:
+    """Print every attack on a finished model, by what it attacks."""
+    from fedpriv.attacks.access import Access
+
+    out.print("On the model and its answers, by fedpriv probe:", style="dim")
+    for probe in PROBES.values():
+        settings = [
+            Text(f"--set {probe.name}.{key}={plain(field.default)}").append(f"  {field.description}", style="dim")
+            for key, field in probe.model_fields.items()
+        ]
+        print_attack(probe.name, probe.title, [probe.reference, _needs(probe), *settings])
+    out.print("On the model's inputs, by fedpriv probe, settings in robustness.evade:", style="dim")
+    for evasion in EVASIONS.values():
+        variant = f"variant {evasion.name}{NOISELESS}: the gradient is that of the network without its noise"
+        print_attack(evasion.name, evasion.title, [evasion.reference, f"needs {Access.MODEL.words}", variant])
 
 
 _OPTIONS = {"sizes": "size"}
 
 
-def _about(name: str) -> dict[str, Any]:
+def _needs(kind: "type[EndpointAttack]") -> str:
+    return f"needs {'; '.join(need.words for need in kind.needs)}"
+
+
+def _about_evasion(kind: "type[EvasionAttack]") -> dict[str, Any]:
     from fedpriv.attacks.access import Access
 
-    if name in EVASIONS:
-        kind = EVASIONS[name]
-        needs: Sequence[Access] = (Access.MODEL,)
-        return {
-            "name": name, "title": kind.title, "reference": kind.reference, "needs": [need.words for need in needs],
-            "settings": {},
-        }  # fmt: skip
-    probe = PROBES[name]
+    return {"name": kind.name, "surface": "inputs", "title": kind.title, "reference": kind.reference,
+            "needs": [Access.MODEL.words], "settings": {}}  # fmt: skip
+
+
+def _about_probe(kind: "type[EndpointAttack]") -> dict[str, Any]:
     return {
-        "name": name,
-        "title": probe.title,
-        "reference": probe.reference,
-        "needs": [need.words for need in probe.needs],
+        "name": kind.name,
+        "surface": "answers",
+        "title": kind.title,
+        "reference": kind.reference,
+        "needs": [need.words for need in kind.needs],
         "settings": {
             key: {"default": field.default, "description": field.description}
-            for key, field in probe.model_fields.items()
+            for key, field in kind.model_fields.items()
         },
     }
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar
 import click
 import typer
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 from typer.core import TyperGroup
 
 from fedpriv.config import Experiment
@@ -28,6 +30,7 @@ __all__ = [
     "err",
     "out",
     "plain",
+    "print_attack",
     "print_json",
     "print_line",
     "print_sentences",
@@ -81,6 +84,13 @@ def plain(value: Any) -> str:
 def print_json(value: object) -> None:
     """Print a value as JSON; NaN and infinity are refused."""
     out.print(json.dumps(value, indent=2, allow_nan=False), markup=False, soft_wrap=True)
+
+
+def print_attack(name: str, title: str, lines: Sequence[str | Text]) -> None:
+    """Print what an attack is: its name and title, and below them what is to be said about it."""
+    out.print(Text(f"{name}  {title}", style="bold"))
+    for line in lines:
+        out.print(Padding(Text(line) if isinstance(line, str) else line, (0, 0, 0, 4)))
 
 
 def print_line(text: str) -> None:

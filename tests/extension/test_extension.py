@@ -23,6 +23,12 @@ brightest = outside.brightest:BrightestSettings
 [fedpriv.evasions]
 few = outside.few:Few
 
+[fedpriv.probes]
+constant = outside.constant:Constant
+
+[fedpriv.answers]
+steps = outside.steps:Steps
+
 [fedpriv.datasets]
 stripes = outside.stripes:Stripes
 
@@ -93,7 +99,8 @@ def test_they_are_settings_like_ours(installed: Path) -> None:
     assert "trusted" in federation["aggregation"]["enum"] and federation["believed"]["default"] == 0
     assert "made by the package outside" in fedpriv(installed, "data").stdout
     listed = fedpriv(installed, "attack", "list").stdout
-    assert "Few pixels" in listed
+    assert "Few pixels" in listed and "constant  The commonest answer" in listed
+    assert "--set constant.images=20" in listed
     assert "few" in schema["$defs"]["EvadeConfig"]["properties"]["attacks"]["items"]["enum"]
     assert "brightest  White images" in listed and "adversary.brightest.light = 1.0" in listed
 
@@ -167,5 +174,12 @@ def test_a_run_trains_and_attacks_with_them(installed: Path) -> None:
     few, all_pixels = (curve["shares"][0]["value"] for curve in json.loads(done.stdout)["curves"])
     assert all_pixels <= few <= json.loads(done.stdout)["clean"]["value"]
     assert "Few pixels" in (installed / "run" / "report.html").read_text()
+    done = fedpriv(
+        installed, "probe", "run", "--attack", "constant", "--answers", "steps:3", "--queries", "5", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    probed = json.loads(done.stdout)
+    assert (probed["answers"], probed["results"][0]["queries"]) == ("steps:3", 5)
+    assert "The commonest answer" in (installed / "run" / "report.html").read_text()
     again = fedpriv(installed, "attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3")
     assert again.returncode == 0, again.stderr
