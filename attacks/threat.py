@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fedpriv import records
 from fedpriv.attacks.access import Access
-from fedpriv.config import AdversaryConfig
+from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import suggestion
 
@@ -119,6 +119,15 @@ PROBERS = {
             (Access.MODEL, Access.ANSWERS),
         ),
         ThreatModel(
+            "student-holder",
+            "whoever gets PATE's student",
+            ("the student's parameters", "the public images that teachers voted on, and the answers"),
+            (),
+            ("votes and their counts", "the teachers"),
+            _ANY_PICTURE,
+            (Access.MODEL, Access.ANSWERS),
+        ),
+        ThreatModel(
             "user",
             "whoever may ask the endpoint",
             ("its answers under its policy",),
@@ -161,19 +170,23 @@ def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatMod
     )
 
 
-def prober(name: str, config: AdversaryConfig) -> ThreatModel:
+def prober(name: str | None, experiment: Experiment) -> ThreatModel:
     """Return an adversary of the finished model; what it knows besides is what the run's settings say.
 
     Args:
-        name: in :data:`PROBERS`.
-        config: the run's.
+        name: in :data:`PROBERS`; ``None``: whoever gets the model of such a run.
+        experiment: the run's.
 
     Raises:
-        InputError: there is none of this name.
+        InputError: there is none of this name, or no such adversary of this run's model.
     """
-    if name not in PROBERS:
+    holder, other = ("student-holder", "participant") if experiment.pate else ("participant", "student-holder")
+    if name == other:
+        why = "no client of a vote (PATE) gets the model" if experiment.pate else "this run has no student"
+        raise InputError(f"adversary {name!r}: {why}; use {holder} or user")
+    if name is not None and name not in PROBERS:
         raise InputError(f"there is no adversary {name!r} of a finished model{suggestion(name, tuple(PROBERS))}")
-    return _with_knowledge(PROBERS[name], config)
+    return _with_knowledge(PROBERS[name or holder], experiment.adversary)
 
 
 def _row(key: str, text: str) -> str:

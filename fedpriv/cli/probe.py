@@ -81,7 +81,11 @@ def probe(
     ] = None,
     adversary: Annotated[
         str | None,
-        typer.Option("--as", metavar="participant|user", help="With the model, or with its answers only."),
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="participant or, of PATE, student-holder: with the model; user: with its answers only.",
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -112,7 +116,6 @@ def probe(
     if on_answers and not probes:
         raise InputError("--answers, --queries, --as and --set are for attacks on the model and its answers")
     made = _with_settings(probes, set_ or ())
-    who = adversary or "participant"
     from fedpriv.cli.display import shown
     from fedpriv.lab.evade import refuse_broken
     from fedpriv.report import reported
@@ -122,10 +125,10 @@ def probe(
     evades = bool(names) or not (attacks or on_answers)
     config = _config(run.experiment().robustness, on_inputs | ({"attacks": names} if names else {}))
     if evades:
-        _refuse_without_model(run, config.attacks[0], who)
+        _refuse_without_model(run, config.attacks[0], adversary)
     with shown(quiet or as_json) as progress, reported(folder):
         evaded = _evaded(run, config, progress) if evades else None
-        probed = _probed(run, made, answers, questions, who, progress) if made else None
+        probed = _probed(run, made, answers, questions, adversary, progress) if made else None
     if as_json:
         print_json({**_as_json(evaded, probed), "folder": str(folder)})
     else:
@@ -219,11 +222,11 @@ def _with_settings(names: Sequence[str], set_: Sequence[str]) -> "list[EndpointA
     return [validated(PROBES[name], settings, f"--set {name}") for name, settings in given.items()]
 
 
-def _refuse_without_model(run: "RunFolder", attack: str, who: str) -> None:
+def _refuse_without_model(run: "RunFolder", attack: str, adversary: str | None) -> None:
     """An attack on inputs needs the model; certificates are about adversaries who have it."""
     from fedpriv.attacks.threat import Access, prober
 
-    refusal = prober(who, run.experiment().adversary).refusal(attack, (Access.MODEL,))
+    refusal = prober(adversary, run.experiment()).refusal(attack, (Access.MODEL,))
     if refusal is not None:
         raise InputError(refusal)
 
@@ -239,7 +242,7 @@ def _probed(
     attacks: "Sequence[EndpointAttack]",
     answers: str | None,
     questions: int | None,
-    adversary: str,
+    adversary: str | None,
     progress: "Progress",
 ) -> Probe:
     from fedpriv.lab.probe import probe_run

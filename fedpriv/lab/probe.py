@@ -43,7 +43,7 @@ def probe_run(
     attacks: Sequence[EndpointAttack],
     answers: str | None,
     questions: int | None,
-    adversary: str,
+    adversary: str | None,
     progress: Progress,
 ) -> Probe:
     """Attack the finished model of a run, and write what came of it.
@@ -54,7 +54,7 @@ def probe_run(
         answers: the endpoint's policy in its short form; ``None``: the run's own, or exact answers.
         questions: that it answers in one variant of an attack, at least 1; ``None``: the run's service.answers, or what
             extraction takes: 2,500, or twice the numbers of an image.
-        adversary: a row of the threat models of a finished model.
+        adversary: a row of the threat models of a finished model; ``None``: whoever gets the model.
         progress: told what happens.
 
     Returns:
@@ -68,7 +68,7 @@ def probe_run(
     began = time.monotonic()
     summary = completed_summary(folder)
     experiment = folder.experiment()
-    threat = prober(adversary, experiment.adversary)
+    threat = prober(adversary, experiment)
     world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
     shown = answers or ("none" if experiment.service is None else experiment.service.method)
     budget = _budget(world, shown, questions)
@@ -92,7 +92,7 @@ def probe_run(
     if not findings:
         raise InputError("; ".join(refusals))
     probe = Probe(
-        adversary=adversary,
+        adversary=threat.name,
         answers=shown,
         heuristic=_claim(endpoint, world, folder.final_ledger()) is None,
         results=tuple(finding.result for finding in findings),

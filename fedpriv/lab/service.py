@@ -301,8 +301,9 @@ def _released(policy: AnswerPolicy, head: Head, scale: float, secret: Secret) ->
 
 
 def _referee(world: World, oracle: Oracle, made: _Made) -> Referee:
-    """Accuracies on the test images, by noise that no endpoint gives."""
-    images, truth = world.dataset.x_test, world.dataset.y_test.numpy()
+    """Accuracies on the test images that the model has not learnt, by noise that no endpoint gives."""
+    rows = world.measured_rows
+    images, truth = world.dataset.x_test[rows], world.dataset.y_test[rows].numpy()
     policy = oracle.policy
     if made.head is not None and isinstance(policy, HeadPolicy):
         exact = head_scores(made.head.weights, policy.pooled, policy.feature_norm)(images)

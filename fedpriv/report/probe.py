@@ -16,6 +16,7 @@ __all__ = ["ADVERSARIES", "Gallery", "extraction_plot", "galleries", "probe_titl
 
 ADVERSARIES: Mapping[str, str] = {
     "participant": "The adversary is a client, or whoever else has the model, and may ask its endpoint, too.",
+    "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",
     "user": "The adversary may ask the endpoint, and has nothing else of the model.",
 }
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -18,13 +18,13 @@ from fedpriv.records import (
     AttackResult,
     Evasion,
     Interval,
+    Knowledge,
     Ledger,
     MembershipAttack,
     Model,
     Referee,
     Robustness,
     Service,
-    Summary,
 )
 from fedpriv.registry import MECHANISMS
 from fedpriv.runs import RunFolder
@@ -130,6 +130,12 @@ class TrialRecord(Model):
     certified: tuple[CertifiedFigures, ...] = Field((), description="one for each norm and size; the main certificate")
     evasions: tuple[EvasionFigures, ...] = Field((), description="one for each evasion attack and size")
     broken: int | None = Field(None, description="certificates that evasion attacks broke: an error if there are any")
+    votes_asked: int | None = Field(None, description="PATE: questions that the aggregator got before the budget ended")
+    votes_answered: int | None = Field(None, description="PATE: questions that have an answer")
+    votes_right: float | None = Field(None, description="PATE: share of the answers that are right")
+    votes_spent: float | None = Field(
+        None, description="PATE: epsilon of the answers given; epsilon is what is claimed"
+    )
     answers: str | None = Field(None, description="policy of the model as an endpoint")
     answers_planned: int | None = Field(None, description="images that it answers in all")
     answers_exact: float | None = Field(None, description="share of the test images right by the exact scores")
@@ -190,7 +196,9 @@ def read_record(
     """
     experiment = folder.experiment()
     summary, ledger = folder.final_summary(), folder.final_ledger()
-    low, high = _accuracy_interval(summary)
+    knowledge = folder.knowledge()
+    tested = summary.data.test_examples if knowledge is None else knowledge.evaluated
+    low, high = _accuracy_interval(summary.test_accuracy, tested)
     tensors, audit = summary.model.tensors, summary.membership
     return TrialRecord(
         trial=trial,
@@ -215,6 +223,7 @@ def read_record(
         bound_confidence=audit.epsilon_bound.confidence if audit else None,
         refuted=audit is not None and audit.refutes,
         **_robust(summary.robustness, summary.evasion),
+        **_knowledge(knowledge),
         **_answers(folder.service(), folder.referee(), folder.answers_audit()),
         seconds=summary.seconds if seconds is None else seconds,
     )
@@ -249,8 +258,7 @@ def _noise(ledger: Ledger) -> float | None:
     return next((float(ledger.parameters[key]) for key in parameters if key in ledger.parameters), None)
 
 
-def _accuracy_interval(summary: Summary) -> tuple[float | None, float | None]:
-    examples, accuracy = summary.data.test_examples, summary.test_accuracy
+def _accuracy_interval(accuracy: float | None, examples: int | None) -> tuple[float | None, float | None]:
     if not examples or accuracy is None:
         return None, None
     interval = binomtest(round(accuracy * examples), examples).proportion_ci(CONFIDENCE, method="wilson")
@@ -276,6 +284,17 @@ def _robust(robustness: Robustness | None, evasion: Evasion | None) -> dict[str,
         )
         found["broken"] = None if evasion.certified is None else evasion.broken
     return found
+
+
+def _knowledge(knowledge: Knowledge | None) -> dict[str, Any]:
+    if knowledge is None:
+        return {}
+    return {
+        "votes_asked": knowledge.asked,
+        "votes_answered": knowledge.answered,
+        "votes_right": knowledge.right,
+        "votes_spent": knowledge.spent,
+    }
 
 
 def _answers(service: Service | None, referee: Referee | None, audit: AnswersAudit | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.threat import LISTENERS, PROBERS, prober, threat_model
-from fedpriv.config import AdversaryConfig
+from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import ATTACKS
 
@@ -19,6 +19,7 @@ KNOBS = {
     "knows_public_data": Access.PUBLIC_DATA,
     "knows_candidates": Access.CANDIDATES,
 }
+NONE = {"name": "none"}
 LISTENING = (Access.PARAMETERS, Access.UPLOADS, Access.SUM, Access.ACTIVE)
 
 
@@ -29,17 +30,29 @@ def test_the_table_is_that_of_the_settings() -> None:
     assert set(KNOBS.values()) | set(LISTENING) | finished == set(Access)
 
 
-def test_a_user_has_answers_and_a_participant_the_model_too() -> None:
-    user, participant = (prober(name, AdversaryConfig(knows_public_data=False)) for name in ("user", "participant"))
+def test_a_user_has_answers_and_others_the_model_too() -> None:
+    blind = {"adversary": {"attacks": [], "knows_public_data": False}}
+    run = Experiment.model_validate(blind)
+    pate = Experiment.model_validate({**blind, "federation": {"algorithm": "pate", "rounds": 1}, "mechanism": NONE})
+    user, participant = (prober(name, run) for name in ("user", "participant"))
     assert "mi-face needs the finished model, which the threat model user withholds" in str(
         user.refusal("mi-face", (Access.MODEL,))
     )
     assert user.refusal("extraction", (Access.ANSWERS,)) is None
-    assert participant.refusal("mi-face", (Access.MODEL, Access.ANSWERS)) is None
-    assert "knows_public_data = false" in str(participant.refusal("one", (Access.PUBLIC_DATA,)))
-    assert not user.grants_uploads
+    assert prober("user", pate).grants == user.grants
+    student_holder = prober(None, pate)
+    assert (prober(None, run), student_holder.name) == (participant, "student-holder")
+    for holder in (participant, student_holder):
+        assert holder.refusal("mi-face", (Access.MODEL, Access.ANSWERS)) is None
+        assert "knows_public_data = false" in str(holder.refusal("one", (Access.PUBLIC_DATA,)))
+        assert not holder.grants_uploads
+    assert "votes and their counts" in student_holder.withheld
     with pytest.raises(InputError, match="no adversary 'usr' of a finished model; did you mean user"):
-        prober("usr", AdversaryConfig())
+        prober("usr", run)
+    with pytest.raises(InputError, match="'student-holder': this run has no student; use participant or user"):
+        prober("student-holder", run)
+    with pytest.raises(InputError, match="gets the model; use student-holder or user"):
+        prober("participant", pate)
 
 
 @pytest.mark.parametrize("name", NAMES)

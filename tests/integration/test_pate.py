@@ -1,6 +1,7 @@
 """PATE from votes to student: recomputed outside the app, the same on every engine, across kills, and under masks."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,25 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from scipy.stats import binomtest
 
 from fedpriv.accounting import gaussian_epsilon
 from fedpriv.clients.app import client_app, identify
 from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
 from fedpriv.clients.training import answer_secret
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, ServiceConfig
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
 from fedpriv.lab.audit import audit_run
+from fedpriv.lab.service import open_service
 from fedpriv.masking import quantised, restored, votes_limit
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
-from fedpriv.records import COMPLETED
+from fedpriv.records import COMPLETED, CONFIDENCE
 from fedpriv.runs import RunFolder
 from fedpriv.server import knowledge as server_module
+from fedpriv.sweep.record import read_record
 from fedpriv.votes import ConfidentMax
 from fedpriv.world import World, build_world
 from tests.integration.small import BASE, experiment, left_behind
@@ -111,6 +115,23 @@ def test_the_student_is_measured_on_images_that_it_has_not_learnt(finished: Path
     assert len(asked) == 24
     assert not asked & measured
     assert asked | measured == set(range(len(world.dataset.y_test)))
+    folder = RunFolder.open(finished)
+    knowledge, record = folder.knowledge(), read_record(folder, "run")
+    assert knowledge is not None
+    right = round(knowledge.student * len(measured))
+    interval = binomtest(right, len(measured)).proportion_ci(CONFIDENCE, method="wilson")
+    assert (record.accuracy_low, record.accuracy_high) == pytest.approx((interval.low, interval.high))
+    assert (record.votes_asked, record.votes_answered) == (knowledge.asked, knowledge.answered)
+    assert (record.votes_right, record.votes_spent) == (knowledge.right, knowledge.spent)
+
+
+def test_its_endpoint_is_measured_on_the_same_images(finished: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(finished, tmp_path / "run")
+    folder = RunFolder.open(path)
+    open_service(folder, ServiceConfig(), Silent()).close()
+    referee, knowledge = folder.referee(), folder.knowledge()
+    assert referee is not None and knowledge is not None
+    assert (referee.tested, referee.accuracy.value) == (knowledge.evaluated, pytest.approx(knowledge.student))
 
 
 def test_nothing_that_is_shown_depends_on_votes_but_as_proven(finished: Path) -> None:
