@@ -10,13 +10,13 @@ from typing import Annotated
 import click
 import typer
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from fedpriv.cli.account import account_app
 from fedpriv.cli.attack import attack_app
 from fedpriv.cli.audit import audit
 from fedpriv.cli.certify import certify
+from fedpriv.cli.data import data
 from fedpriv.cli.deploy import deploy_app
 from fedpriv.cli.init import init
 from fedpriv.cli.probe import probe_app
@@ -122,6 +122,7 @@ def run(
 
 
 app.command(epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo")(init)
+app.command(epilog="Examples:\n\n  FEDPRIV_DATA=~/data fedpriv data\n\n  fedpriv data --unicity 5")(data)
 app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
 app.command(
     epilog="Examples:\n\n  fedpriv certify runs/robust --examples 200\n\n"
@@ -188,28 +189,6 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
 def config_schema() -> None:
     """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
     print_json(json_schema())
-
-
-@app.command(epilog="Example:\n\n  FEDPRIV_DATA=~/data fedpriv data")
-def data(
-    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data sets.")] = "",
-    as_json: Json = False,
-) -> None:
-    """List the data sets: what is here, where, and what can be downloaded."""
-    from fedpriv.data.datasets import list_datasets
-
-    statuses = list_datasets(root)
-    if as_json:
-        print_json([vars(status) for status in statuses])
-        return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("data set", "here", "examples", "where", "note"):
-        table.add_column(heading, overflow="fold")
-    for status in statuses:
-        table.add_row(
-            status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
-        )
-    out.print(table)
 
 
 def main() -> None:

@@ -1,0 +1,46 @@
+"""Linkage: how many people a few known facts single out in a table without names (de Montjoye et al. 2013)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.data.datasets import Dataset
+from fedpriv.errors import InputError
+from fedpriv.records import Interval
+
+__all__ = ["facts_of", "unicity"]
+
+
+def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
+    """Return which facts hold of whom, (N, D): of training and test data.
+
+    Raises:
+        InputError: a feature is neither black nor white.
+    """
+    rows = np.concatenate([images.flatten(1).numpy() for images in (dataset.x_train, dataset.x_test)])
+    if not np.isin(rows, (0, 255)).all():
+        raise InputError(f"{dataset.name} has features between 0 and 1; facts hold or do not, as in location30")
+    return rows > 0
+
+
+def unicity(facts: NDArray[np.bool_], known: int, people: int, generator: np.random.Generator) -> Interval:
+    """Return the share of people whom facts about them single out, with its Wilson interval.
+
+    Args:
+        facts: (N, D), which hold of whom.
+        known: facts that hold of a person, drawn evenly, which an adversary knows; from 1.
+        people: how many are drawn, of those of whom that many facts hold; all, if there are fewer.
+        generator: draws people and facts.
+
+    Raises:
+        InputError: of nobody hold so many facts.
+    """
+    whom = np.flatnonzero(facts.sum(axis=1) >= known)
+    if not len(whom):
+        raise InputError(f"of nobody hold {known} facts; the most are {int(facts.sum(axis=1).max())}")
+    drawn = generator.permutation(whom)[:people]
+    alone = 0
+    for person in drawn.tolist():
+        told = generator.choice(np.flatnonzero(facts[person]), size=known, replace=False)
+        alone += int(facts[:, told].all(axis=1).sum() == 1)
+    return rate_interval(alone, len(drawn))

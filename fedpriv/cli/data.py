@@ -1,0 +1,61 @@
+"""The command ``fedpriv data``: which data sets are here, and how few facts single out a person in one."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
+from fedpriv.config import DataConfig, validated
+
+__all__ = ["data"]
+
+_SEED, _PEOPLE = 0, 1000
+
+
+def data(
+    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data sets.")] = "",
+    known: Annotated[
+        int | None,
+        typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
+    ] = None,
+    name: Annotated[str, typer.Option("--of", metavar="NAME", help="The data set of --unicity.")] = "location30",
+    as_json: Json = False,
+) -> None:
+    """List the data sets: what is here, where, and what can be downloaded."""
+    if known is None:
+        _list(root, as_json)
+    else:
+        _single_out(validated(DataConfig, {"name": name, "root": root}, "fedpriv data --of"), known, as_json)
+
+
+def _list(root: str, as_json: bool) -> None:
+    from fedpriv.data.datasets import list_datasets
+
+    statuses = list_datasets(root)
+    if as_json:
+        print_json([vars(status) for status in statuses])
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("data set", "here", "examples", "where", "note"):
+        table.add_column(heading, overflow="fold")
+    for status in statuses:
+        table.add_row(
+            status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
+        )
+    out.print(table)
+
+
+def _single_out(config: DataConfig, known: int, as_json: bool) -> None:
+    from fedpriv.attacks.linkage import facts_of, unicity
+    from fedpriv.data.datasets import load_dataset
+    from fedpriv.randomness import numpy_stream
+
+    facts = facts_of(load_dataset(config, _SEED))
+    share = unicity(facts, known, _PEOPLE, numpy_stream(_SEED, "unicity"))
+    if as_json:
+        print_json({"data": config.name, "known": known, "people": len(facts), "singled_out": vars(share)})
+        return
+    print_line(
+        f"{config.name}: {known} facts that hold of a person single out {share_words(share)} of {len(facts):,} people."
+    )
