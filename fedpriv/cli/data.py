@@ -7,6 +7,7 @@ from rich.table import Table
 
 from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
 from fedpriv.config import DataConfig, validated
+from fedpriv.errors import InputError
 
 __all__ = ["data"]
 
@@ -19,12 +20,16 @@ def data(
         int | None,
         typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
     ] = None,
-    name: Annotated[str, typer.Option("--of", metavar="NAME", help="The data set of --unicity.")] = "location30",
+    name: Annotated[str, typer.Option("--of", metavar="NAME", help="The data set of --unicity.")] = "",
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
+    if known is None and name:
+        raise InputError(f"--of {name} is for --unicity K")
     if known is None:
         _list(root, as_json)
+    elif not name:
+        raise InputError("--unicity needs --of NAME, a data set of yes and no")
     else:
         _single_out(validated(DataConfig, {"name": name, "root": root}, "fedpriv data --of"), known, as_json)
 

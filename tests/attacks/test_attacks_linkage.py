@@ -46,6 +46,7 @@ def test_facts_hold_or_do_not() -> None:
 
 def test_five_places_single_out_one_of_six(shared_data: Path, tmp_path: Path) -> None:
     """Published with this data set: 15.7 % of 300 people, five points either way."""
-    found = json.loads(fedpriv("data", "--unicity", "5", "--root", str(shared_data), "--json", cwd=tmp_path).stdout)
+    asked = ("data", "--unicity", "5", "--of", "location30", "--root", str(shared_data), "--json")
+    found = json.loads(fedpriv(*asked, cwd=tmp_path).stdout)
     assert (found["people"], found["known"]) == (5010, 5)
     assert abs(found["singled_out"]["value"] - 0.157) < 0.05
