@@ -2,7 +2,7 @@
 
 Fredrikson et al. (2014, 2015) and Yeom, Giacomelli, Fredrikson and Jha (2018): of all values the one with the largest
 prior(v) p(label | record with v). What works as well on records that nobody trained with is a fact about people, which
-the model may have learnt rightly; what it tells of members beyond that is a leak.
+any good model learns; what it tells of members beyond that is a leak.
 """
 
 from dataclasses import dataclass

@@ -15,8 +15,8 @@ from fedpriv.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.records import Service
     from fedpriv.runs import RunFolder
+    from fedpriv.service.questions import Answers
     from fedpriv.service.served import Served
 
 __all__ = ["query", "serve"]
@@ -30,7 +30,7 @@ def serve(
     set_: Set = None,
     port: Annotated[int, typer.Option("--port", metavar="N", min=1, max=65535, help="Of the loopback address.")] = 8700,
     status: Annotated[
-        bool, typer.Option("--status", help="Say what the endpoint is and how much of it is used, and serve nothing.")
+        bool, typer.Option("--status", help="Say what the endpoint is and how much is used; serve nothing.")
     ] = False,
     user: Annotated[
         str | None,
@@ -42,10 +42,12 @@ def serve(
     """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
     from fedpriv.cli.display import shown
-    from fedpriv.lab.service import add_user, open_service, users
+    from fedpriv.lab.service import add_user, made_service, open_service, users
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
+    if status and config is None:
+        made_service(run)
     with shown(quiet or as_json) as progress:
         served = open_service(run, config, progress)
     if new is not None:
@@ -58,7 +60,7 @@ def serve(
 
     from fedpriv.service.http import build_app
 
-    facts = _service(run)
+    facts = made_service(run)
     about = {"method": facts.method, "answers": facts.answers, "classes": facts.classes, "shape": list(facts.shape)}
     server = uvicorn.Config(build_app(served, users(run), about), log_level="warning", access_log=False)
     # Bound here, so that a port that is taken is one line before anything is served.
@@ -94,37 +96,40 @@ def query(
         served = open_service(run, config, progress)
     before = served.asked
     answers = served.ask(images)
-    shown_probabilities = None if answers.probabilities is None else answers.probabilities
+    charged = served.asked - before
     if as_json:
-        rows = (
-            None
-            if shown_probabilities is None
-            else [[None if np.isnan(value) else float(value) for value in row] for row in shown_probabilities]
-        )
-        print_json(
-            {
-                "labels": answers.labels.tolist(),
-                "probabilities": rows,
-                "charged": served.asked - before,
-                "left": served.ledger.answers - served.asked,
-                "folder": str(folder),
-            }
-        )
-        return
+        _print_json_answers(answers, charged, served, folder)
+    else:
+        _print_answers(answers, charged, served)
+
+
+def _print_json_answers(answers: "Answers", charged: int, served: "Served", folder: Path) -> None:
+    given = answers.probabilities
+    # JSON has no NaN: what a policy hides of an answer is null.
+    rows = given if given is None else [[None if np.isnan(p) else float(p) for p in row] for row in given]
+    print_json(
+        {
+            "labels": answers.labels.tolist(),
+            "probabilities": rows,
+            "charged": charged,
+            "left": served.ledger.answers - served.asked,
+            "folder": str(folder),
+        }
+    )
+
+
+def _print_answers(answers: "Answers", charged: int, served: "Served") -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("image", "answer", "probability"):
         table.add_column(heading, justify="right")
+    given = answers.probabilities
     for at, label in enumerate(answers.labels[:_SHOWN]):
-        value = None if shown_probabilities is None else shown_probabilities[at, label]
-        table.add_row(str(at), str(label), "" if value is None else f"{value:.4g}")
+        table.add_row(str(at), str(label), "" if given is None else f"{given[at, label]:.4g}")
     out.print(table)
     more = f"; the first {_SHOWN} are shown" if len(answers.labels) > _SHOWN else ""
-    print_sentences(
-        [
-            f"{len(answers.labels)} answers{more}; {served.asked - before} were charged, and "
-            f"{served.ledger.answers - served.asked} of {served.ledger.answers} are left."
-        ]
-    )
+    budget = served.ledger.answers
+    left = budget - served.asked
+    print_sentences([f"{len(answers.labels)} answers{more}; {charged} were charged, and {left} of {budget} are left."])
 
 
 def _new_user(text: str) -> tuple[str, int]:
@@ -154,17 +159,10 @@ def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
     return load_run(folder, overrides).service if overrides and (folder / "config.toml").is_file() else None
 
 
-def _service(run: "RunFolder") -> "Service":
-    service = run.service()
-    if service is None:
-        raise InputError(f"{run.path} has no endpoint")
-    return service
-
-
 def _print_status(run: "RunFolder", served: "Served", as_json: bool) -> None:
-    from fedpriv.lab.service import users
+    from fedpriv.lab.service import made_service, users
 
-    facts, known = _service(run), users(run)
+    facts, known = made_service(run), users(run)
     if as_json:
         print_json(
             {

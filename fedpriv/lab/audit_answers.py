@@ -22,7 +22,7 @@ from fedpriv.config import ServiceConfig
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary
-from fedpriv.lab.service import network_facts
+from fedpriv.lab.service import made_service, network_facts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import AnswersAudit, EpsilonBound, Service
@@ -87,9 +87,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
         RunFailedError: the result cannot be written.
     """
     completed_summary(folder)
-    service = folder.service()
-    if service is None:
-        raise InputError(f"{folder.path} has no endpoint yet: make it with fedpriv serve {folder.path} --status")
+    service = made_service(folder)
     policy: AnswerPolicy = ServiceConfig.model_validate(service.settings).policy
     if policy.source == "votes":
         raise InputError(f"{service.method}: one example moves one vote, by construction; there is nothing to measure")

@@ -137,7 +137,7 @@ def knowledge_sentences(knowledge: Knowledge) -> list[str]:
         f"were put and {knowledge.answered} answered"
     )
     if knowledge.right is not None:
-        asked += f", {knowledge.right:.1%} of them rightly"
+        asked += f", {knowledge.right:.1%} of them correctly"
     sentences = [f"{asked}."]
     if knowledge.sanitised is not None:
         sentences.append(

@@ -42,7 +42,7 @@ from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
 
-__all__ = ["add_user", "in_process", "network_facts", "open_service", "service_facts", "users"]
+__all__ = ["add_user", "in_process", "made_service", "network_facts", "open_service", "service_facts", "users"]
 
 _USERS = TypeAdapter(tuple[UserFacts, ...])
 _KEY_BYTES = 24
@@ -145,6 +145,19 @@ def users(folder: RunFolder) -> tuple[UserFacts, ...]:
     return read_file(folder.path / "service" / "users.json", _USERS) or ()
 
 
+def made_service(folder: RunFolder) -> Service:
+    """Return what the run's endpoint is.
+
+    Raises:
+        InputError: it was not made yet.
+    """
+    service = folder.service()
+    if service is None:
+        make = f"fedpriv serve {folder.path} --status --set service.method=METHOD"
+        raise InputError(f"{folder.path} has no endpoint yet: make it with {make}")
+    return service
+
+
 def add_user(folder: RunFolder, name: str, answers: int) -> str:
     """Give a user a key and a budget, and return the key; only its hash is kept.
 
@@ -156,8 +169,7 @@ def add_user(folder: RunFolder, name: str, answers: int) -> str:
     Raises:
         InputError: there is a user of that name, or the name or the budget is none, or there is no endpoint.
     """
-    if not (folder.path / "service" / "service.json").is_file():
-        raise InputError(f"{folder.path} has no endpoint yet: make it with fedpriv serve {folder.path} --status")
+    made_service(folder)
     if not (name.isidentifier() and name != OWNER) or answers < 1:
         raise InputError(f"user {name!r} with {answers} answers: a name of letters, digits and _, and a number from 1")
     known = users(folder)

@@ -51,8 +51,8 @@ def test_local_sensitivity_near_a_disputed_majority() -> None:
     assert found.tolist() == published(expected)
 
 
-# Two of the authors' figures, 9.01543247e-02 and 1.16054002e-01, are off in the eighth digit; both are there rightly,
-# too, further on.
+# Two of the authors' figures, 9.01543247e-02 and 1.16054002e-01, are off in the eighth digit; further on
+# both are printed correctly.
 STEPS = {
     16: "0 0 0 1.48454129e-04 1.47826870e-02 3.94153241e-02 6.45775697e-02 9.01543266e-02 1.16054000e-01 "
     "1.42180452e-01 1.42180452e-01",
