@@ -22,6 +22,9 @@ LABEL = ("--set", "service.method=label", "--set", "service.target_epsilon=4", "
 
 
 def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
+    none = fedpriv("serve", "run", "--status", cwd=here)
+    make = "make it with fedpriv serve run --status --set service.method=METHOD"
+    assert (none.returncode, none.stderr) == (2, f"fedpriv: run has no endpoint yet: {make}\n")
     done = fedpriv("query", "run", "--test", "0:5", "--json", *LABEL, cwd=here)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
