@@ -56,10 +56,6 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
         (["query", "run", "--test", "0:1000"], "A:B with 0 <= A < B <= 360"),
         (["query", "run", "--npz", "nothing.npz"], "nothing.npz: no such file"),
         (["query", ".", "--test", "0:1"], "not the folder of a run"),
-        (
-            ["serve", "run", "--status"],
-            "run has no endpoint yet: make it with fedpriv serve run --status --set service.",
-        ),
         (["serve", "run", "--status", "--set", "seed=3"], "--set seed=3: an endpoint is made by keys of [service]"),
         (["serve", "run", "--status", "--set", "service.method=lable"], "there is no answer policy 'lable'; did you m"),
         (["serve", "run", "--status", "--set", "service.answers=0"], "service.answers = 0 is not allowed"),
