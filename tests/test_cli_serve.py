@@ -34,7 +34,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     done = fedpriv("query", "run", "--npz", "mine.npz", cwd=here)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["image", "answer", "probability"]
-    assert "3 answers; 3 were charged, and 4 of 12 are left." in done.stdout
+    assert "3 answered, 3 charged; 4 of 12 answers are left." in done.stdout
     key = fedpriv("serve", "run", "--user", "ann=2", cwd=here)
     assert key.returncode == 0 and len(key.stdout.strip()) == 32
     status = fedpriv("serve", "run", "--status", cwd=here)

@@ -126,10 +126,11 @@ def _print_answers(answers: "Answers", charged: int, served: "Served") -> None:
     for at, label in enumerate(answers.labels[:_SHOWN]):
         table.add_row(str(at), str(label), "" if given is None else f"{given[at, label]:.4g}")
     out.print(table)
-    more = f"; the first {_SHOWN} are shown" if len(answers.labels) > _SHOWN else ""
+    more = f" (the first {_SHOWN} are shown)" if len(answers.labels) > _SHOWN else ""
     budget = served.ledger.answers
     left = budget - served.asked
-    print_sentences([f"{len(answers.labels)} answers{more}; {charged} were charged, and {left} of {budget} are left."])
+    asked = len(answers.labels)
+    print_sentences([f"{asked} answered{more}, {charged} charged; {left} of {budget} answers are left."])
 
 
 def _new_user(text: str) -> tuple[str, int]:
