@@ -7,10 +7,13 @@
 - charges.jsonl and answers.jsonl: the query ledger, and what was answered.
 """
 
+import fcntl
 import json
+import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,6 +49,10 @@ __all__ = ["add_user", "in_process", "made_service", "network_facts", "open_serv
 
 _USERS = TypeAdapter(tuple[UserFacts, ...])
 _KEY_BYTES = 24
+_REPRODUCIBLE = (
+    "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
+    "holds against everybody else"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +96,8 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         model = final.digest().hex()
         known = folder.service()
         if known is None:
-            with writing(""):
-                place.mkdir(exist_ok=True)
-                remove_parts(place)
-                known = _make(place, world, wanted, folder.final_ledger(), model, progress)
+            with writing(""), _alone(place):
+                known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
         if config is not None and known.settings != config.model_dump(mode="json"):
             raise InputError(
                 f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
@@ -183,6 +188,19 @@ def add_user(folder: RunFolder, name: str, answers: int) -> str:
     return key
 
 
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Wait until nobody else makes an endpoint there: its files are of one policy."""
+    place.mkdir(exist_ok=True)
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        remove_parts(place)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, model: str, progress: Progress) -> Service:
     policy: AnswerPolicy = config.policy
     policy.check(ledger)
@@ -190,7 +208,11 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     delta = _delta(world, policy)
     made = _made(world, policy)
     scale = policy.scale(made.facts, config.answers, delta)
-    secret = _secret(place, world.experiment)
+    guarantee = policy.guarantee(made.facts, config.answers, delta, ledger)
+    if scale and world.experiment.noise == "reproducible":
+        progress.warn(_REPRODUCIBLE)
+        guarantee = replace(guarantee, notes=(*guarantee.notes, _REPRODUCIBLE))
+    secret = _secret(place, world.experiment, config)
     if made.voters is not None:
         if scale > made.facts.models / 4:
             progress.warn(
@@ -218,7 +240,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
         shape=world.dataset.shape,
         head=made.about,
         models=made.facts.models,
-        guarantee=policy.guarantee(made.facts, config.answers, delta, ledger),
+        guarantee=guarantee,
     )
     write_once(place / "service.json", _json(service.model_dump(mode="json")))
     return service
@@ -233,7 +255,7 @@ def _opened(place: Path, world: World, service: Service, experiment: Experiment)
     policy: AnswerPolicy = config.policy
     facts = network_facts(world, policy) if service.source == "network" else service_facts(service)
     oracle = Oracle(
-        policy, facts, service.shape, _scores(place, world, policy), service.scale, _secret(place, experiment)
+        policy, facts, service.shape, _scores(place, world, policy), service.scale, _secret(place, experiment, config)
     )
     return Served(oracle, ledger, stored)
 
@@ -335,14 +357,18 @@ def _delta(world: World, policy: AnswerPolicy) -> float:
     return world.experiment.mechanism.delta if own is None else own
 
 
-def _secret(place: Path, experiment: Experiment) -> Secret:
-    """What noise is drawn from: the seed's where noise is reproducible, else the folder's own, made once."""
+def _secret(place: Path, experiment: Experiment, config: ServiceConfig) -> Secret:
+    """What noise is drawn from: the seed's where noise is reproducible, else the folder's own, made once.
+
+    Each policy and budget has noise of its own: one noise at two scales could be subtracted.
+    """
+    settings = sha256(_json(config.model_dump(mode="json"))).digest()
     if experiment.noise == "reproducible":
-        return Secret.of_seed(experiment.seed).derived("service")
+        return Secret.of_seed(experiment.seed).derived("service", settings)
     path = place / "secret.key"
     write_once(path, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600)
     try:
-        return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
+        return Secret(bytes.fromhex(path.read_text(encoding="ascii"))).derived("service", settings)
     except (OSError, ValueError):
         raise InputError(f"{path} is damaged: noise of this endpoint cannot be drawn without it") from None
 

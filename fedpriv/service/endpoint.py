@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fedpriv.service.head import pooled_features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores
 from fedpriv.service.questions import Answers
 
-__all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "head_scores", "network_scores", "pixels"]
+__all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "digest", "head_scores", "network_scores", "pixels"]
 
 _AT_ONCE = 256  # images of one forward pass
 
@@ -35,7 +36,7 @@ class Oracle:
         shape: (C, H, W) of an image.
         scores: images (n, C, H, W) -> (n, classes) float64.
         scale: of the noise.
-        secret: what the noise of an answer is drawn from, with its number.
+        secret: what the noise of an answer is drawn from, with its number and the question.
     """
 
     policy: AnswerPolicy
@@ -46,14 +47,27 @@ class Oracle:
     secret: Secret
 
     def answers(self, images: Tensor, numbers: Sequence[int]) -> Answers:
-        """Answer images whose answers have these numbers; a number gives the same noise again.
+        """Answer images whose answers have these numbers; the same image and number give the same noise again.
+
+        A number alone does not: with a query ledger of yesterday it comes twice, and the difference of two answers with
+        one noise is exact.
 
         Args:
             images: (n, C, H, W), from :func:`checked_images`.
             numbers: n of them.
         """
-        streams = [self.secret.stream("answer", number).numpy() for number in numbers] if self.policy.draws else []
-        return self.policy.answer(self.scores(images), Draws(self.scale, streams, self.facts))
+        return self.policy.answer(self.scores(images), Draws(self.scale, self._streams(images, numbers), self.facts))
+
+    def _streams(self, images: Tensor, numbers: Sequence[int]) -> list[np.random.Generator]:
+        if not self.policy.draws:
+            return []
+        asked = zip(numbers, map(digest, pixels(images)), strict=True)
+        return [self.secret.stream("answer", number, bytes.fromhex(question)).numpy() for number, question in asked]
+
+
+def digest(image: NDArray[np.float64]) -> str:
+    """SHA-256 of an image from :func:`pixels`, by which a question is known."""
+    return sha256(np.ascontiguousarray(image, dtype="<f8").tobytes()).hexdigest()
 
 
 class Endpoint:

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.errors import RunFailedError
 from fedpriv.files import open_unlinked
-from fedpriv.service.endpoint import Oracle, UsedUpError, checked_images, pixels
+from fedpriv.service.endpoint import Oracle, UsedUpError, checked_images, digest, pixels
 from fedpriv.service.ledger import OWNER, QueryLedger, Request
 from fedpriv.service.questions import Answers
 
@@ -172,7 +171,7 @@ class Served:
             InputError: the ledger was changed, or replaced.
             RunFailedError: it cannot be written. Nothing was answered.
         """
-        asked = [[_digest(image) for image in pixels(question.images)] for question in questions]
+        asked = [[digest(image) for image in pixels(question.images)] for question in questions]
         if self._stored is not None:
             self.ledger.refresh()
             self._stored.refresh()
@@ -238,10 +237,6 @@ def _given(answers: Answers, at: int, number: int, question: str) -> Given:
         return Given(number, question, int(answers.labels[at]), None)
     shown = tuple(None if np.isnan(value) else float(value) for value in answers.probabilities[at])
     return Given(number, question, int(answers.labels[at]), shown)
-
-
-def _digest(image: np.ndarray) -> str:
-    return sha256(np.ascontiguousarray(image, dtype="<f8").tobytes()).hexdigest()
 
 
 def _floats(images: Tensor) -> Tensor:
