@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -255,12 +255,24 @@ def _opened(place: Path, world: World, service: Service, experiment: Experiment)
     policy: AnswerPolicy = config.policy
     facts = network_facts(world, policy) if service.source == "network" else service_facts(service)
     oracle = Oracle(
-        policy, facts, service.shape, _scores(place, world, policy), service.scale, _secret(place, experiment, config)
+        policy,
+        facts,
+        service.shape,
+        _scores(place, world, policy, facts),
+        service.scale,
+        _secret(place, experiment, config),
     )
     return Served(oracle, ledger, stored)
 
 
-def _scores(place: Path, world: World, policy: AnswerPolicy) -> Callable[[Tensor], Scores]:
+def _checked_weights(weights: Scores, facts: Facts) -> Scores:
+    expected = facts.classes, facts.features
+    if weights.shape != expected or not np.isfinite(weights).all():
+        raise ValueError(f"finite weights of {expected[0]} x {expected[1]} are wanted")
+    return weights
+
+
+def _scores(place: Path, world: World, policy: AnswerPolicy, facts: Facts) -> Callable[[Tensor], Scores]:
     if policy.source == "network":
         return network_scores(world.model.eval(), world.dataset)
     path = place / ("voters.safetensors" if policy.source == "votes" else "model.safetensors")
@@ -269,9 +281,9 @@ def _scores(place: Path, world: World, policy: AnswerPolicy) -> Callable[[Tensor
             return vote_counts(world, policy, Voters(load(path.read_bytes())))
         if not isinstance(policy, HeadPolicy):
             raise TypeError(f"{policy.name} answers from {policy.source}")
-        weights: Mapping[str, Scores] = load(path.read_bytes())
-        return head_scores(weights["weights"], policy.pooled, policy.feature_norm)
-    except (OSError, SafetensorError, KeyError) as error:
+        weights = _checked_weights(load(path.read_bytes())["weights"], facts)
+        return head_scores(weights, policy.pooled, policy.feature_norm)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
 
 

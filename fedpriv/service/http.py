@@ -17,6 +17,7 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from fedpriv.errors import InputError, RunFailedError
@@ -26,10 +27,13 @@ from fedpriv.service.endpoint import checked_images
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.served import Outcome, Question, Served
 
-__all__ = ["LARGEST_BODY", "Refused", "build_app"]
+__all__ = ["LARGEST_BODY", "MOST_IMAGES", "Refused", "build_app"]
 
 LARGEST_BODY = 16 << 20
 """Bytes that a question may have."""
+
+MOST_IMAGES = 10_000
+"""Images that a question may have: answers take longer to write than bodies to read."""
 
 _AT_ONCE = 256  # images of a batch; a question that is larger goes alone
 _SMALL = 1 << 16  # bytes
@@ -166,10 +170,13 @@ async def _body(request: Request) -> bytes:
     if said.isdigit() and int(said) > LARGEST_BODY:
         raise Refused(413, large)
     content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > LARGEST_BODY:
-            raise Refused(413, large)
+    try:
+        async for piece in request.stream():
+            content += piece
+            if len(content) > LARGEST_BODY:
+                raise Refused(413, large)
+    except ClientDisconnect:
+        raise Refused(400, "the body was not sent to its end") from None
     return bytes(content)
 
 
@@ -178,6 +185,8 @@ def _images(kind: str, body: bytes, shape: tuple[int, int, int]) -> Tensor:
     if kind not in ("application/json", _NPY):
         raise Refused(415, f"a body of type application/json or {_NPY} is read, not {kind[:60]!r}")
     array = _from_json(body) if kind == "application/json" else _from_npy(body)
+    if len(array.shape) and len(array) > MOST_IMAGES:
+        raise Refused(413, f"{len(array):,} images are asked about; at most {MOST_IMAGES:,} are answered at a time")
     try:
         return checked_images(torch.from_numpy(array), shape)
     except (InputError, TypeError) as error:
@@ -208,7 +217,7 @@ def _from_npy(body: bytes) -> np.ndarray:
         if header.dtype.newbyteorder("=") not in (np.uint8, np.float32, np.float64):
             raise ValueError(f"numbers of type {header.dtype}; uint8, float32 and float64 are read")
         array: np.ndarray = np.lib.format.read_array(BytesIO(body), allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise Refused(400, f"no npy array of images: {error}") from None
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 

@@ -103,6 +103,8 @@ MISTAKES: list[tuple[bytes, dict[str, str], int, str]] = [
     (npy(np.full((1, *SHAPE), np.nan)), NPY, 400, "not a number on [0, 1]"),
     (b"", NPY, 400, "no npy array of images"),
     (b"picture", {"content-type": "image/png"}, 415, "application/json or application/x-npy is read, not 'image/png'"),
+    (npy(images(1)).replace(b"(1, 1, 2, 3)", b"(True, 1, 6)"), NPY, 400, "no npy array of images"),
+    (npy(np.zeros((10_001, *SHAPE), np.uint8)), NPY, 413, "10,001 images are asked about; at most 10,000 are answered"),
     (bytes(LARGEST_BODY + 1), NPY, 413, "a body of at most 16,777,216 bytes is read"),
 ]
 

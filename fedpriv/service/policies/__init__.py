@@ -172,7 +172,7 @@ class NoisyPolicy(AnswerPolicy):
     target_epsilon: Epsilon | None = Field(
         None, description="proven methods: epsilon of all answers together, at delta; or noise"
     )
-    noise: Positive | None = Field(
+    noise: Annotated[Real, Field(ge=1e-9, le=1e9)] | None = Field(
         None,
         description="proven methods: scale of the noise on weights, logits or votes; for labels the temperature",
     )
@@ -232,7 +232,9 @@ class HeadKeys(Section):
     features: Annotated[str, Field(pattern=r"^(pixels|pooled:[1-9][0-9]{0,3})$")] = Field(
         "pixels", description="head: public features of an image; pooled:14: averaged to 14 x 14"
     )
-    feature_norm: Positive = Field(1.0, description="head: R, the length that features are scaled to")
+    feature_norm: Annotated[Real, Field(ge=1e-3, le=1e3)] = Field(
+        1.0, description="head: R, the length that features are scaled to"
+    )
     regularisation: Positive = REGULARISATION
     tolerance: Annotated[Real, Field(ge=1e-12, le=1)] = Field(
         1e-8, description="head: tau, the largest norm of the gradient at the end of training"
