@@ -6,15 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save
 
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.config import ServiceConfig
 from fedpriv.errors import InputError
 from fedpriv.lab import start_run
-from fedpriv.lab.service import add_user, in_process, open_service, users
+from fedpriv.lab.service import add_user, in_process, made_service, open_service, users
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
+from fedpriv.service.endpoint import checked_images
 from fedpriv.service.head import Objective, fit_head, pooled_features
 from fedpriv.world import build_world
 from tests.integration.small import experiment
@@ -134,3 +136,34 @@ def test_an_endpoint_in_this_process_charges_nothing_and_has_other_noise(run: Ru
     assert served.probabilities is not None and aside.probabilities is not None
     assert not np.isclose(served.probabilities, aside.probabilities).all(axis=1).any()
     assert open_service(folder, None, Silent()).asked == 5
+
+
+def test_noise_is_of_number_question_and_settings(run: RunFolder, tmp_path: Path) -> None:
+    """With one noise at two questions, or at two scales, differences of answers would be exact."""
+    images = build_world(run.experiment()).dataset.x_test[:20]
+    logits: list[NDArray[np.float64]] = []
+    for name, epsilon, asked in (("one", 1.0, images[:10]), ("two", 1.0, images[10:]), ("three", 2.0, images[:10])):
+        folder = copied(run, tmp_path / name)
+        served = open_service(folder, config("logits", target_epsilon=epsilon, **QUICK), Silent())
+        scores = served.oracle.scores(checked_images(asked, served.oracle.shape))
+        noise = np.log(served.ask(asked).probabilities) - scores
+        logits.append((noise - noise.mean(axis=1, keepdims=True)) / served.oracle.scale)
+    # Correlations of 100 independent normal numbers: beyond 0.5 but once in 1e6.
+    assert all(abs(np.corrcoef(logits[0].ravel(), other.ravel())[0, 1]) < 0.5 for other in logits[1:])
+
+
+def test_reproducible_noise_is_said_where_an_epsilon_is(run: RunFolder, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+    open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
+    reproducible = run.experiment().noise == "reproducible"
+    service = made_service(folder)
+    assert reproducible == any("follows from the seed" in note for note in service.guarantee.notes)
+
+
+@pytest.mark.parametrize("weights", [np.zeros((3, 5)), np.full((10, 16), np.nan)])
+def test_damaged_weights_are_one_line(run: RunFolder, tmp_path: Path, weights: NDArray[np.float64]) -> None:
+    folder = copied(run, tmp_path / "run")
+    open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
+    (folder.path / "service" / "model.safetensors").write_bytes(save({"weights": weights}))
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged: finite weights of 10 x 16 are wanted"):
+        open_service(folder, None, Silent())
