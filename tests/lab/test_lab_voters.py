@@ -65,7 +65,9 @@ def test_clients_are_shards_and_protected_as_a_whole(run: RunFolder, tmp_path: P
     assert service.guarantee.adjacency == CLIENT and service.guarantee.epsilon == pytest.approx(1.0)
     # sqrt(2 Q) / mu of (1, 1e-5): 5.276 sqrt(Q) votes.
     assert service.scale == pytest.approx(5.276 * 2, rel=1e-4)
-    assert heard and "noise of 10.6 votes on 2 voters leaves little of their answers" in heard[0]
+    reproducible, little = heard
+    assert "it follows from the seed" in reproducible
+    assert "noise of 10.6 votes on 2 voters leaves little of their answers" in little
     answers = served.ask(world.dataset.x_test[:3])
     assert answers.probabilities is None and served.asked == 3
     assert (folder.path / "service" / "voters.safetensors").stat().st_mode & 0o77 == 0
