@@ -195,7 +195,6 @@ def _alone(place: Path) -> Iterator[None]:
     descriptor = os.open(place, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        remove_parts(place)
         yield
     finally:
         os.close(descriptor)
@@ -205,6 +204,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     policy: AnswerPolicy = config.policy
     policy.check(ledger)
     progress.stage(f"making the endpoint: {policy.title}")
+    remove_parts(place)  # of one who was killed: nobody else writes here before there is an endpoint
     delta = _delta(world, policy)
     made = _made(world, policy)
     scale = policy.scale(made.facts, config.answers, delta)

@@ -1,7 +1,9 @@
 """The endpoint of a finished run: made once, fixed from then on, and its figures in the folder."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
+import fedpriv.lab.service as lab_service
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.config import ServiceConfig
 from fedpriv.errors import InputError
@@ -152,12 +155,33 @@ def test_noise_is_of_number_question_and_settings(run: RunFolder, tmp_path: Path
     assert all(abs(np.corrcoef(logits[0].ravel(), other.ravel())[0, 1]) < 0.5 for other in logits[1:])
 
 
+def test_two_that_make_an_endpoint_wait_for_each_other(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins when the first has written its model, and has half a second to write its own."""
+    folder = copied(run, tmp_path / "run")
+    measure, others = lab_service._referee, []
+
+    def slow(*args: Any) -> Any:
+        if not others:
+            others.append(pool.submit(open_service, folder, config("none"), Silent()))
+            wait(others, timeout=0.5)
+        return measure(*args)
+
+    monkeypatch.setattr(lab_service, "_referee", slow)
+    with ThreadPoolExecutor(1) as pool:
+        open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
+        with pytest.raises(InputError, match="answers by model already"):
+            others[0].result()
+    assert made_service(folder).method == "model"
+
+
 def test_reproducible_noise_is_said_where_an_epsilon_is(run: RunFolder, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "run")
     open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
     reproducible = run.experiment().noise == "reproducible"
-    service = made_service(folder)
-    assert reproducible == any("follows from the seed" in note for note in service.guarantee.notes)
+    notes = made_service(folder).guarantee.notes
+    assert reproducible == any("follows from the seed" in note for note in notes)
 
 
 @pytest.mark.parametrize("weights", [np.zeros((3, 5)), np.full((10, 16), np.nan)])

@@ -1,11 +1,13 @@
 """The endpoint over HTTP: answers, budgets, and one clear answer to every mistake, after which it goes on."""
 
+import asyncio
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +161,20 @@ def test_a_ledger_that_was_taken_away_answers_nothing(tmp_path: Path) -> None:
         found = client.post("/answers", content=npy(images(1)), headers=NPY)
         assert found.status_code == 503 and "was replaced" in found.json()["detail"]
         assert client.get("/health").status_code == 200
+
+
+def test_a_body_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    """Whoever sent it is gone; the server's log must not fill up with tracebacks."""
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Mapping[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/answers", "headers": headers, "query_string": b""}
+    asyncio.run(build_app(served(tmp_path), (), {})(scope, receive, send))
+    assert sent[0]["status"] == 400 and b"not sent to its end" in sent[1]["body"]
