@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, check_clip_norm, check_noise
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
 from fedpriv.names import AdjacencyName, CalibrationName
 from fedpriv.registry import MECHANISMS
@@ -120,7 +120,7 @@ class GaussianSettings(GaussianFamily):
 
 
 @dataclass(frozen=True)
-class NormalNoise(Mechanism):
+class NormalNoise(BlockMechanism):
     """A mechanism whose sum gets normal noise, of one size in standardised coordinates.
 
     Attributes:

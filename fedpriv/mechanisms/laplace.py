@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
-    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import LaplaceNoise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
@@ -114,10 +114,6 @@ class LaplaceMechanism(Mechanism):
         from fedpriv.mechanisms.machinery.law import LaplaceNoise
 
         return LaplaceNoise((sum(tensors),), (2 * (self.scale * self.clip_norm / divisor) ** 2,))
-
-    def scales(self, names: Block) -> None:
-        """Return ``None``: the factor follows from the L1 norm."""
-        return
 
 
 def _norm_of_noise(dimension: int, tail: float) -> float:

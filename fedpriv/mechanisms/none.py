@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.settings import MechanismSettings
 from fedpriv.registry import MECHANISMS
 
@@ -48,7 +48,7 @@ class NoneSettings(MechanismSettings):
 
 
 @dataclass(frozen=True)
-class NoMechanism(Mechanism):
+class NoMechanism(BlockMechanism):
     """The sum of the gradients over the public batch size; a gradient that is not finite shows in the result."""
 
     name: ClassVar[str] = "none"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
-from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, NoisySettings
 from fedpriv.registry import MECHANISMS
@@ -108,7 +108,7 @@ class VmfSettings(NoisySettings):
 
 
 @dataclass(frozen=True)
-class VmfMechanism(Mechanism):
+class VmfMechanism(BlockMechanism):
     """Each block of each gradient is scaled (not clipped) to a public length and turned by a von Mises-Fisher draw.
 
     A gradient of zero has no direction and gets a uniform one. So does a gradient that is not finite, and one of which

@@ -25,7 +25,7 @@ from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim, prepare_victims
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import layer_shares
 from fedpriv.randomness import NoiseStream
@@ -213,7 +213,7 @@ def test_whitening(fitted: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Halving(Mechanism):
+class Halving(BlockMechanism):
     """A mechanism of somebody else: half of each gradient, and normal noise; it says no more than its own law."""
 
     name = "halving"

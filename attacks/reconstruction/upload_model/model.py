@@ -25,7 +25,7 @@ from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, un
 from fedpriv.federated import upload_sign
 from fedpriv.gradients import Block, Vector
 from fedpriv.mechanisms import recorded_mechanism
-from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
@@ -119,17 +119,20 @@ class UploadModel:
             gradients: of the dummies; a unit is an example where :attr:`needs_examples`, else the mean of a batch.
             scales: the mechanism's, which are not ``None``.
         """
+        mechanism = self.mechanism
+        if not isinstance(mechanism, BlockMechanism):
+            raise ValueError(f"the factors of {mechanism.name} do not follow from Euclidean norms")
         # A mechanism for whole updates sees the mean gradient times this, and what it sends is divided by it again.
         factor = self.step if self.protects_updates else 1.0
         weights: list[tuple[Block, Tensor]] = []
-        blocks = self.mechanism.blocks_of(gradients.names)
+        blocks = mechanism.blocks_of(gradients.names)
         for block in blocks:
             parts = [
                 (scale, tuple(name for name in block if scales[name] == scale))
                 for scale in dict.fromkeys(scales[name] for name in block)
             ]
             norm = reduce(torch.add, [gradients.squared(names) * (factor * scale) ** 2 for scale, names in parts])
-            weight = self.mechanism.weight(norm, gradients.dimension(block), len(blocks)) / norm.shape[1]
+            weight = mechanism.weight(norm, gradients.dimension(block), len(blocks)) / norm.shape[1]
             weights += [(names, weight * scale) for scale, names in parts]
         return weights
 

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.randomness import NoiseStream
 
-__all__ = ["Mechanism", "check_batch_size", "check_clip_norm", "check_noise"]
+__all__ = ["BlockMechanism", "Mechanism", "check_batch_size", "check_clip_norm", "check_noise"]
 
 
 class Mechanism(ABC):
@@ -101,16 +103,6 @@ class Mechanism(ABC):
         """
         return None
 
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
-        """Return the expected factor of one gradient's block, one of those of :meth:`blocks_of`; differentiable.
-
-        Args:
-            squared: squared norms of the block after :meth:`standardise`, of any shape; that of the result.
-            dimension: coordinates of the block.
-            blocks: how many blocks the gradient has.
-        """
-        raise NotImplementedError(f"the factor of {self.name} does not follow from Euclidean norms")
-
     def blocks_of(self, names: Block) -> tuple[Block, ...]:
         """The groups of tensors that share one factor; empty where it changes within a tensor."""
         return (names,)
@@ -128,20 +120,51 @@ class Mechanism(ABC):
     def scales(self, names: Block) -> Mapping[str, float] | None:
         """Return what :meth:`standardise` multiplies each tensor with.
 
-        ``None`` where the mechanism does more to an expected gradient than to multiply each block with its
-        :meth:`weight`, or divides a tensor by different numbers: then gradients have to be written out.
+        ``None`` where the mechanism does more to an expected gradient than to multiply each block with a factor that
+        follows from its Euclidean norm (see :class:`BlockMechanism`), or divides a tensor by different numbers: then
+        gradients have to be written out.
         """
+        return None
+
+    @abstractmethod
+    def expected(self, gradient: Vector) -> Vector:
+        """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable."""
+
+    def standardise(self, released: Vector) -> Vector:
+        """Divide each coordinate by a public number such that the noise is as large in all of them.
+
+        Args:
+            released: a release, an expected one, or many of them: tensors (*shape) or (N, *shape).
+        """
+        return released
+
+
+class BlockMechanism(Mechanism):
+    """A mechanism whose expected release is each block of the gradient times a factor that follows from its norm.
+
+    Attacks need no gradients of single examples for it, only their norms and inner products.
+    """
+
+    @abstractmethod
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
+        """Return the expected factor of one gradient's block, one of those of :meth:`blocks_of`; differentiable.
+
+        Args:
+            squared: squared norms of the block after :meth:`standardise`, of any shape; that of the result.
+            dimension: coordinates of the block.
+            blocks: how many blocks the gradient has.
+        """
+
+    @override
+    def scales(self, names: Block) -> Mapping[str, float] | None:
         deviations = self.deviations(names)
         even = all(bool((value == value.flatten()[0]).all()) for value in deviations.values())
         if not (even and self.blocks_of(names)):
             return None
         return {name: 1 / float(value.flatten()[0]) for name, value in deviations.items()}
 
+    @override
     def expected(self, gradient: Vector) -> Vector:
-        """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable.
-
-        Each block times its :meth:`weight`; a mechanism for which that does not hold says here what does.
-        """
         import torch
 
         standard, blocks = self.standardise(gradient), self.blocks_of(tuple(gradient))
@@ -151,14 +174,6 @@ class Mechanism(ABC):
             factor = self.weight(squared, sum(gradient[name].numel() for name in block), len(blocks))
             expected |= {name: factor * gradient[name] for name in block}
         return expected
-
-    def standardise(self, released: Vector) -> Vector:
-        """Divide each coordinate by a public number such that the noise is as large in all of them.
-
-        Args:
-            released: a release, an expected one, or many of them: tensors (*shape) or (N, *shape).
-        """
-        return released
 
 
 def check_noise(name: str, value: float) -> None:

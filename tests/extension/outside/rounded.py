@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.clipping import clip_factor, clip_factors
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.randomness import NoiseStream
@@ -31,7 +31,7 @@ class RoundedSettings(MechanismSettings):
 
 
 @dataclass(frozen=True)
-class Rounded(Mechanism):
+class Rounded(BlockMechanism):
     name: ClassVar[str] = "rounded"
 
     clip_norm: float
