@@ -36,7 +36,7 @@ _MODELS: tuple[dict[str, Any], ...] = (
     {"name": "lenet"},
     {"name": "mlp"},
     {"name": "mlp", "hidden": [64]},
-    {"name": "studies.robustness:network"},
+    {"name": "strided"},
     {"name": "convnet"},
 )
 
