@@ -20,6 +20,7 @@ import hashlib
 import io
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -415,10 +416,10 @@ class RunFolder:
         """What an audit of the endpoint's answers found; ``None``: there was none."""
         return read_file(self.path / "service" / "audit.json", _ANSWERS_AUDIT)
 
-    def answered(self) -> int:
-        """How many answers were charged so far; the query ledger itself says whether its chain is whole."""
-        path = self.path / "service" / "charges.jsonl"
-        return max(0, len((read_text(path) or "").splitlines()) - 1)
+    def answered(self) -> Mapping[str, int]:
+        """How many answers were charged to each user; the query ledger itself says whether its chain is whole."""
+        lines = (read_text(self.path / "service" / "charges.jsonl") or "").splitlines()[1:]
+        return Counter(user for user in map(_charged_user, lines) if user is not None)
 
     def probe(self) -> Probe | None:
         """What attacks on the finished model and its answers found; ``None`` if there were none."""
@@ -512,3 +513,11 @@ class RunFolder:
                 return Checkpoint(int(metadata["round"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise InputError(f"{self._checkpoint} is damaged: {error}") from None
+
+
+def _charged_user(line: str) -> str | None:
+    """Who a line of the query ledger charges; ``None``: it was cut off, and the next one stands for it."""
+    try:
+        return str(json.loads(line)["user"])
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -61,6 +61,8 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
         (["serve", "run", "--status", "--set", "service.answers=0"], "service.answers = 0 is not allowed"),
         (["serve", "run", "--status", "--set", "service.method=label"], "needs either target_epsilon or noise"),
         (["serve", "run", "--user", "bob"], "--user bob: expected NAME=N, such as ann=100"),
+        (["serve", "run", "--user", "bob=²"], "--user bob=²: expected NAME=N, such as ann=100"),
+        (["query", "run", "--test", "²:³"], "--test ²:³: A:B with 0 <= A < B <= 360 is wanted"),
     ],
 )
 def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> None:

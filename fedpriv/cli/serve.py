@@ -1,5 +1,6 @@
 """The commands ``fedpriv serve DIR`` and ``fedpriv query DIR``."""
 
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ __all__ = ["query", "serve"]
 
 _ADDRESS = "127.0.0.1"
 _SHOWN = 20  # rows of a table
+_NUMBER = re.compile(r"[0-9]{1,9}")  # str.isdigit would let through what int refuses
 
 
 def serve(
@@ -136,7 +138,7 @@ def _print_answers(answers: "Answers", charged: int, served: "Served") -> None:
 def _new_user(text: str) -> tuple[str, int]:
     """Name and answers of --user."""
     name, _, answers = text.partition("=")
-    if not answers.isdigit():
+    if not _NUMBER.fullmatch(answers):
         raise InputError(f"--user {text}: expected NAME=N, such as ann=100")
     return name, int(answers)
 
@@ -195,7 +197,7 @@ def _test_images(run: "RunFolder", text: str) -> "Tensor":
     experiment = run.experiment()
     images = load_dataset(experiment.data, experiment.seed).x_test
     first, _, last = text.partition(":")
-    if not (first.isdigit() and last.isdigit()) or not int(first) < int(last) <= len(images):
+    if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)) or not int(first) < int(last) <= len(images):
         raise InputError(f"--test {text}: A:B with 0 <= A < B <= {len(images)} is wanted")
     return images[int(first) : int(last)]
 

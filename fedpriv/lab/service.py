@@ -30,11 +30,12 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import Experiment, ServiceConfig
 from fedpriv.errors import InputError
 from fedpriv.files import remove_parts, write_once, write_whole, writing
+from fedpriv.lab.answer_curves import Trial, answer_curves
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
 from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters, vote_counts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.records import HeadFacts, Ledger, Referee, Service, UserFacts, read_file
+from fedpriv.records import Guarantee, HeadFacts, Ledger, Referee, Service, UserFacts, read_file
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores, pixels
 from fedpriv.service.head import Head, Objective, fit_head, pooled_features
@@ -49,6 +50,7 @@ __all__ = ["add_user", "in_process", "made_service", "network_facts", "open_serv
 
 _USERS = TypeAdapter(tuple[UserFacts, ...])
 _KEY_BYTES = 24
+_COMPARED = 1000  # test images on which policies are compared
 _REPRODUCIBLE = (
     "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
     "holds against everybody else"
@@ -225,7 +227,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
             place / "model.safetensors", save({"weights": _released(policy, made.head, scale, secret)}), durable=True
         )
     trial = _oracle(world, policy, made, scale, Secret.drawn())
-    referee = _referee(world, trial, made)
+    referee = _referee(world, trial, made, config.answers, guarantee)
     write_whole(place / "referee.json", _json(referee.model_dump(mode="json")), mode=0o600)
     service = Service(
         method=config.method,
@@ -346,7 +348,7 @@ def _released(policy: AnswerPolicy, head: Head, scale: float, secret: Secret) ->
     return policy.released(head.weights, scale, secret.stream("model").numpy())
 
 
-def _referee(world: World, oracle: Oracle, made: _Made) -> Referee:
+def _referee(world: World, oracle: Oracle, made: _Made, planned: int, guarantee: Guarantee) -> Referee:
     """Accuracies on the test images that the model has not learnt, by noise that no endpoint gives."""
     rows = world.measured_rows
     images, truth = world.dataset.x_test[rows], world.dataset.y_test[rows].numpy()
@@ -356,11 +358,17 @@ def _referee(world: World, oracle: Oracle, made: _Made) -> Referee:
     else:
         exact = oracle.scores(images)
     answered = oracle.answers(images, range(len(images)))
+
+    def noisy(rival: NoisyPolicy, scale: float) -> Scores:
+        return _oracle(world, rival, made, scale, Secret.drawn()).scores(images[:_COMPARED])
+
+    trial = Trial(made.facts, guarantee.delta, exact[:_COMPARED], truth[:_COMPARED], noisy)
     return Referee(
         accuracy=rate_interval(int((exact.argmax(axis=1) == truth).sum()), len(truth)),
         answered=rate_interval(int((answered.labels == truth).sum()), len(truth)),
         tested=len(truth),
         gradient_norm=None if made.head is None else made.head.gradient_norm,
+        curves=answer_curves(policy, planned, guarantee.epsilon, trial),
     )
 
 

@@ -33,7 +33,7 @@ from fedpriv.records.robustness import (
     middle,
 )
 from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
-from fedpriv.records.service import AnswersAudit, HeadFacts, Referee, Service, UserFacts
+from fedpriv.records.service import AnswersAudit, AnswersCurve, HeadFacts, Referee, Service, UserFacts
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "COMPLETED",
     "CONFIDENCE",
     "AnswersAudit",
+    "AnswersCurve",
     "Asked",
     "AttackResult",
     "Attempt",

@@ -5,9 +5,10 @@ from typing import Any
 from fedpriv.records.attacks import Interval
 from fedpriv.records.ledger import Guarantee
 from fedpriv.records.membership import EpsilonBound
+from fedpriv.records.probe import CurvePoint
 from fedpriv.records.reading import Model
 
-__all__ = ["AnswersAudit", "HeadFacts", "Referee", "Service", "UserFacts"]
+__all__ = ["AnswersAudit", "AnswersCurve", "HeadFacts", "Referee", "Service", "UserFacts"]
 
 
 class HeadFacts(Model):
@@ -64,6 +65,18 @@ class Service(Model):
     guarantee: Guarantee
 
 
+class AnswersCurve(Model):
+    """How often answers are right under one policy, where an epsilon has to last for so many.
+
+    Attributes:
+        policy: its name.
+        points: answers, and the share of test images that are named correctly.
+    """
+
+    policy: str
+    points: tuple[CurvePoint, ...]
+
+
 class Referee(Model):
     """referee.json: figures that depend on private data, for whoever has the folder.
 
@@ -72,12 +85,14 @@ class Referee(Model):
         answered: of answers with noise of their own, which no endpoint ever gives.
         tested: test images.
         gradient_norm: of the convex head at the end of training.
+        curves: of each proven policy with the same source, at the endpoint's epsilon; on 1,000 test images at most.
     """
 
     accuracy: Interval
     answered: Interval
     tested: int
     gradient_norm: float | None = None
+    curves: tuple[AnswersCurve, ...] = ()
 
 
 class AnswersAudit(Model):

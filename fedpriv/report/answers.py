@@ -1,19 +1,24 @@
 """The model as an endpoint: what its answers show, what is proven, how many are used; words of the report."""
 
 from fedpriv.records import AnswersAudit, Guarantee, Interval
+from fedpriv.report.drawing import Plot
+from fedpriv.report.figures import questions_plot
 from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.view import Endpoint
+from fedpriv.service.ledger import OWNER
 
-__all__ = ["endpoint_facts", "endpoint_notes", "endpoint_refuted"]
+__all__ = ["answers_plot", "endpoint_facts", "endpoint_notes", "endpoint_refuted"]
 
 Fact = tuple[str, str]
+
+_CUT_OFF = "lines that were cut off"
 
 
 def endpoint_facts(endpoint: Endpoint) -> list[Fact]:
     """Return what there is to say, as terms with their text."""
     service, guarantee = endpoint.service, endpoint.service.guarantee
     facts = [
-        ("Answers used", f"{count(endpoint.used)} of {count(service.answers)}"),
+        ("Answers used", _used(endpoint)),
         ("Proven of all planned answers", _proven(guarantee)),
     ]
     if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
@@ -58,6 +63,28 @@ def endpoint_refuted(endpoint: Endpoint) -> str:
     if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
         return f"Nothing is proven: {guarantee.theorem['epsilon']}."
     return ""
+
+
+def answers_plot(endpoint: Endpoint) -> Plot | None:
+    """Draw how often answers are right against how many there are; ``None`` where no policy is proven."""
+    referee, epsilon = endpoint.referee, endpoint.service.guarantee.epsilon
+    if referee is None or epsilon is None or not referee.curves:
+        return None
+    exact = referee.accuracy.value
+    said = (
+        f"Right answers, where epsilon {figure(epsilon)} is for all answers together, by how many they are, under each "
+        f"policy with the same model; exact scores are right in {percent(exact)}"
+    )
+    curves = [(curve.policy, curve.points) for curve in referee.curves]
+    return questions_plot(curves, (exact, f"exact scores {percent(exact)}"), "right on test images", said)
+
+
+def _used(endpoint: Endpoint) -> str:
+    """What the query ledger says; users are keys that the folder's owner gave out."""
+    used = f"{count(sum(endpoint.used.values()))} of {count(endpoint.service.answers)}"
+    if set(endpoint.used) <= {OWNER}:
+        return used
+    return f"{used}: " + ", ".join(f"{name or _CUT_OFF} {count(each)}" for name, each in sorted(endpoint.used.items()))
 
 
 def _proven(guarantee: Guarantee) -> str:

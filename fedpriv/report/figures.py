@@ -10,14 +10,15 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from fedpriv.records import MembershipAttack, Partition, RoundRecord
+from fedpriv.records import CurvePoint, MembershipAttack, Partition, RoundRecord
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
 
-__all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "roc_plot"]
+__all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "questions_plot", "roc_plot"]
 
 
 _LONGEST = 16
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 # Three inks and as many kinds of line tell nine curves apart.
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
@@ -82,6 +83,49 @@ def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | 
     course = _course(points, figure)
     meaning = "an upper bound as the run went on (the final figure may be lower)"
     return plot(build, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
+
+
+def questions_plot(
+    curves: Sequence[tuple[str, Sequence[CurvePoint]]], across: tuple[float, str] | None, measured: str, said: str
+) -> Plot:
+    """Draw shares against numbers of questions, on a logarithmic scale.
+
+    Args:
+        curves: each with its name.
+        across: a level and its name; ``None``: there is none.
+        measured: what the shares are, in a few words.
+        said: what the drawing shows, in one sentence without its end.
+    """
+
+    def build(theme: Theme) -> Figure:
+        drawing = Figure(figsize=(7.2, 4.6), layout="constrained")
+        axes = drawing.subplots()
+        dress(axes, theme)
+        axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+        if across is not None:
+            level(axes, *across, theme)
+        for number, (name, points) in enumerate(curves):
+            axes.plot(
+                [point.queries for point in points], [point.share for point in points], label=name,
+                color=theme.line if number % 2 == 0 else theme.alarm, marker=_MARKERS[number % len(_MARKERS)],
+                linestyle=("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.2)))[number // 2 % 4], markersize=5,
+                markerfacecolor=theme.surface,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(round(value))))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(0, 1.04)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_xlabel("questions", color=theme.muted)
+        axes.set_ylabel(measured, color=theme.muted)
+        drawing.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5, labelcolor=theme.text)
+        return drawing
+
+    courses = [
+        f"{name}: " + ", ".join(f"{percent(point.share)} after {count(point.queries)}" for point in points)
+        for name, points in curves
+    ]
+    return plot(build, f"{said}. {'; '.join(courses)}.")
 
 
 def partition_plot(partition: Partition) -> Plot:

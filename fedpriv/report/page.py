@@ -15,7 +15,7 @@ from fedpriv.files import write_whole, writing
 from fedpriv.records import LeakageRate, Ledger, LedgerLine
 from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
-from fedpriv.report.answers import endpoint_facts, endpoint_notes, endpoint_refuted
+from fedpriv.report.answers import answers_plot, endpoint_facts, endpoint_notes, endpoint_refuted
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
 from fedpriv.report.filters import plain, template
@@ -130,6 +130,7 @@ def render_page(view: View) -> str:
         endpoint=view.endpoint,
         endpoint_facts=endpoint_facts(view.endpoint) if view.endpoint else [],
         endpoint_notes=endpoint_notes(view.endpoint) if view.endpoint else [],
+        answers_plot=answers_plot(view.endpoint) if view.endpoint else None,
         endpoint_refuted=endpoint_refuted(view.endpoint) if view.endpoint else "",
         sandwich=_sandwich_plot(view),
         size_rows=size_rows(view.evasion, view.attempts) if view.evasion else [],

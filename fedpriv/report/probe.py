@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
-
 from fedpriv.records import Inverted, Probe, ProbeFigure, ProbeResult
 from fedpriv.registry import PROBES
-from fedpriv.report.drawing import Plot, Theme, dress, level, plot
-from fedpriv.report.numbers import count, decibel, figure, percent
+from fedpriv.report.drawing import Plot
+from fedpriv.report.figures import questions_plot
+from fedpriv.report.numbers import decibel, figure, percent
 from fedpriv.report.view import Picture
 
 __all__ = ["ADVERSARIES", "Gallery", "extraction_plot", "galleries", "probe_title", "probe_value"]
@@ -19,7 +17,6 @@ ADVERSARIES: Mapping[str, str] = {
     "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",
     "user": "The adversary may ask the endpoint, and has nothing else of the model.",
 }
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 @dataclass(frozen=True)
@@ -77,42 +74,11 @@ def extraction_plot(probe: Probe) -> Plot | None:
     if not curves:
         return None
     guess = next((result.figures[0].guess for result in curves), None)
-
-    def build(theme: Theme) -> Figure:
-        drawing = Figure(figsize=(7.2, 4.6), layout="constrained")
-        axes = drawing.subplots()
-        dress(axes, theme)
-        axes.grid(axis="y", color=theme.grid, linewidth=0.8)
-        if guess is not None:
-            level(axes, guess, f"without a question {percent(guess)}", theme)
-        for number, result in enumerate(curves):
-            axes.plot(
-                [point.queries for point in result.curve], [point.share for point in result.curve], label=_name(result),
-                color=theme.line if number % 2 == 0 else theme.alarm, marker=_MARKERS[number % len(_MARKERS)],
-                linestyle=("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.2)))[number // 2 % 4], markersize=5,
-                markerfacecolor=theme.surface,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(round(value))))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(0, 1.04)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_xlabel("questions", color=theme.muted)
-        axes.set_ylabel("agreement on test images", color=theme.muted)
-        drawing.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5, labelcolor=theme.text)
-        return drawing
-
-    return plot(build, _alt(curves))
+    across = None if guess is None else (guess, f"without a question {percent(guess)}")
+    said = "Share of test images for which a copy names the model's class, by questions asked"
+    drawn = [(_name(result), result.curve) for result in curves]
+    return questions_plot(drawn, across, "agreement on test images", said)
 
 
 def _name(result: ProbeResult) -> str:
     return f"{result.attack}: {result.variant}" if result.variant else result.attack
-
-
-def _alt(curves: list[ProbeResult]) -> str:
-    parts = [
-        f"{_name(result)}: "
-        + ", ".join(f"{percent(point.share)} after {count(point.queries)}" for point in result.curve)
-        for result in curves
-    ]
-    return f"Share of test images for which a copy names the model's class, by questions asked. {'; '.join(parts)}."

@@ -76,13 +76,13 @@ class Endpoint:
     Attributes:
         service: what it is, and what is proven.
         referee: its accuracies; ``None`` if the file is gone.
-        used: answers that were charged.
+        used: answers that were charged, by user.
         audit: what an audit found; ``None`` if there was none.
     """
 
     service: Service
     referee: Referee | None
-    used: int
+    used: Mapping[str, int]
     audit: AnswersAudit | None
 
 

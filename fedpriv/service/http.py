@@ -167,7 +167,7 @@ async def _body(request: Request) -> bytes:
     """The body, if it is not too large; what is too large is not read to its end."""
     said = request.headers.get("content-length", "")
     large = f"a body of at most {LARGEST_BODY:,} bytes is read"
-    if said.isdigit() and int(said) > LARGEST_BODY:
+    if said.isdecimal() and int(said) > LARGEST_BODY:
         raise Refused(413, large)
     content = bytearray()
     try:

@@ -50,7 +50,8 @@ def test_proven_answers_are_not_refuted(run: RunFolder, tmp_path: Path, method: 
     assert found == folder.answers_audit()
     refuse_refuted(found)
     page = render_page(load_view(folder.path))
-    assert "0 of 5" in page and "Models moved, measured over bound" in page and "is not proven" not in page
+    assert "0 of 5" in page and "Right answers by how many epsilon has to last for" in page
+    assert "Models moved, measured over bound" in page and "is not proven" not in page
 
 
 def test_noise_that_is_much_too_small_is_refuted(run: RunFolder, tmp_path: Path) -> None:

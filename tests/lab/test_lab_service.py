@@ -18,6 +18,8 @@ from fedpriv.errors import InputError
 from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, in_process, made_service, open_service, users
 from fedpriv.progress import Silent
+from fedpriv.report.answers import endpoint_facts
+from fedpriv.report.view import Endpoint
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.head import Objective, fit_head, pooled_features
@@ -98,6 +100,15 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     open_service(folder, config("label", answers=100, noise=1.0, **QUICK), Silent()).ask(images[:100])
     with pytest.raises(InputError, match="1 answers are asked for, and 0 of 100 are left"):
         open_service(folder, None, Silent()).ask(images[100:101])
+    assert folder.answered() == {"owner": 100}
+    with (folder.path / "service" / "charges.jsonl").open("ab") as file:
+        file.write(b'{"number": 7, "us')
+    assert folder.answered() == {"owner": 100}  # whoever opens the ledger next mends it
+    assert open_service(folder, None, Silent()).asked == 101
+    assert folder.answered() == {"owner": 100, "": 1}
+    assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in endpoint_facts(
+        Endpoint(made_service(folder), folder.referee(), folder.answered(), None)
+    )
 
 
 def test_policies_that_a_run_cannot_have_are_refused(run: RunFolder, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ MISTAKES: list[tuple[bytes, dict[str, str], int, str]] = [
     (b'{"images": [[[[NaN, 0, 0], [0, 0, 0]]]]}', {"content-type": "application/json"}, 400, "not a number on [0, 1]"),
     (b'{"images": [[[[1e999, 0, 0], [0, 0, 0]]]]}', {"content-type": "application/json"}, 400, "not a number on"),
     (b'{"images": [[[[0, 0], [0, 0]]]]}', {"content-type": "application/json"}, 400, "images of 1 x 1 x 2 x 2"),
+    (b'{"images": 1}', {"content-type": "application/json"}, 400, "images of one number: n x 1 x 2 x 3 is wanted"),
     (b'{"images": []}', {"content-type": "application/json"}, 400, "n x 1 x 2 x 3 is wanted"),
     (npy(images(1))[:-1], NPY, 400, "no npy array of images: its header is of 48 bytes, and 47 are there"),
     (npy(np.array([{}])), NPY, 400, "holds Python objects"),

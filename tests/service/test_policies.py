@@ -67,6 +67,32 @@ def test_noisy_logits_scatter_as_said() -> None:
     assert (answers.probabilities.argmax(axis=1) == answers.labels).all()
 
 
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
+def test_the_last_bits_of_noise_leave_nothing_of_what_it_was_added_to(distribution: str) -> None:
+    """Sums in float64 lie on the grid of the larger number, which tells 5 from 0; rounded ones are alike."""
+    scale, step = 0.05, 2.0**-25
+    noise = {"noise": scale, "distribution": distribution}
+
+    def coarse(values: Scores) -> float:
+        return float((np.mod(values[np.abs(values) < 8] * 2.0**51, 1) == 0).mean())
+
+    low = np.stack([spread_noise(distribution, scale, (4,), each) for each in draws(500, 1).generators])
+    assert coarse(5 + low) == 1 > 0.2 > coarse(low)
+    released = [named_policy("model", noise).released(np.full((4, 4), at), scale, draws(1, 1).generators[0])
+                for at in (0.0, 5.0)]  # fmt: skip
+    assert [coarse(weights) for weights in released] == [1, 1]
+    assert (np.mod(np.stack(released) / step, 1) == 0).all()
+    assert np.abs(released[1] - released[0] - 5).max() <= step
+    shown = named_policy("logits", noise).answer(repeated([0.5, 0.0, 0.0, 0.0], 500), draws(500, scale)).probabilities
+    assert shown is not None
+    apart = (np.log(shown[:, 0]) - np.log(shown[:, 1])) / step
+    assert np.abs(apart - apart.round()).max() < 1e-5
+    drawn = named_policy("label-confidence", {"noise": scale}).answer(repeated([0.1, 0.0], 500), draws(500, scale))
+    assert drawn.probabilities is not None
+    odds = special.logit(np.nanmax(drawn.probabilities, axis=1)) / step
+    assert np.abs(odds - odds.round()).max() < 1e-5
+
+
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_no_two_logits_differ_in_a_labels_law_by_more_than_is_claimed(epsilon: float) -> None:
     """Random changes of length Delta R, and the worst one, which puts it on two logits with opposite signs."""

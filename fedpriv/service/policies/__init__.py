@@ -3,6 +3,7 @@
 These files are read whenever an experiment is, so they import torch and scipy where they use them.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +37,13 @@ __all__ = [
     "Scores",
     "VectorPolicy",
     "named_policy",
+    "on_grid",
     "one_a_row",
     "softmax",
     "spread_noise",
 ]
+
+_GRID = 20  # bits of the noise's scale that an answer shows
 
 Scores = NDArray[np.float64]
 """(n, classes): logits, or counts of votes."""
@@ -316,3 +320,18 @@ def spread_noise(
         return scale * normal
     noise: NDArray[np.float64] = generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
     return noise
+
+
+def on_grid(noisy: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """Round what has noise on it to multiples of a power of two, about a millionth of the noise's scale.
+
+    Noise in floating point is no normal or Laplace noise to its last bits, and these tell which number it was added to
+    (Mironov 2012). Rounding afterwards is post-processing: no figure changes, and those bits are gone.
+
+    Args:
+        noisy: of any shape.
+        scale: of the noise, above 0.
+    """
+    step = 2.0 ** (math.floor(math.log2(scale)) - _GRID)
+    rounded: NDArray[np.float64] = np.round(noisy / step) * step
+    return rounded

@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedpriv.registry import POLICIES
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, Scores, one_a_row, softmax
+from fedpriv.service.policies import Draws, Facts, HeadPolicy, Scores, on_grid, one_a_row, softmax
 from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ class LabelConfidence(HeadPolicy):
         odds = scores[rows, labels] - special.logsumexp(others, axis=1)
         noise = np.array([generator.laplace(scale=draws.scale) for generator in draws.generators])
         shown = np.full(scores.shape, np.nan)
-        shown[rows, labels] = special.expit(odds + noise)
+        shown[rows, labels] = special.expit(on_grid(odds + noise, draws.scale))
         return Answers(labels, shown)

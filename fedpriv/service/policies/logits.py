@@ -13,6 +13,7 @@ from fedpriv.service.policies import (
     Facts,
     Scores,
     VectorPolicy,
+    on_grid,
     softmax,
     spread_noise,
 )
@@ -56,5 +57,5 @@ class NoisyLogits(VectorPolicy):
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
         noise = [spread_noise(self.distribution, draws.scale, scores.shape[1:], each) for each in draws.generators]
-        noisy = scores + np.stack(noise)
+        noisy = on_grid(scores + np.stack(noise), draws.scale)
         return Answers(noisy.argmax(axis=1), softmax(noisy))

@@ -11,6 +11,7 @@ from fedpriv.service.policies import (
     Facts,
     Scores,
     VectorPolicy,
+    on_grid,
     softmax,
     spread_noise,
 )
@@ -40,7 +41,7 @@ class NoisyModel(VectorPolicy):
 
     @override
     def released(self, weights: Scores, scale: float, generator: np.random.Generator) -> Scores:
-        return weights + spread_noise(self.distribution, scale, weights.shape, generator)
+        return on_grid(weights + spread_noise(self.distribution, scale, weights.shape, generator), scale)
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:

@@ -1,0 +1,78 @@
+"""How often answers are right, under each policy that could answer from what was made, by the number of questions."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.randomness import Secret
+from fedpriv.records import AnswersCurve, CurvePoint
+from fedpriv.registry import POLICIES
+from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores
+
+__all__ = ["Trial", "answer_curves"]
+
+_BUDGETS = 1, 10, 100, 1000
+_LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Images whose classes are known, and what answers to them are computed from.
+
+    Attributes:
+        facts: public sizes.
+        delta: of the statement.
+        scores: (n, classes), without noise.
+        truth: (n,) classes.
+        noisy: a policy and the scale of its noise -> scores (n, classes) of one release with that noise.
+    """
+
+    facts: Facts
+    delta: float
+    scores: Scores
+    truth: NDArray[np.int64]
+    noisy: Callable[[NoisyPolicy, float], Scores]
+
+
+def answer_curves(policy: AnswerPolicy, planned: int, epsilon: float | None, trial: Trial) -> tuple[AnswersCurve, ...]:
+    """Return the share of right answers by the number of questions that epsilon has to last for, under each policy.
+
+    Compared are all policies with the same source, keys and epsilon. Noise is of this measurement alone.
+
+    Args:
+        policy: of the endpoint.
+        planned: answers of the endpoint.
+        epsilon: of all answers together; ``None``: nothing is proven, and there is nothing to compare.
+        trial: what it is measured on.
+    """
+    if epsilon is None or not _LEAST <= epsilon <= _MOST or not isinstance(policy, NoisyPolicy):
+        return ()
+    budgets = sorted({*_BUDGETS, planned})
+    generator = Secret.drawn().stream("curve").numpy()
+    return tuple(
+        AnswersCurve(
+            policy=rival.name,
+            points=tuple(CurvePoint(count, _right(rival, count, trial, generator)) for count in budgets),
+        )
+        for rival in _rivals(policy, epsilon, trial.delta)
+    )
+
+
+def _rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:
+    """Every proven policy that answers from the same model, with as much noise as this epsilon takes."""
+    known: dict[str, Any] = {**policy.model_dump(), "target_epsilon": epsilon, "noise": None}
+    if delta == 0:
+        known["distribution"] = "laplace"  # normal noise proves nothing then
+    for kind in POLICIES.values():
+        if issubclass(kind, NoisyPolicy) and kind.source == policy.source:
+            yield kind.model_validate({key: value for key, value in known.items() if key in kind.model_fields})
+
+
+def _right(policy: NoisyPolicy, count: int, trial: Trial, generator: np.random.Generator) -> float:
+    scale = policy.scale(trial.facts, count, trial.delta)
+    scores = trial.noisy(policy, scale) if policy.once else trial.scores
+    answers = policy.answer(scores, Draws(scale, [generator] * len(scores), trial.facts))
+    return float((answers.labels == trial.truth).mean())
