@@ -30,6 +30,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     found = json.loads(done.stdout)
     assert len(found["labels"]) == 5 and found["probabilities"] is None
     assert (found["charged"], found["left"]) == (5, 7)
+    assert "Right answers by how many epsilon has to last for" in (here / "run" / "report.html").read_text()
     np.savez(here / "mine.npz", images=np.random.default_rng(0).random((3, 1, 8, 8)))
     done = fedpriv("query", "run", "--npz", "mine.npz", cwd=here)
     assert done.returncode == 0, done.stderr
@@ -43,6 +44,10 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     assert "ann: 0 of 2." in status.stdout
     shown = json.loads(fedpriv("serve", "run", "--status", "--json", cwd=here).stdout)
     assert (shown["used"], shown["users"]) == (8, [{"name": "ann", "used": 0, "answers": 2}])
+    audited = fedpriv("audit", "run", "--answers", "1", cwd=here)
+    assert audited.returncode == 0 and "Report: run/report.html" in audited.stdout
+    page = (here / "run" / "report.html").read_text()
+    assert "8 of 12" in page and "Models moved, measured over bound" in page
     over = fedpriv("query", "run", "--test", "10:15", cwd=here)
     assert (over.returncode, over.stdout) == (2, "")
     assert over.stderr.splitlines() == ["fedpriv: 5 answers are asked for, and 4 of 12 are left"]

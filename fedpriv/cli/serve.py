@@ -45,12 +45,13 @@ def serve(
     config, new = _config(folder, set_), None if user is None else _new_user(user)
     from fedpriv.cli.display import shown
     from fedpriv.lab.service import add_user, made_service, open_service, users
+    from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
     if status and config is None:
         made_service(run)
-    with shown(quiet or as_json) as progress:
+    with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     if new is not None:
         print_line(add_user(run, *new))
@@ -90,11 +91,12 @@ def query(
     config = _config(folder, set_)
     from fedpriv.cli.display import shown
     from fedpriv.lab.service import open_service
+    from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
     images = _test_images(run, test) if test is not None else _own_images(npz)
-    with shown(quiet or as_json) as progress:
+    with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     before = served.asked
     answers = served.ask(images)

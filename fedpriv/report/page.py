@@ -55,7 +55,7 @@ UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism
 
 @contextmanager
 def reported(folder: Path) -> Iterator[None]:
-    """Write the report of what happens inside, however it ends; nothing where no summary was written.
+    """Write the report of what happens inside, however it ends; nothing where nothing of the report was written.
 
     A command that is refused leaves a folder's report as it is, be it that of another run.
 
@@ -66,7 +66,7 @@ def reported(folder: Path) -> Iterator[None]:
         RunFailedError: the report cannot be written, after a good end. After a failure that failure alone is told.
         InputError: what it is made of is damaged.
     """
-    before = _version(folder / "summary.json")
+    before = _versions(folder)
     try:
         yield
     except (InputError, RunFailedError, RunInterruptedError):
@@ -76,14 +76,19 @@ def reported(folder: Path) -> Iterator[None]:
     _write_if_new(folder, before)
 
 
-def _write_if_new(folder: Path, before: tuple[int, int] | None) -> None:
-    if _version(folder / "summary.json") != before:
+def _write_if_new(folder: Path, before: list[tuple[int, int] | None]) -> None:
+    if _versions(folder) != before:
         with writing(RunFolder(folder).to_report):
             write_report(folder)
 
 
+def _versions(folder: Path) -> list[tuple[int, int] | None]:
+    """Of the summary, of what the endpoint is, and of what an audit of it found."""
+    return [_version(folder / name) for name in ("summary.json", "service/service.json", "service/audit.json")]
+
+
 def _version(path: Path) -> tuple[int, int] | None:
-    """What tells one content of a file from the next: the summary is written under another name, then renamed."""
+    """What tells one content of a file from the next: it is written under another name, then renamed."""
     try:
         status = path.stat()
     except OSError:
