@@ -1,16 +1,14 @@
 """How often answers are right, under each policy that could answer from what was made, by the number of questions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.randomness import Secret
 from fedpriv.records import AnswersCurve, CurvePoint
-from fedpriv.registry import POLICIES
-from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores
+from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores, rivals
 
 __all__ = ["Trial", "answer_curves"]
 
@@ -57,18 +55,8 @@ def answer_curves(policy: AnswerPolicy, planned: int, epsilon: float | None, tri
             policy=rival.name,
             points=tuple(CurvePoint(count, _right(rival, count, trial, generator)) for count in budgets),
         )
-        for rival in _rivals(policy, epsilon, trial.delta)
+        for rival in rivals(policy, epsilon, trial.delta)
     )
-
-
-def _rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:
-    """Every proven policy that answers from the same model, with as much noise as this epsilon takes."""
-    known: dict[str, Any] = {**policy.model_dump(), "target_epsilon": epsilon, "noise": None}
-    if delta == 0:
-        known["distribution"] = "laplace"  # normal noise proves nothing then
-    for kind in POLICIES.values():
-        if issubclass(kind, NoisyPolicy) and kind.source == policy.source:
-            yield kind.model_validate({key: value for key, value in known.items() if key in kind.model_fields})
 
 
 def _right(policy: NoisyPolicy, count: int, trial: Trial, generator: np.random.Generator) -> float:

@@ -5,7 +5,7 @@ These files are read whenever an experiment is, so they import torch and scipy w
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -39,6 +39,7 @@ __all__ = [
     "named_policy",
     "on_grid",
     "one_a_row",
+    "rivals",
     "softmax",
     "spread_noise",
 ]
@@ -291,6 +292,22 @@ def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> Answer
         first = error.errors()[0]
         keys = ".".join(str(part) for part in first["loc"])
         raise InputError(f"answers {text!r}: {keys + ': ' if keys else ''}{allowed_words(first)}") from None
+
+
+def rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:
+    """Every proven policy that answers from the same model, with as much noise as an epsilon takes.
+
+    Args:
+        policy: whose other keys they have.
+        epsilon: of all answers together, at ``delta``.
+        delta: 0: noise with a pure epsilon, since normal noise proves nothing then.
+    """
+    known: dict[str, Any] = {**policy.model_dump(), "target_epsilon": epsilon, "noise": None}
+    if delta == 0:
+        known["distribution"] = "laplace"
+    for kind in POLICIES.values():
+        if issubclass(kind, NoisyPolicy) and kind.source == policy.source:
+            yield kind.model_validate({key: value for key, value in known.items() if key in kind.model_fields})
 
 
 def softmax(logits: Scores) -> Scores:
