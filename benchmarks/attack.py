@@ -12,7 +12,7 @@ victim; the networks have their default initialisation.
 - batched: all victims at once through attacks.reconstruction, as a run does it.
 - batched-compiled: the same, traced and compiled; compiling itself is not in the figure but in a line of its own.
 
-All methods run with the same number of threads in one process, in turns, and each figure is the median over the turns.
+All methods run with the same number of threads in one process, alternating; each figure is the median over the turns.
 With restarts, "victim" counts each restart. The loop runs at most LOOPED victims in a turn: more cost the same each.
 Peak memory is that of a process of its own, over what it had before the first iteration.
 """
@@ -175,7 +175,7 @@ def _measure_peak(case: Case, method: str, noise: float, threads: int) -> float:
 
 
 def _measure(case: Case, methods: tuple[str, ...], duration: float, noise: float, threads: int) -> list[Row]:
-    """Run the methods in turns for about so many seconds and return the median of each."""
+    """Alternate between the methods for about so many seconds and return the median of each."""
     ready = {method: _prepare(case, method, noise) for method in methods}
     for method, (step, _, evaluator) in ready.items():
         step()

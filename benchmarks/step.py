@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
-    """Median milliseconds of one step of each method, in turns; slow ones take part in fewer rounds."""
+    """Median milliseconds of one step of each method, alternating; slow ones take part in fewer rounds."""
     steps = {method: METHODS[method](setting, batch) for method in methods}
     times: dict[str, list[float]] = {method: [] for method in methods}
     for step in steps.values():

@@ -1,4 +1,4 @@
-"""Ceilings: what no attack whatsoever can exceed, whatever the network and whatever the adversary knows besides.
+"""Ceilings: what no attack can exceed, whatever the network and whatever the adversary knows besides.
 
 Let z be the secret, independent of all else that the adversary knows, y all that it sees of it in a run, mu_z the law
 of y, and S the success of an attack R. Nobody who guesses without y succeeds with a probability above the baseline k0.
@@ -47,6 +47,7 @@ _SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds
 _MOST_CELLS = 10**5  # of a single loss
 _FINEST = 1e-6  # on finer grids differences of deltas drown in rounding
 _AT_ONCE = 2**20  # cells after composition by a single transform
+_JOINED_CELLS = 2**15  # of the losses of several blocks: a thousandth of their spread
 _LARGEST_LOSS = 600.0  # exp of 710 overflows
 _RARE_LOSS = 40.0  # one below its opposite has a probability below exp(-40)
 # The Fourier transform rounds absolutely, by about 1e-17 a release.
@@ -159,9 +160,9 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
 def _composed(reference: Reference, count: int, rate: float) -> Callable[[float], float]:
     """Return gamma by the loss of a whole run."""
     interval = _interval(reference)
-    parts = [(_rounded(pair, interval), number) for pair, number in reference.parts]
-    if rate == 1:
-        whole = reduce(_joined, [_repeated(law, number * count) for law, number in parts])
+    pair, number = reference.parts[0]
+    if rate == 1 and len(reference.parts) == 1:
+        whole = _repeated(_rounded(pair, interval), number * count)
     else:
         whole = _repeated(_batch(reference, interval).tagged(rate), count)
     return partial(_success, whole, count * reference.pieces)
@@ -225,9 +226,14 @@ def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
     return replace(law, infinite=float(masses[far].sum()))
 
 
+@lru_cache(maxsize=1)
 def _batch(reference: Reference, interval: float) -> LossDistribution:
-    """The loss of one participation."""
-    return reduce(_joined, [_repeated(_rounded(pair, interval), number) for pair, number in reference.parts])
+    """The loss of one participation; kept, because two bounds ask for it."""
+    return reduce(_joined, (_blocks(_rounded(pair, interval), number) for pair, number in reference.parts))
+
+
+def _blocks(law: LossDistribution, number: int) -> LossDistribution:
+    return law if number == 1 else _repeated(law, number).narrowed(_LARGEST_LOSS)
 
 
 def _repeated(law: LossDistribution, count: int) -> LossDistribution:
@@ -244,12 +250,18 @@ def _joined(first: LossDistribution, second: LossDistribution) -> LossDistributi
     fine, coarse = sorted((first, second), key=lambda law: law.interval)
     while fine.interval < 0.99 * coarse.interval:
         fine = fine.coarser()
-    return fine.composed_with(coarse)
+    joined = fine.composed_with(coarse).narrowed(_LARGEST_LOSS)
+    while joined.masses.size > _JOINED_CELLS:
+        joined = joined.coarser()
+    return joined
 
 
 def _deltas(law: LossDistribution, epsilons: Array) -> Array:
-    inside = interpolated(law.losses, law.deltas, np.maximum(epsilons, law.losses[0]))
-    return np.where(epsilons < law.losses[0], -np.expm1(np.minimum(epsilons, 0.0)), inside)
+    lowest = law.losses[0]
+    inside = interpolated(law.losses, law.deltas, np.maximum(epsilons, lowest))
+    # Below all losses delta is 1 less exp(epsilon) times all of Q that is on the grid.
+    below = 1 - np.exp(np.minimum(epsilons - lowest, 0.0)) * (1 - law.deltas[0])
+    return np.where(epsilons < lowest, below, inside)
 
 
 def _rate(release: Release) -> float:

@@ -129,9 +129,11 @@ class LossDistribution:
 
     def tagged(self, rate: float) -> "LossDistribution":
         """Return the loss of a release that happens with probability ``rate``, and both worlds show whether it did."""
-        masses = rate * self.masses
-        masses[-self.lowest] += 1 - rate
-        return replace(self, masses=masses, infinite=rate * self.infinite)
+        lowest = min(self.lowest, 0)
+        above = max(1 - self.lowest - self.masses.size, 0)
+        masses = np.pad(rate * self.masses, (self.lowest - lowest, above))  # a loss of 0 need not be among them
+        masses[-lowest] += 1 - rate
+        return LossDistribution(self.interval, lowest, masses, rate * self.infinite)
 
     def compounded(self, count: int) -> "LossDistribution":
         """Return the loss of ``count`` of these releases, for any count: by squaring, the grid coarser as they spread.
@@ -152,6 +154,20 @@ class LossDistribution:
     def coarser(self) -> "LossDistribution":
         """Return the loss on every other point of the grid, rounded as :meth:`rounded` does it."""
         return replace(self.rounded(self.losses, self.masses, 2 * self.interval), infinite=self.infinite)
+
+    def narrowed(self, largest: float) -> "LossDistribution":
+        """Return the loss without negligible tails and without losses above ``largest``: these count as infinite.
+
+        At least two cells are left, so that deltas can be interpolated.
+        """
+        first = min(int(np.searchsorted(np.cumsum(self.masses), _TRUNCATED)), self.masses.size - 2)
+        last = self.masses.size - int(np.searchsorted(np.cumsum(self.masses[::-1]), _TRUNCATED))
+        last = min(last, math.floor(largest / self.interval) - self.lowest + 1)
+        if last <= first:
+            return LossDistribution(self.interval, 0, np.zeros(2), 1.0)
+        last = max(last, first + 2)
+        dropped = float(self.masses[:first].sum() + self.masses[last:].sum())
+        return LossDistribution(self.interval, self.lowest + first, self.masses[first:last], self.infinite + dropped)
 
     def success(self, baseline: float) -> float:
         """Return sup P(E) over events with Q(E) <= ``baseline``: min over epsilon of exp(epsilon) baseline + delta."""

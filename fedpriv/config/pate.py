@@ -11,7 +11,7 @@ from fedpriv.settings import Count, Epsilon, Positive, Real, Section
 
 if TYPE_CHECKING:
     from fedpriv.accounting.proofs import Claim
-    from fedpriv.accounting.votes import Sanitiser
+    from fedpriv.accounting.sanitiser import Sanitiser
     from fedpriv.votes import Aggregator
 
 __all__ = ["PateConfig"]
@@ -83,7 +83,7 @@ class PateConfig(Section):
     @property
     def sanitiser(self) -> "Sanitiser":
         """How a data-dependent figure is made fit to be shown."""
-        from fedpriv.accounting.votes import Sanitiser
+        from fedpriv.accounting.sanitiser import Sanitiser
 
         return Sanitiser(self.sanitised_order, self.sanitised_beta, self.sanitised_noise)
 

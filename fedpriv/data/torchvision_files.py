@@ -5,7 +5,6 @@ import io
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -107,6 +106,8 @@ class Torchvision(Source):
 
     @classmethod
     def _download(cls, root: Path) -> None:
+        from http.client import HTTPException  # here, because it brings ssl, and every command reads this file
+
         fetch = _torchvision_class(cls.fetcher)
         try:
             # torchvision prints what it tries; the outcome is all that matters here, and stdout belongs to results.

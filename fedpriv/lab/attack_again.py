@@ -18,7 +18,8 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, target_error, writing
-from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations
+from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
+from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.summary import attack_results, verdict

@@ -4,8 +4,8 @@ The adversary gets observations and public settings. What knows the truth is in 
 referee, and nothing of it flows back.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,12 @@ from fedpriv.attacks.reconstruction import (
     other_batches,
     stackable,
 )
-from fedpriv.attacks.referee import Scores, Truth, missed, score, score_guesses
+from fedpriv.attacks.referee import Truth, missed, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.attack_pictures import png, save_pictures
+from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.rates import leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
     Target,
@@ -44,14 +45,14 @@ from fedpriv.lab.victims import (
 )
 from fedpriv.progress import Progress
 from fedpriv.randomness import torch_stream
-from fedpriv.records import LeakageRate, Score
+from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.server.released import rounds_of
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
-__all__ = ["Leakage", "PlannedAttack", "attack_observations", "planned_attacks"]
+__all__ = ["PlannedAttack", "attack_observations", "planned_attacks"]
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
 
@@ -69,38 +70,6 @@ class PlannedAttack:
     name: str
     label: str
     config: Any
-
-
-@dataclass(frozen=True)
-class Leakage:
-    """What the attack stage found.
-
-    Attributes:
-        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
-            the folder before included.
-        lpips_reason: why there is no LPIPS; ``None`` where it was computed.
-        refusals: what could not be attacked, and why.
-        unattacked: how many of the uploads that were heard no attack could work on.
-        rates: how often attacks succeeded, between guess and ceiling; of all that is in the folder.
-        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
-            scores, which are the same whenever the same attacks are made.
-    """
-
-    scores: tuple[Score, ...] = ()
-    lpips_reason: str | None = None
-    refusals: tuple[str, ...] = ()
-    unattacked: int = 0
-    rates: tuple[LeakageRate, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def plus(self, scored: Scores) -> "Leakage":
-        """Return this with more scores."""
-        return replace(self, scores=self.scores + scored.scores, lpips_reason=scored.lpips_reason or self.lpips_reason)
-
-    def refused(self, text: str, progress: Progress) -> "Leakage":
-        """Return this with one more thing that could not be attacked, and say so."""
-        progress.warn(text)
-        return replace(self, refusals=(*self.refusals, text))
 
 
 @dataclass(frozen=True, eq=False)

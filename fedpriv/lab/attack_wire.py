@@ -14,7 +14,7 @@ from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.files import stopped
 from fedpriv.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
-from fedpriv.lab.attack_stage import Leakage
+from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.victims import Target
 from fedpriv.listener import LISTENED, Listened, read_listened
 from fedpriv.progress import Progress

@@ -2,7 +2,7 @@
 
 Some training examples are replaced, one at a time, by test images, and the model is trained anew each time, with the
 same random choices. What moved most is then played against the original: neighbours that both answer one question with
-fresh noise, a game whose outcome bounds epsilon from below. Nothing is charged: the noise is the auditor's own. Where
+fresh noise, a game whose outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own. Where
 an endpoint claims nothing there is nothing to audit.
 """
 

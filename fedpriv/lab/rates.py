@@ -1,4 +1,4 @@
-"""How often attacks succeeded, between what a guess does and what no attack whatsoever can exceed.
+"""How often attacks succeeded, between what a guess does and what no attack can exceed.
 
 The images that are attacked did take part in the upload, and may have been used before it. So their ceiling is that of
 as many participations as they had by then, whatever the sampling: who took part does not depend on what the images are,

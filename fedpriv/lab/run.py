@@ -15,8 +15,9 @@ from fedpriv.config import Experiment
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
-from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
+from fedpriv.lab.attack_stage import attack_observations, planned_attacks
 from fedpriv.lab.knowledge import votes_ledger
+from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse

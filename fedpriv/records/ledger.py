@@ -41,7 +41,7 @@ class Guarantee(Record):
 
 @dataclass(frozen=True)
 class Ceiling(Record):
-    """What no attack whatsoever can exceed.
+    """What no attack can exceed.
 
     Attributes:
         k0: the baseline: the best probability of success without having seen anything, in (0, 1).

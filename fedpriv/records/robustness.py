@@ -135,7 +135,7 @@ class NormFacts(Record):
         l2: S_2, from above.
         linf: S_infinity, from above.
         linf_how: how it was bounded.
-        linf_least: S_infinity from below, by sign ascent.
+        linf_least: a lower bound of S_infinity, by sign ascent.
     """
 
     l2: float

@@ -2,7 +2,7 @@
 
 W is the first layer seen from the pixels, division by the data set's standard deviation included, and
 S_p = max of |A alpha|_2 over |alpha|_p <= 1. A certificate of margin m holds for perturbations below m / S_p, so it
-needs S_p from above: :func:`layer_norms`. Power iteration and its kin give it from below, :func:`estimated_norm`, which
+needs S_p from above: :func:`layer_norms`. Power iteration gives a lower bound, :func:`estimated_norm`, which
 is good enough to scale the noise while training and for nothing else.
 """
 
@@ -218,7 +218,7 @@ def sign_ascent(product: Callable[[Tensor], Tensor], starts: Tensor) -> float:
 
 
 def estimated_norm(first: FirstLayer, spread: Tensor, norm: NormName) -> float:
-    """Return S_p from below in a few passes through the layer; on the image it is exact.
+    """Return a lower bound of S_p in a few passes through the layer; on the image it is exact.
 
     S_2 by Lanczos' method, within about a percent; S_infinity by sign ascent from several starts, which is further off
     for weights without order. Both begin at the same vectors each time.

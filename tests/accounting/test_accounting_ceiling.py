@@ -159,7 +159,13 @@ def test_three_dimensions_have_a_closed_form(k0, kappa):
 
 @pytest.mark.parametrize(
     ("dimension", "k0", "figure"),
-    [(15826, 0.01, 0.9502), (212106, 0.01, 0.1074), (15826, 1 / 85, 0.9562), (212106, 1 / 85, 0.1192)],
+    [
+        (15826, 0.01, 0.9502),
+        (212106, 0.01, 0.1074),
+        (15826, 1 / 85, 0.9562),
+        (212106, 1 / 85, 0.1192),
+        (789258, 1 / 85, 0.0444),
+    ],
 )
 def test_figures_of_the_table_of_attacks(dimension, k0, figure):
     assert gamma(k0, "vmf", 500.0, dimensions=(dimension,)) == pytest.approx(figure, abs=6e-5)
@@ -368,6 +374,24 @@ def test_no_directions_of_batches_of_a_fixed_size_exceed_the_claim(kappa, rate, 
             assert best_event(first, second, k0) <= claim * (1 + 2e-3)
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize(("kappa", "blocks"), [(5.0, 1000), (20.0, 3000)])
+def test_a_participation_that_cannot_be_missed(kappa, blocks, sampling):
+    """Its law has no loss near 0; who took part is known for certain then, and all others are guessed."""
+    used = 1 - 0.99**10
+    found = gamma(0.01, "vmf", kappa, 10, sampling, 0.01, (64,) * blocks)
+    assert used + 0.01 * (1 - used) <= found <= (used + 0.01) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("sampling", "rate"), [("full", 1.0), ("fixed", 0.01)])
+def test_blocks_of_sixty_sizes_are_nearly_one_normal_law(sampling, rate):
+    sizes = np.random.default_rng(1).integers(2_000, 3_000_000, 60)
+    distance = 2.0 * math.sqrt(sum(1 / sizes))
+    exact = gamma(0.01, "gaussian", 1 / distance, 10_000, sampling, rate)
+    found = gamma(0.01, "vmf", 2.0, 10_000, sampling, rate, tuple(int(size) for size in sizes))
+    assert found == pytest.approx(exact, rel=2e-3)
+
+
 # ---- what every ceiling obeys ---------------------------------------------------------------------------------------
 
 KINDS = {
@@ -490,6 +514,20 @@ def test_grids_round_upwards(name, share):
         assert coarse.success(k0) >= law.success(k0) - 1e-12
         assert law.tagged(0.3).success(k0) <= law.success(k0)
         assert law.compounded(7).success(k0) == pytest.approx(law.repeated(7).success(k0), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("count", [1, 4, 400])
+def test_what_is_left_out_of_a_law_counts_as_infinite(name, count):
+    pair = PAIRS[name]
+    law = on_grid(pair, 0.3 * pair.spread).repeated(count)
+    for largest in (600.0, float(law.losses[law.masses.argmax()]), -1.0):
+        kept = law.narrowed(largest)
+        assert kept.masses.size >= 2 and kept.masses.sum() + kept.infinite == pytest.approx(1, abs=1e-9)
+        for k0 in (1e-6, 0.1):
+            assert kept.success(k0) >= law.success(k0) * (1 - 1e-9)
+            assert kept.tagged(0.3).success(k0) >= law.tagged(0.3).success(k0) * (1 - 1e-9)
+    assert law.narrowed(600.0).success(0.01) == pytest.approx(law.success(0.01), rel=1e-6)
 
 
 def test_compounding_on_coarser_grids_is_never_below():

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedpriv.accounting import rdp_to_epsilon
+from fedpriv.accounting.sanitiser import Sanitiser
 from fedpriv.accounting.votes import (
-    Sanitiser,
     gaussian_mu,
     is_smooth,
     laplace_max_log_q,

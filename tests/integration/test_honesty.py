@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
-from fedpriv.lab.attack_stage import Leakage
+from fedpriv.lab.leakage import Leakage
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
 from fedpriv.world import build_world

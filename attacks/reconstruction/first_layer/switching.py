@@ -9,7 +9,6 @@ Without such units, several rounds with other batches show zeros as well: an exa
 without it, and they are the combination whose lengths in the rounds have the smallest sum.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +23,6 @@ KEPT = (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0)  # of the units that s
 WEIGHTINGS = 4  # of the rows, in one turn
 SHRINKING = 0.3  # of what counts as zero, from one weighting to the next
 RIDGE = 1e-13  # relative to the trace, so that a system can be solved
-
-Outputs = Callable[[Tensor], Tensor]
-"""Images (B, P) -> the first layer's outputs (B, rows) in all rounds."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,42 @@
+"""What the attack stage hands on: scores, refusals, and how often attacks succeeded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fedpriv.attacks.referee import Scores
+from fedpriv.progress import Progress
+from fedpriv.records import LeakageRate, Score
+
+__all__ = ["Leakage"]
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What the attack stage found.
+
+    Attributes:
+        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
+            the folder before included.
+        lpips_reason: why there is no LPIPS; ``None`` where it was computed.
+        refusals: what could not be attacked, and why.
+        unattacked: how many of the uploads that were heard no attack could work on.
+        rates: how often attacks succeeded, between guess and ceiling; of all that is in the folder.
+        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
+            scores, which are the same whenever the same attacks are made.
+    """
+
+    scores: tuple[Score, ...] = ()
+    lpips_reason: str | None = None
+    refusals: tuple[str, ...] = ()
+    unattacked: int = 0
+    rates: tuple[LeakageRate, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def plus(self, scored: Scores) -> "Leakage":
+        """Return this with more scores."""
+        return replace(self, scores=self.scores + scored.scores, lpips_reason=scored.lpips_reason or self.lpips_reason)
+
+    def refused(self, text: str, progress: Progress) -> "Leakage":
+        """Return this with one more thing that could not be attacked, and say so."""
+        progress.warn(text)
+        return replace(self, refusals=(*self.refusals, text))
