@@ -17,8 +17,9 @@ __all__ = ["Trial", "Victims", "attempts"]
 # Noisy numbers that are differentiated at once, over images, restarts and draws.
 _AT_ONCE = 1 << 22
 _MOST_IMAGES = 50
-# A certified image whose vote turned is asked again, so many times as often: near a tie, chance turns votes, too.
-_AGAIN = 20
+# A certified image whose vote turned is asked again, so many times as often: near a tie, chance turns votes, too. Few
+# votes can refute nothing, however many attacks share the error.
+_AGAIN, _LEAST_AGAIN = 20, 2_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +108,8 @@ def _judged(trial: Trial, target: Target, victims: Victims, attacked: Tensor) ->
     turned = [at for at, line in enumerate(lines) if line.certified and not line.right]
     if turned:
         rows = [victims.rows[at] for at in turned]
-        again = target.votes(attacked[turned], _AGAIN * trial.votes, f"{trial.purpose}-again", rows)
-        for at, counts in zip(turned, again, strict=True):
+        votes = target.votes(attacked[turned], max(_AGAIN * trial.votes, _LEAST_AGAIN), f"{trial.purpose}-again", rows)
+        for at, counts in zip(turned, votes, strict=True):
             lines[at] = _line(trial, victims, at, float(distances[at]), counts)
     return lines
 

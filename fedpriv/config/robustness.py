@@ -38,7 +38,7 @@ class CertifyConfig(Section):
     examples: Count = Field(500, description="test images that are certified")
     selection: Count = Field(100, description="votes that choose the class of an image")
     votes: Count = Field(1000, description="fresh votes that its certificate rests on")
-    alpha: Annotated[Real, Field(gt=0, lt=0.5)] = Field(
+    alpha: Annotated[Real, Field(ge=1e-15, lt=0.5)] = Field(
         0.001, description="probability with which one image's certificate may be wrong"
     )
     rivals: Literal["each", "together"] = Field(

@@ -130,10 +130,13 @@ def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
         wanted: how many.
 
     Raises:
-        InputError: there are not as many.
+        InputError: they would leave none to certify.
     """
-    if wanted > test_images:
-        raise InputError(f"robustness.public_examples = {wanted}: there are {test_images} test images")
+    if wanted >= test_images:
+        raise InputError(
+            f"robustness.public_examples = {wanted}: there are {test_images} test images, and public ones cannot be "
+            "certified"
+        )
     return np.sort(_order(seed, test_images)[:wanted])
 
 

@@ -56,6 +56,8 @@ def test_a_certificate_is_broken_only_beyond_doubt(image: Tensor) -> None:
     target = SmoothedTarget(made.voting)
     (line,) = attempts(trial, target, victims)
     assert line.broken and not line.right and line.votes == 20 * 200 and line.radius == 2 * radius
+    (line,) = attempts(replace(trial, votes=25, ball=Ball("l2", 1.9 * radius)), target, victims)
+    assert line.broken and line.votes == 2_000  # however few votes judge
     for seed in range(20):
         (line,) = attempts(replace(trial, ball=Ball("l2", radius), seed=seed), target, victims)
         assert not line.broken and (line.right or line.votes == 20 * 200)

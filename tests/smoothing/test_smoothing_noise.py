@@ -240,8 +240,10 @@ def test_public_and_certified_images_are_disjoint() -> None:
 
 
 def test_too_few_test_images_are_refused() -> None:
-    with pytest.raises(InputError, match=r"robustness\.public_examples = 101: there are 100 test images"):
-        public_rows(3, 100, 101)
+    for wanted in (100, 101):
+        with pytest.raises(InputError, match=rf"robustness\.public_examples = {wanted}: there are 100 test images"):
+            public_rows(3, 100, wanted)
+    assert len(public_rows(3, 100, 99)) == 99
     with pytest.raises(InputError, match="allowed is from 1 to 60; there are 100 test images, 40 of them public"):
         certified_rows(3, 100, 61, 40)
     with pytest.raises(InputError, match="allowed is from 1 to 100"):
