@@ -4,7 +4,7 @@ The model stays as it is. Each feature gets a shift and a deviation of its own: 
 is a heuristic: it is no differential privacy, and nothing is proven about what somebody reads out of a question.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +85,7 @@ class Learning:
         return self.least + (1 + torch.tanh(rho)) * (self.most - self.least) / 2
 
 
-def uniform_noise(shape: tuple[int, int, int], sigma: float, clamped: bool) -> Cloak:
+def uniform_noise(shape: Sequence[int], sigma: float, clamped: bool) -> Cloak:
     """Return what Cloak is compared with: one deviation for all features (C, H, W), nothing shifted or suppressed."""
     nothing = torch.zeros(shape, dtype=torch.float64)
     return Cloak(nothing, nothing + sigma, nothing == 0, nothing, clamped)
@@ -120,7 +120,7 @@ def learn_noise(model: Model, images: Tensor, labels: Tensor, learning: Learning
     """
     shift = torch.zeros(images.shape[1:], dtype=images.dtype, requires_grad=True)
     rho = torch.full_like(shift, _START).requires_grad_()
-    even = uniform_noise(tuple(images.shape[1:]), 1.0, learning.clamped)
+    even = uniform_noise(images.shape[1:], 1.0, learning.clamped)
     optimizer = torch.optim.Adam([shift, rho], lr=learning.rate)
     for some, wanted in _batches(images, labels, learning, generator):
         cloak = replace(even, shift=shift, sigma=learning.deviations(rho))

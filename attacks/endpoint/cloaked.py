@@ -94,8 +94,7 @@ class Game:
 
     def untouched(self) -> Trial:
         """What comes of images that are sent as they are."""
-        channels, height, width = self.held.images.shape[1:]
-        return self.trial(uniform_noise((channels, height, width), 0.0, self.clamped))
+        return self.trial(uniform_noise(self.held.images.shape[1:], 0.0, self.clamped))
 
     def beside(self, trial: Trial) -> Trial:
         """What uniform noise comes to that costs the same accuracy."""

@@ -167,17 +167,14 @@ def equal_uniform(answers: Network, accuracy: float, images: Tensor, labels: Ten
         seed: of the noise.
         clamped: as in :class:`~fedpriv.cloak.Cloak`.
     """
-    channels, height, width = images.shape[1:]
-
-    def even(sigma: float) -> Cloak:
-        return uniform_noise((channels, height, width), sigma, clamped)
 
     def accurate(sigma: float) -> float:
-        return float(right_rates(answers, even(sigma), images, labels, seed).mean())
+        cloak = uniform_noise(images.shape[1:], sigma, clamped)
+        return float(right_rates(answers, cloak, images, labels, seed).mean())
 
     wanted = min(accuracy, accurate(0.0)) - _FREE
     low, high = 0.0, _LARGEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if accurate(middle) >= wanted else (low, middle)
-    return even(low)
+    return uniform_noise(images.shape[1:], low, clamped)

@@ -168,8 +168,8 @@ def _grouped(dataset: Dataset, groups: Groups) -> Dataset:
     numbers = group_numbers(groups, dataset.classes, "data.groups")
     names = tuple("/".join(dataset.class_names[label] for label in group) for group in groups)
     source = f"{dataset.source}; {dataset.classes} classes in {len(groups)} groups"
-    labels = {"y_train": numbers[dataset.y_train], "y_test": numbers[dataset.y_test]}
-    return replace(dataset, **labels, class_names=names, source=source)
+    y_train, y_test = numbers[dataset.y_train], numbers[dataset.y_test]
+    return replace(dataset, y_train=y_train, y_test=y_test, class_names=names, source=source)
 
 
 def _images(images: np.ndarray) -> Tensor:
