@@ -12,6 +12,7 @@ from fedpriv.errors import InputError
 __all__ = ["data"]
 
 _SEED, _PEOPLE = 0, 1000
+_FACTS = "location30"
 
 
 def data(
@@ -20,7 +21,9 @@ def data(
         int | None,
         typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
     ] = None,
-    name: Annotated[str, typer.Option("--of", metavar="NAME", help="The data set of --unicity.")] = "",
+    name: Annotated[
+        str, typer.Option("--of", metavar="NAME", help="The data set of --unicity; default: location30.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
@@ -28,10 +31,8 @@ def data(
         raise InputError(f"--of {name} is for --unicity K")
     if known is None:
         _list(root, as_json)
-    elif not name:
-        raise InputError("--unicity needs --of NAME, a data set of yes and no")
     else:
-        _single_out(validated(DataConfig, {"name": name, "root": root}, "fedpriv data --of"), known, as_json)
+        _single_out(validated(DataConfig, {"name": name or _FACTS, "root": root}, "fedpriv data --of"), known, as_json)
 
 
 def _list(root: str, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """What a curious endpoint reads out of cloaked questions, beside uniform noise that costs the same accuracy."""
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -144,7 +145,7 @@ class CloakedQuestions(EndpointAttack):
         figures += suppression_figures(cloaked.cloak, game.public.images)
         variant = words if self.gradient == "model" else f"{words}, learnt from answers"
         pictures = _pictures(game, cloaked, uniform, self.most)
-        files = {f"{self.name}-{variant}-{kind}-{what}.png".replace(" ", "-"): (kind, what) for kind, what in pictures}
+        files = {_file(self.name, variant, *words): words for words in pictures}
         return Finding(
             ProbeResult(
                 self.name, variant, self.surface, asked, figures, sentences=(verdict(cloaked, uniform),),
@@ -152,6 +153,11 @@ class CloakedQuestions(EndpointAttack):
             ),
             {file: pictures[words] for file, words in files.items()},
         )  # fmt: skip
+
+
+def _file(*parts: str) -> str:
+    """A name of a picture, without spaces and signs."""
+    return re.sub("[^a-z0-9.]+", "-", " ".join(parts).lower()) + ".png"
 
 
 def _pictures(game: "Game", cloaked: "Trial", uniform: "Trial", most: float) -> "dict[tuple[str, str], Tensor]":
