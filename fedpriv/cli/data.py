@@ -8,11 +8,11 @@ from rich.table import Table
 from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
 from fedpriv.config import DataConfig, validated
 from fedpriv.errors import InputError
+from fedpriv.registry import DATASETS
 
 __all__ = ["data"]
 
 _SEED, _PEOPLE = 0, 1000
-_FACTS = "location30"
 
 
 def data(
@@ -22,7 +22,7 @@ def data(
         typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
     ] = None,
     name: Annotated[
-        str, typer.Option("--of", metavar="NAME", help="The data set of --unicity; default: location30.")
+        str, typer.Option("--of", metavar="NAME", help="The data set of --unicity; default: the first of yes and no.")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -32,7 +32,7 @@ def data(
     if known is None:
         _list(root, as_json)
     else:
-        _single_out(validated(DataConfig, {"name": name or _FACTS, "root": root}, "fedpriv data --of"), known, as_json)
+        _single_out(validated(DataConfig, {"name": name or _of_facts(), "root": root}, "fedpriv data --of"), known, as_json)
 
 
 def _list(root: str, as_json: bool) -> None:
@@ -50,6 +50,11 @@ def _list(root: str, as_json: bool) -> None:
             status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
         )
     out.print(table)
+
+
+def _of_facts() -> str:
+    """The first data set that says yes or no in every feature."""
+    return next(name for name, source in DATASETS.items() if source.is_facts)
 
 
 def _single_out(config: DataConfig, known: int, as_json: bool) -> None:
