@@ -32,7 +32,8 @@ def data(
     if known is None:
         _list(root, as_json)
     else:
-        _single_out(validated(DataConfig, {"name": name or _of_facts(), "root": root}, "fedpriv data --of"), known, as_json)
+        given = {"name": name or _of_facts(), "root": root}
+        _single_out(validated(DataConfig, given, "fedpriv data --of"), known, as_json)
 
 
 def _list(root: str, as_json: bool) -> None:
