@@ -19,6 +19,7 @@ class Access(StrEnum):
     ACTIVE = "active"
     MODEL = "model"
     ANSWERS = "answers"
+    QUESTIONS = "questions"
 
     @property
     def words(self) -> str:
@@ -38,4 +39,5 @@ _WORDS = {
     Access.ACTIVE: "sending parameters of the adversary's own making",
     Access.MODEL: "the finished model",
     Access.ANSWERS: "answers of the finished model",
+    Access.QUESTIONS: "the images that people ask the endpoint about, as they are sent",
 }

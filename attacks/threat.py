@@ -136,9 +136,18 @@ PROBERS = {
             _ANY_PICTURE,
             (Access.ANSWERS,),
         ),
+        ThreatModel(
+            "curious-endpoint",
+            "whoever runs the endpoint",
+            ("the finished model's parameters", "every image that people ask about, as they send it"),
+            (),
+            ("what the images were before people changed them",),
+            "passive: it answers as it should, and reads what it is asked",
+            (Access.MODEL, Access.ANSWERS, Access.QUESTIONS),
+        ),
     )
 }
-"""Who attacks the finished model: with it in hand, or through its answers."""
+"""Who attacks the finished model: with it in hand, or through its answers; or, answering, those who ask it."""
 
 _PUBLIC = (
     "the network's architecture and loss",

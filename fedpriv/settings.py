@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,6 +30,7 @@ __all__ = [
     "Count",
     "Epsilon",
     "Extensible",
+    "Groups",
     "Integer",
     "Momentum",
     "NonNegative",
@@ -91,8 +93,24 @@ Positive = Annotated[Real, Field(gt=0, le=1e9)]
 NonNegative = Annotated[Real, Field(ge=0)]
 Momentum = Annotated[Real, Field(ge=0, lt=1)]
 Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
+Class = Annotated[Integer, Field(ge=0, le=1_000_000)]
 Steps = Annotated[Integer, Field(ge=0, le=10_000_000)]
 Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
+
+
+def _each_once(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Refuse groups that share a class."""
+    every = [label for group in groups for label in group]
+    twice = [label for number, label in enumerate(every) if label in every[:number]]
+    if twice:
+        raise ValueError(f"class {twice[0]} is named twice")
+    return groups
+
+
+Groups = Annotated[
+    tuple[Annotated[tuple[Class, ...], Field(min_length=1)], ...], Field(min_length=2), AfterValidator(_each_once)
+]
+"""Classes that become one, group by group."""
 
 
 class Registered:

@@ -79,3 +79,10 @@ def test_sweeps_of_two_networks_or_mechanisms_are_two(tmp_path: Path) -> None:
     text = "name = 's'\nseeds = [1, 2]\n[base]\n"
     found = [load_sweep(write(tmp_path, text + kind, "sweep.toml")).identity() for kind in kinds]
     assert len({json.dumps(each) for each in found}) == len(kinds)
+
+
+def test_groups_decide_what_clients_release_and_their_absence_changes_nothing() -> None:
+    plain = Experiment.model_validate({}).decisive()
+    joined = Experiment.model_validate({"data": {"groups": [[0, 1], [2]]}}).decisive()
+    assert "groups" not in plain["data"] and joined["data"].pop("groups") == [[0, 1], [2]]
+    assert joined == plain

@@ -58,10 +58,12 @@ class Public:
     Attributes:
         images: (N, C, H, W) on [0, 1], float64.
         labels: (N,), int64.
+        finer: (N,), int64, the classes that ``data.groups`` joins to labels; ``None``: labels are the classes.
     """
 
     images: Tensor
     labels: Tensor
+    finer: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,7 @@ class Scene:
         model: the finished model in float64, parameters frozen; ``None``: the threat model withholds it.
         rehearsal: for membership inference, whose adversary knows all other examples; ``None``: not in this scene.
         proven: about the model or its answers, under replace-one, whichever is less; ``None``: nothing.
+        finer_classes: how many classes ``data.groups`` joins; 0: none.
     """
 
     open: Callable[[], Questions]
@@ -110,6 +113,7 @@ class Scene:
     model: Network | None = None
     rehearsal: Rehearsal | None = None
     proven: Guarantee | None = None
+    finer_classes: int = 0
 
     @property
     def pixels(self) -> int:

@@ -38,12 +38,14 @@ class EndpointAttack(Section):
         title: what it is called.
         reference: the paper.
         needs: what the threat model must grant.
+        adversary: who makes it unless somebody is named; empty: whoever gets the model of a run.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     reference: ClassVar[str]
     needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS,)
+    adversary: ClassVar[str] = ""
 
     @property
     def surface(self) -> str:

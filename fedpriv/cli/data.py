@@ -8,6 +8,7 @@ from rich.table import Table
 from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
 from fedpriv.config import DataConfig, validated
 from fedpriv.errors import InputError
+from fedpriv.registry import DATASETS
 
 __all__ = ["data"]
 
@@ -20,7 +21,9 @@ def data(
         int | None,
         typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
     ] = None,
-    name: Annotated[str, typer.Option("--of", metavar="NAME", help="The data set of --unicity.")] = "",
+    name: Annotated[
+        str, typer.Option("--of", metavar="NAME", help="The data set of --unicity; default: the first of yes and no.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
@@ -28,10 +31,9 @@ def data(
         raise InputError(f"--of {name} is for --unicity K")
     if known is None:
         _list(root, as_json)
-    elif not name:
-        raise InputError("--unicity needs --of NAME, a data set of yes and no")
     else:
-        _single_out(validated(DataConfig, {"name": name, "root": root}, "fedpriv data --of"), known, as_json)
+        given = {"name": name or _of_facts(), "root": root}
+        _single_out(validated(DataConfig, given, "fedpriv data --of"), known, as_json)
 
 
 def _list(root: str, as_json: bool) -> None:
@@ -49,6 +51,11 @@ def _list(root: str, as_json: bool) -> None:
             status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
         )
     out.print(table)
+
+
+def _of_facts() -> str:
+    """The first data set that says yes or no in every feature."""
+    return next(name for name, source in DATASETS.items() if source.is_facts)
 
 
 def _single_out(config: DataConfig, known: int, as_json: bool) -> None:

@@ -84,7 +84,8 @@ def probe(
         typer.Option(
             "--as",
             metavar="NAME",
-            help="participant or, of PATE, student-holder: with the model; user: with its answers only.",
+            help="participant or, of PATE, student-holder: with the model; user: with its answers only; "
+            "curious-endpoint: reads questions, too.",
         ),
     ] = None,
     set_: Annotated[

@@ -278,6 +278,8 @@ class Experiment(Section):
         for key in FederationConfig.further():
             del tree["federation"][key]
         # Experiments from before there was such a key release the same as they did.
+        if self.data.groups is None:
+            del tree["data"]["groups"]
         tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
         noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
         votes = {"pate": self.pate.model_dump(mode="json")} if self.pate is not None else {}

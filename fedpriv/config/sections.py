@@ -12,6 +12,7 @@ from fedpriv.settings import (
     Count,
     Epsilon,
     Extensible,
+    Groups,
     Integer,
     Momentum,
     NonNegative,
@@ -59,6 +60,9 @@ class DataConfig(Section):
         4096, description="MiB that reading a data file may take: its arrays, unpacked, and the tensors made of them"
     )
     train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
+    groups: Groups | None = Field(
+        None, description="classes that become one, such as [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]; unset: each is its own"
+    )
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")

@@ -15,8 +15,9 @@ from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
 from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
+from fedpriv.settings import Groups
 
-__all__ = ["Dataset", "DatasetStatus", "list_datasets", "load_dataset"]
+__all__ = ["Dataset", "DatasetStatus", "group_numbers", "list_datasets", "load_dataset"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +91,38 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     """Load the data set that the config names, once in a process.
 
     Args:
-        config: reads name, path, root, download, memory and train_examples.
+        config: reads name, path, root, download, memory, train_examples and groups.
         seed: draws the subset of ``train_examples`` training examples. The subset is public: the adversary may know it.
 
     Raises:
         InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
-            ``data.memory``, or fewer training examples than asked for.
+            ``data.memory``, fewer training examples than asked for, or a class in no group.
     """
     place = Place(config.path, _root(config.root), config.download, config.memory)
     complete = _complete(config.name, place)
-    return complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
+    chosen = complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
+    return chosen if config.groups is None else _grouped(chosen, config.groups)
+
+
+def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
+    """Return the group (classes,), int64, that each class is in.
+
+    Args:
+        groups: of classes; no class is in two of them.
+        classes: how many there are.
+        what: names the setting in the error.
+
+    Raises:
+        InputError: a class is in none of them, or there is no such class.
+    """
+    numbers = torch.full((classes,), -1)
+    for number, group in enumerate(groups):
+        if max(group) >= classes:
+            raise InputError(f"{what}: there is no class {max(group)}; classes are 0 to {classes - 1}")
+        numbers[torch.tensor(group)] = number
+    if bool((numbers < 0).any()):
+        raise InputError(f"{what}: class {int(numbers.argmin())} is in no group; each of 0 to {classes - 1} is in one")
+    return numbers
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
@@ -138,6 +161,15 @@ def _subset(complete: Dataset, count: int, seed: int) -> Dataset:
     rows = torch.from_numpy(np.sort(numpy_stream(seed, "train-examples").choice(available, count, replace=False)))
     source = f"{complete.source}; {count} of its {available} training examples, drawn by the seed"
     return replace(complete, x_train=complete.x_train[rows], y_train=complete.y_train[rows], source=source)
+
+
+@lru_cache(maxsize=4)
+def _grouped(dataset: Dataset, groups: Groups) -> Dataset:
+    numbers = group_numbers(groups, dataset.classes, "data.groups")
+    names = tuple("/".join(dataset.class_names[label] for label in group) for group in groups)
+    source = f"{dataset.source}; {dataset.classes} classes in {len(groups)} groups"
+    y_train, y_test = numbers[dataset.y_train], numbers[dataset.y_test]
+    return replace(dataset, y_train=y_train, y_test=y_test, class_names=names, source=source)
 
 
 def _images(images: np.ndarray) -> Tensor:

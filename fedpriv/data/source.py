@@ -74,6 +74,7 @@ class Source(ABC):
             0.5 for each channel.
         std: as mean.
         class_names: one a class; empty: they come with the images.
+        is_facts: whether every feature is black or white: a fact that holds, or does not.
         needs_path: whether ``data.path`` has to name its file.
     """
 
@@ -82,6 +83,7 @@ class Source(ABC):
     mean: ClassVar[tuple[float, ...]] = ()
     std: ClassVar[tuple[float, ...]] = ()
     class_names: ClassVar[tuple[str, ...]] = ()
+    is_facts: ClassVar[bool] = False
     needs_path: ClassVar[bool] = False
 
     @classmethod

@@ -17,6 +17,8 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.scene import Counted, Network, Public, Referee, Rehearsal, Scene
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
 from fedpriv.attacks.threat import Access, ThreatModel, prober
+from fedpriv.config import Experiment
+from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.lab.attack_pictures import png
@@ -54,7 +56,8 @@ def probe_run(
         answers: the endpoint's policy in its short form; ``None``: the run's own, or exact answers.
         questions: that it answers in one variant of an attack, at least 1; ``None``: the run's service.answers, or what
             extraction takes: 2,500, or twice the numbers of an image.
-        adversary: a row of the threat models of a finished model; ``None``: whoever gets the model.
+        adversary: a row of the threat models of a finished model; ``None``: whom the attacks are of, else whoever gets
+            the model.
         progress: told what happens.
 
     Returns:
@@ -68,7 +71,7 @@ def probe_run(
     began = time.monotonic()
     summary = completed_summary(folder)
     experiment = folder.experiment()
-    threat = prober(adversary, experiment)
+    threat = prober(adversary or _usual(attacks), experiment)
     world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
     shown = answers or ("none" if experiment.service is None else experiment.service.method)
     budget = _budget(world, shown, questions)
@@ -104,6 +107,12 @@ def probe_run(
         folder.write_probe(probe, pictures)
         folder.write_summary(summary.model_copy(update={"probe": probe}))
     return probe
+
+
+def _usual(attacks: Sequence[EndpointAttack]) -> str | None:
+    """Who makes these attacks unless somebody is named; ``None``: whoever gets the model."""
+    named = {attack.adversary for attack in attacks}
+    return named.pop() or None if len(named) == 1 else None
 
 
 def _budget(world: World, shown: str, questions: int | None) -> int:
@@ -147,6 +156,7 @@ def _scene(
 ) -> Scene:
     dataset, experiment = world.dataset, world.experiment
     public, _ = _halves(world)
+    finer = _finer(experiment)
     schedule = {record.round: record.used for record in folder.rounds() if record.used}
     return Scene(
         open=lambda: Counted(endpoint, budget),
@@ -161,6 +171,7 @@ def _scene(
         model=_model(folder, world) if Access.MODEL in threat.grants else None,
         rehearsal=Rehearsal(world, schedule, endpoint.policy),
         proven=_proven(endpoint, world, folder.final_ledger()),
+        finer_classes=0 if finer is None else finer.classes,
     )
 
 
@@ -205,8 +216,19 @@ def _halves(world: World) -> tuple[Public, Public]:
         raise InputError(f"{len(order)} test image(s): at least two are wanted, a public one and one to compare on")
     middle = len(order) // 2
     parts = order[:middle][:_MOST_IMAGES].sort().values, order[middle:][:_MOST_IMAGES].sort().values
-    one, two = (Public(_pixels(dataset.x_test[rows]), dataset.y_test[rows]) for rows in parts)
+    finer = _finer(world.experiment)
+    one, two = (
+        Public(_pixels(dataset.x_test[rows]), dataset.y_test[rows], None if finer is None else finer.y_test[rows])
+        for rows in parts
+    )
     return one, two
+
+
+def _finer(experiment: Experiment) -> Dataset | None:
+    """The data before ``data.groups`` joined classes; ``None``: none were joined."""
+    if experiment.data.groups is None:
+        return None
+    return load_dataset(experiment.data.model_copy(update={"groups": None}), experiment.seed)
 
 
 def _class_means(images: Tensor, labels: Tensor, classes: int) -> Tensor:

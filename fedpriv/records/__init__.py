@@ -18,7 +18,7 @@ from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
-from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult
+from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
 from fedpriv.records.robustness import (
     BOUNDS,
@@ -84,6 +84,7 @@ __all__ = [
     "RoundRecord",
     "Score",
     "Service",
+    "Shown",
     "Stop",
     "Summary",
     "ThreatModel",

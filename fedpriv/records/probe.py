@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedpriv.records.attacks import Interval
 from fedpriv.records.reading import Model, Record
 
-__all__ = ["CurvePoint", "Inverted", "Probe", "ProbeFigure", "ProbeResult"]
+__all__ = ["CurvePoint", "Inverted", "Probe", "ProbeFigure", "ProbeResult", "Shown"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Inverted(Record):
 
 
 @dataclass(frozen=True)
+class Shown(Record):
+    """A picture that an attack is about: its file in probe/, what kind it is, and of what."""
+
+    picture: str
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True)
 class ProbeResult(Record):
     """One attack in one variant.
 
@@ -78,6 +87,7 @@ class ProbeResult(Record):
         inverted: the classes, for attacks that make pictures.
         guess_picture: the file of what a guess offers for every class; empty where there are no pictures.
         sentences: what it means.
+        shown: further pictures; may be empty.
     """
 
     attack: str
@@ -89,6 +99,7 @@ class ProbeResult(Record):
     inverted: tuple[Inverted, ...] = ()
     guess_picture: str = ""
     sentences: tuple[str, ...] = ()
+    shown: tuple[Shown, ...] = ()
 
 
 class Probe(Model):

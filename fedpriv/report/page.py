@@ -143,6 +143,7 @@ def render_page(view: View) -> str:
         robustness_facts=robustness_facts(view.robustness) if view.robustness else [],
         robustness_notes=robustness_notes(view.robustness, view.evasion) if view.robustness else [],
         probe=view.probe,
+        probe_pictures=view.probe_pictures,
         adversary_words=ADVERSARIES.get(view.probe.adversary, "") if view.probe else "",
         extraction_plot=extraction_plot(view.probe) if view.probe else None,
         galleries=galleries(view.probe, view.probe_pictures, view.experiment.report.pictures) if view.probe else [],

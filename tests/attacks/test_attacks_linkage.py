@@ -46,7 +46,7 @@ def test_facts_hold_or_do_not() -> None:
 
 def test_five_places_single_out_one_of_six(shared_data: Path, tmp_path: Path) -> None:
     """Published with this data set: 15.7 % of 300 people, five points either way."""
-    asked = ("data", "--unicity", "5", "--of", "location30", "--root", str(shared_data), "--json")
+    asked = ("data", "--unicity", "5", "--root", str(shared_data), "--json")  # location30, unless --of says otherwise
     found = json.loads(fedpriv(*asked, cwd=tmp_path).stdout)
-    assert (found["people"], found["known"]) == (5010, 5)
+    assert (found["data"], found["people"], found["known"]) == ("location30", 5010, 5)
     assert abs(found["singled_out"]["value"] - 0.157) < 0.05

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from fedpriv.config import DataConfig
 from fedpriv.data.datasets import Dataset, list_datasets, load_dataset
@@ -647,3 +648,43 @@ def test_a_linear_model_learns_the_labels(name: str, accuracy: float, shared_dat
     x, x_test = (images.flatten(1).numpy() / 255 for images in (data.x_train[:12000], data.x_test))
     model = LogisticRegression(max_iter=50).fit(x, data.y_train[:12000].numpy())
     assert model.score(x_test, data.y_test.numpy()) == pytest.approx(accuracy, abs=0.02)
+
+
+def test_groups_join_classes_and_leave_images_alone() -> None:
+    """Label by label, through a table by hand; a subset is drawn before, and is the same one."""
+    groups = ((9, 1, 2), (0, 3, 4, 5, 6, 7), (8,))
+    table = {label: number for number, group in enumerate(groups) for label in group}
+    config = DataConfig(train_examples=100)
+    plain, joined = load_dataset(config, 3), load_dataset(config.model_copy(update={"groups": groups}), 3)
+    assert joined.y_train.tolist() == [table[label] for label in plain.y_train.tolist()]
+    assert joined.y_test.tolist() == [table[label] for label in plain.y_test.tolist()]
+    assert joined.x_train is plain.x_train and joined.x_test is plain.x_test
+    assert joined.class_names == ("9/1/2", "0/3/4/5/6/7", "8") and joined.classes == 3
+    assert joined.digest != plain.digest and joined.source.endswith("; 10 classes in 3 groups")
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        (((0, 1), (2,)), "data.groups: class 3 is in no group; each of 0 to 9 is in one"),
+        (((0, 1), (10,)), "data.groups: there is no class 10; classes are 0 to 9"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(groups: tuple[tuple[int, ...], ...], why: str) -> None:
+    with pytest.raises(InputError, match=f"^{why}$"):
+        load_dataset(DataConfig(groups=groups), 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ([[0, 1, 2]], "at least 2 items"),
+        ([[0, 1], []], "at least 1 item"),
+        ([[0, 1], [1, 2]], "class 1 is named twice"),
+        ([[0, -1], [2]], "greater than or equal to 0"),
+        ([[0, True], [2]], "a number is wanted"),
+    ],
+)
+def test_groups_that_are_none_are_refused(groups: list[list[int]], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        DataConfig.model_validate({"groups": groups})

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +139,36 @@ assert "flwr" not in sys.modules
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert {path.name for path in tmp_path.iterdir()} <= {"matplotlib"}, "matplotlib's font list is all that is kept"
+
+
+def worst_log_ratio(counts: Callable[[tuple[int, ...]], tuple[int, ...]], epsilon: float) -> float:
+    """Of data sets of four bits, their neighbours with one bit replaced, and outputs of two geometric mechanisms."""
+    outputs = np.arange(-8, 13)
+    worst = 0.0
+    for data in product((0, 1), repeat=4):
+        for place in range(4):
+            other = (*data[:place], 1 - data[place], *data[place + 1 :])
+            # log of p(o | count) is -epsilon |o - count| and a constant; the two parts' noise is independent.
+            parts = [
+                epsilon * (np.abs(outputs - two) - np.abs(outputs - one))
+                for one, two in zip(counts(data), counts(other), strict=True)
+            ]
+            worst = max(worst, float(np.add.outer(*parts).max()))
+    return worst
+
+
+def test_parallel_composition_needs_a_partition_that_the_data_do_not_choose() -> None:
+    """Replace-one, by enumeration: a fixed partition costs epsilon once, one by the records' values twice."""
+    assert worst_log_ratio(lambda data: (sum(data[:2]), sum(data[2:])), 0.7) == pytest.approx(0.7)
+    assert worst_log_ratio(lambda data: (data.count(0), data.count(1)), 0.7) == pytest.approx(2 * 0.7)
+
+
+def test_no_example_decides_who_holds_the_others() -> None:
+    """Shares at random follow from number and seed; shares by label are an assumption about who holds what."""
+    changed = LABELS.copy()
+    changed[0] = (changed[0] + 1) % 10
+    for clients in (2, 8):
+        for one, two in zip(share("iid", clients), share("iid", clients, labels=changed), strict=True):
+            assert np.array_equal(one, two)
+    moved = zip(share("shards", 8), share("shards", 8, labels=changed), strict=True)
+    assert any(not np.array_equal(one, two) for one, two in moved)

@@ -56,6 +56,7 @@ COMMON = {"none", "model", "label", "logits", "votes", "paper"}
 ALLOWED = {
     "digits": {"fedpriv/config/sections.py"},
     "lenet": {"fedpriv/models/machinery/settings.py"},
+    "strided": {"attacks/endpoint/methods/cloak.py"},
     "package.module:function": {"fedpriv/models/machinery/settings.py"},
     "mean": {"fedpriv/config/sections.py", "attacks/own_model/attack.py"},
     "dlg": {"fedpriv/config/sections.py"},

@@ -144,6 +144,15 @@ def test_heuristics_prove_nothing() -> None:
         assert set(found.theorem.values()) == {"no theorem stands for this heuristic"}
 
 
+def test_rounded_answers_are_no_differential_privacy() -> None:
+    """Models as near as one likes give answers of which each gives one alone: no epsilon is finite."""
+    draws = Draws()
+    below, above = (np.log([[0.125 + step, 0.875 - step]]) for step in (-1e-9, 1e-9))
+    one, two = (named_policy("rounded:2").answer(scores, draws).probabilities for scores in (below, above))
+    assert one is not None and two is not None
+    assert one[0, 0] == 0.12 and two[0, 0] == 0.13
+
+
 CLAIMED = Facts(classes=30, claimed=ClaimedSensitivity(446, 128, 30, 1200, 0.0005))
 
 

@@ -26,6 +26,7 @@ class Location30(Source):
 
     name = "location30"
     title = "Location-30, check-ins of people"
+    is_facts = True
 
     @classmethod
     @override

@@ -1,0 +1,195 @@
+"""The game that Cloak is judged by: what a curious endpoint reads, and how often it answers rightly."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpriv.attacks.endpoint.reading import (
+    Rates,
+    Training,
+    equal_uniform,
+    mean_interval,
+    right_rates,
+    trained_reader,
+)
+from fedpriv.attacks.endpoint.scene import Network, Public, Scene, probabilities
+from fedpriv.cloak import Cloak, uniform_noise
+from fedpriv.randomness import numpy_stream
+from fedpriv.records import Interval, ProbeFigure
+
+__all__ = ["Game", "Trial", "substitute", "suppression_figures", "trial_figures", "verdict"]
+
+ENOUGH, EQUAL = 0.02, 0.01
+"""Points by which the adversary must stay below uniform noise, and by which accuracies may differ."""
+_HEURISTIC = "It is a heuristic: nothing is proven."
+_NO_THEOREM = "a heuristic: nothing is proven about what a cloaked image tells"
+_BITS = (
+    "itself an upper bound, of as many Gaussian channels, whatever the data (Cover and Thomas, section 9.4); the "
+    "variances are those of public images"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What one kind of noise came to, on images that nobody learnt from.
+
+    Attributes:
+        cloak: the noise.
+        answered: how often the model answers rightly, an image.
+        read: how often the adversary names the attribute, an image.
+        bits: that a sent image tells of the image at most.
+    """
+
+    cloak: Cloak
+    answered: Rates
+    read: Rates
+    bits: float
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """Who plays, and on which images.
+
+    Attributes:
+        answers: of the model: images as they are sent -> logits of its task.
+        public: images with the labels of the task; noise is learnt on them, and the adversary learns from them.
+        held: images that both are judged on.
+        wanted: the attribute of the public images (N,), and of those held (M,).
+        network: an untrained network of the adversary's, images -> logits of the attribute.
+        training: of that network.
+        clamped: whether images are put back onto [0, 1] before they are sent.
+        seed: of all draws.
+    """
+
+    answers: Network
+    public: Public
+    held: Public
+    wanted: tuple[Tensor, Tensor]
+    network: Callable[[], nn.Module]
+    training: Training
+    clamped: bool
+    seed: int
+
+    @property
+    def guess(self) -> float:
+        """How often somebody is right who hears the task's label alone, and names what goes with it most often."""
+        pairs = torch.stack([self.held.labels, self.wanted[1]], dim=1).unique(dim=0, return_counts=True)
+        most = np.zeros(int(self.held.labels.max()) + 1)
+        np.maximum.at(most, pairs[0][:, 0].numpy(), pairs[1].numpy())
+        return float(most.sum()) / len(self.held.labels)
+
+    def trial(self, cloak: Cloak) -> Trial:
+        """Train the adversary behind some noise, and judge both sides."""
+        training = self.training if bool((cloak.sigma > 0).all()) else replace(self.training, filtered=False)
+        reader = trained_reader(self.network(), cloak, self.public.images, self.wanted[0], training, self.seed)
+        return Trial(
+            cloak,
+            right_rates(self.answers, cloak, self.held.images, self.held.labels, self.seed),
+            right_rates(reader.logits, cloak, self.held.images, self.wanted[1], self.seed),
+            cloak.bits(self.public.images.var(dim=0)),
+        )
+
+    def untouched(self) -> Trial:
+        """What comes of images that are sent as they are."""
+        return self.trial(uniform_noise(self.held.images.shape[1:], 0.0, self.clamped))
+
+    def beside(self, trial: Trial) -> Trial:
+        """What uniform noise comes to that costs the same accuracy."""
+        accuracy = float(trial.answered.mean())
+        return self.trial(
+            equal_uniform(self.answers, accuracy, self.held.images, self.held.labels, self.seed, self.clamped)
+        )
+
+
+def substitute(scene: Scene) -> tuple[Network, int]:
+    """Return a copy of the model from its answers to mixed public images, and how many it took.
+
+    Raises:
+        InputError: there are no public images.
+    """
+    from fedpriv.attacks.endpoint.copies import mixed_images, trained_copy
+
+    endpoint = scene.open()
+    images = mixed_images(scene.known_public(), scene.budget, numpy_stream(scene.seed, "probe-substitute"))
+    copy = trained_copy(scene, images, probabilities(endpoint.ask(images), scene.classes))
+    return copy, endpoint.asked
+
+
+def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, labels: Tensor) -> tuple[ProbeFigure, ...]:
+    """Return what each kind of noise came to, in words -> trial, between a guess and images sent as they are.
+
+    Args:
+        trials: by what they are called.
+        clean: without noise.
+        guess: of the attribute.
+        labels: (M,), of the model's task.
+    """
+    majority = float(labels.bincount().max()) / len(labels)
+    read = [
+        ProbeFigure(
+            f"attribute read, {words}", mean_interval(one.read), guess, float(clean.read.mean()), theorem=_NO_THEOREM
+        )
+        for words, one in trials.items()
+    ]
+    answered = [
+        ProbeFigure(
+            f"right answers, {words}",
+            mean_interval(one.answered),
+            majority,
+            float(clean.answered.mean()),
+            theorem="no theorem bounds the accuracy",
+        )
+        for words, one in trials.items()
+    ]
+    bits = [
+        ProbeFigure(f"bits, {words}", Interval(one.bits, None, None), theorem=_BITS, unit="number")
+        for words, one in trials.items()
+    ]
+    return (*read, *answered, *bits)
+
+
+def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[ProbeFigure, ...]:
+    """Return the shares of features that are the same in all images: of all, and of those that are ever above 0.
+
+    Nothing, where none is suppressed.
+
+    Args:
+        cloak: what people do to images.
+        images: (n, C, H, W), public.
+    """
+    if bool(cloak.kept.all()):
+        return ()
+    lit = (images > 0).any(dim=0)
+    shares = {
+        "pixels suppressed": ~cloak.kept,
+        "pixels suppressed, of those that are ever lit": ~cloak.kept[lit],
+    }
+    return tuple(
+        ProbeFigure(words, Interval(float(part.double().mean()), None, None), theorem=_NO_THEOREM)
+        for words, part in shares.items()
+    )
+
+
+def verdict(cloaked: Trial, uniform: Trial) -> str:
+    """Say whether learnt noise is better than uniform noise that costs the same accuracy."""
+    costs, usual = float(cloaked.answered.mean()), float(uniform.answered.mean())
+    deviation = float(uniform.cloak.sigma.max())
+    if abs(costs - usual) > EQUAL:
+        return (
+            f"Not compared: {costs:.1%} of answers are right, and no uniform noise costs that; the nearest, sigma "
+            f"{deviation:.3g}, leaves {usual:.1%}. {_HEURISTIC}"
+        )
+    less = mean_interval(uniform.read - cloaked.read)
+    words = (
+        f"at equal accuracy ({costs:.1%}, and {usual:.1%} behind uniform noise of sigma {deviation:.3g}) the attribute "
+        f"is read from {cloaked.read.mean():.1%} of images, and from {uniform.read.mean():.1%} behind uniform noise: "
+        f"{100 * less.value:.1f} points of difference, {100 * (less.low or 0):.1f} to {100 * (less.high or 0):.1f}"
+    )
+    if less.value < ENOUGH:
+        return f"Not better than uniform noise: {words}, and {100 * ENOUGH:g} are asked for. {_HEURISTIC}"
+    if (less.low or 0) <= 0:
+        return f"Not shown to be better than uniform noise: {words}. {_HEURISTIC}"
+    return f"Better than uniform noise against this adversary: {words}. {_HEURISTIC}"
