@@ -44,7 +44,7 @@ print(float((result.images - image).abs().max()) < 1e-4)
 def python(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | changes
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=400
     )
 
 
