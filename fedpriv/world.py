@@ -5,8 +5,8 @@ has to travel.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import partition_indices
 from fedpriv.errors import InputError
 from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
@@ -107,6 +109,8 @@ class World:
         plans: one for each client.
         secret: what the noise is keyed by in a simulation, and batches where they are hidden.
         smoothing: the noise inside the model's forward pass; ``None``: there is none.
+        unchanged: (N,), the training labels before clients changed theirs, for the referee alone; ``None``: clients use
+            labels as they are.
     """
 
     experiment: Experiment
@@ -119,6 +123,39 @@ class World:
     plans: tuple[Plan, ...]
     secret: Secret
     smoothing: Smoothing | None = None
+    unchanged: Tensor | None = None
+
+    @property
+    def true_labels(self) -> Tensor:
+        """The training labels (N,) as they were before clients changed any; for the referee."""
+        return self.dataset.y_train if self.unchanged is None else self.unchanged
+
+    @property
+    def response(self) -> Response | None:
+        """How clients change their labels; ``None``: they do not."""
+        epsilon = self.experiment.data.label_epsilon
+        return None if epsilon is None else Response(epsilon, self.dataset.classes)
+
+    @property
+    def corrected(self) -> Response | None:
+        """What the training loss corrects for; ``None``: it takes labels as they are."""
+        return self.response if self.experiment.training.label_correction == "forward" else None
+
+    def with_labels_changed(self, clients: Iterable[int], secret: Secret) -> "World":
+        """Return the world in which these clients' labels are changed, each by its own stream of the secret.
+
+        Args:
+            clients: partitions' numbers.
+            secret: the run's, or the client's own; the same one changes labels the same way.
+        """
+        response = self.response
+        if response is None:
+            return self
+        labels = self.dataset.y_train.clone()
+        for client in clients:
+            rows = torch.from_numpy(self.partitions[client])
+            labels[rows] = changed_labels(self.true_labels[rows], response, secret.stream("labels", client))
+        return replace(self, dataset=replace(self.dataset, y_train=labels), unchanged=self.true_labels)
 
     def received(self, client: int, before: State) -> bytes:
         """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
@@ -206,9 +243,14 @@ class World:
         return self.dataset.normalise(images, _precision(self.experiment)).to(self.device)
 
     def class_counts(self) -> list[list[int]]:
-        """For each client the number of its examples of each class."""
-        labels = self.dataset.y_train.numpy()
-        return [np.bincount(labels[rows], minlength=self.dataset.classes).tolist() for rows in self.partitions]
+        """For each client the number of its examples of each class, as they were before labels were changed."""
+        return [self.class_counts_of(self.true_labels, client) for client in range(len(self.partitions))]
+
+    def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
+        """The number of a client's examples of each class among these labels (N,) of the training data."""
+        own = labels.numpy()[self.partitions[client]]
+        counts: list[int] = np.bincount(own, minlength=self.dataset.classes).tolist()
+        return counts
 
 
 def choose_device(name: str) -> torch.device:
@@ -274,7 +316,8 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     _refuse_idle_teachers(experiment, partitions)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
-    return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    return world.with_labels_changed(range(len(partitions)), secret)
 
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:

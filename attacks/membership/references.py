@@ -88,7 +88,7 @@ def train_references(
     """
     _check(world, references, schedule, keep)
     memory = world.experiment.engine.gradient_bytes
-    network = StackedNetwork(world.model, memory, world.experiment.training.tilt)
+    network = StackedNetwork(world.model, memory, world.experiment.training.tilt, world.corrected)
     together = at_once or _fitting(world, memory)
     parts = [
         _Federation(world, pool, references[start : start + together], network).run(schedule, keep)

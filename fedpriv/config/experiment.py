@@ -228,6 +228,33 @@ class Experiment(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Self:
+        """The correction for changed labels, where labels are changed and a loss is trained that knows it."""
+        if self.training.label_correction == "none":
+            return self
+        correction = "training.label_correction = 'forward'"
+        if self.data.label_epsilon is None:
+            raise ValueError(f"{correction} corrects for labels that clients change: set data.label_epsilon, too")
+        if self.federation.algorithm not in ("fedsgd", "fedavg"):
+            raise ValueError(f"{correction} is for fedsgd and fedavg, not for {self.federation.algorithm!r}")
+        if self.adversary.attacks:
+            raise ValueError(f"{correction}: attacks on gradients are for the cross entropy; set adversary.attacks = []")
+        return self
+
+    @property
+    def changes_labels(self) -> bool:
+        """Whether clients change their labels before anything else."""
+        return self.data.label_epsilon is not None
+
+    @property
+    def surveys_labels(self) -> bool:
+        """Whether clients tell how often they hold each changed label.
+
+        Not behind a mechanism: its claim is about whole examples, and counts would be a second release of them.
+        """
+        return self.changes_labels and not self.protects
+
     @property
     def protects(self) -> bool:
         """Whether noise stands between the clients' data and what leaves the run: on uploads, or on votes."""
@@ -247,7 +274,17 @@ class Experiment(Section):
     @property
     def keeps_secret(self) -> bool:
         """Whether the run has a secret: noise that nobody may draw again."""
-        return self.noise == "secret" and self.protects
+        return self.noise == "secret" and self.draws_noise
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether anything that leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
+        return self.protects or self.changes_labels
+
+    @property
+    def rests_on_secret(self) -> bool:
+        """Whether what clients train with follows from a secret: who is in a batch, or what its label is."""
+        return self.hides_batches or (self.keeps_secret and self.changes_labels)
 
     @property
     def hides_batches(self) -> bool:
@@ -279,6 +316,8 @@ class Experiment(Section):
             del tree["federation"][key]
         # Experiments from before there was such a key release the same as they did.
         tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
+        if not self.changes_labels:
+            del tree["data"]["label_epsilon"]
         noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
         votes = {"pate": self.pate.model_dump(mode="json")} if self.pate is not None else {}
         return {**tree, "model": self.model.decisive(), **noisy, **votes}

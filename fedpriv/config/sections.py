@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
+from fedpriv.names import MOST_LABEL_EPSILON
 from fedpriv.registry import ATTACKS, DATASETS, RULES
 from fedpriv.settings import (
     Count,
@@ -59,6 +60,11 @@ class DataConfig(Section):
         4096, description="MiB that reading a data file may take: its arrays, unpacked, and the tensors made of them"
     )
     train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
+    label_epsilon: Annotated[Real, Field(gt=0, le=MOST_LABEL_EPSILON)] | None = Field(
+        None,
+        description="each client changes its labels once, before anything else, by randomised response: pure epsilon of "
+        "each label, against everybody; unset: labels are used as they are",
+    )
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
@@ -171,6 +177,19 @@ class TrainingConfig(Section):
     weight_decay: NonNegative = Field(
         0.0, description="lambda, of lambda/2 |W|^2 in the objective, over all parameters"
     )
+
+    label_correction: Literal["none", "forward"] = Field(
+        "none",
+        description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows from "
+        "the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for the true "
+        "one",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings that correct no labels have the bytes that they had before labels were changed."""
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "label_correction" or value != "none"}
 
     @property
     def tilt(self) -> float | None:

@@ -66,7 +66,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
             f"{folder.path}: audit repeats a run's training by fedsgd or fedavg on other data, and this run "
             "learnt from votes (pate)"
         )
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)
     candidates = draw_candidates(world, pairs, experiment.seed)

@@ -94,7 +94,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
     if service.guarantee.nominal_epsilon is None and not isinstance(policy, HeadPolicy):
         raise InputError(f"{service.method} claims nothing of its own that answers could refute; try fedpriv audit")
     experiment = folder.experiment()
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     progress.stage(f"training anew with {replaced} replacements")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):

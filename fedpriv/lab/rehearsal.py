@@ -61,7 +61,7 @@ def _stage(world: World) -> World:
     few = replace(dataset, x_train=images, y_train=torch.arange(count) % dataset.classes)
     once = replace(plan, sampling=Sampling("shuffled", count, count), steps_per_round=1)
     secret = Secret.of_seed(draws.initial_seed())
-    return replace(world, dataset=few, partitions=(np.arange(count),), plans=(once,), secret=secret)
+    return replace(world, dataset=few, partitions=(np.arange(count),), plans=(once,), secret=secret, unchanged=None)
 
 
 def _unprotected(stage: World) -> World:

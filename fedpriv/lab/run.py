@@ -17,6 +17,7 @@ from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.knowledge import votes_ledger
+from fedpriv.lab.labels import label_line, with_referee
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
@@ -193,6 +194,10 @@ def _close(
     # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
     check_complete(folder, experiment.federation.rounds)
     ledger = _ledger(world, folder) if experiment.pate is None else votes_ledger(world, folder)
+    ledger = replace(ledger, labels=label_line(world))
+    labels = with_referee(world, folder)
+    if labels is not None:
+        folder.write_labels(labels)
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
     last = records[-1] if records else None
@@ -225,6 +230,7 @@ def _close(
             leakage.refusals,
             leakage.rates,
             folder.knowledge(),
+            labels,
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -243,6 +249,7 @@ def _close(
             "robustness": folder.robustness(),
             "evasion": folder.evasion(),
             "knowledge": folder.knowledge(),
+            "labels": labels,
             "probe": folder.probe(),
         }
         if status == COMPLETED

@@ -89,7 +89,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
     experiment = folder.experiment()
     wanted = config or experiment.service or ServiceConfig()
     place = folder.path / "service"
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     with cpu_threads(experiment.engine.threads):
         final = final_state(folder, world, final_checkpoint(folder, "serve"))
         final.load_into(world.model)
