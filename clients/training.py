@@ -1,6 +1,7 @@
 """What a client computes in one round; it knows no Flower.
 
-FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of the parameters after local training.
+FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of the parameters after local training; so
+does a client that trains a convex model to its minimum, once.
 
 With a mechanism nothing that an example does may show but through the noise, and a refusal would show: an example on
 which the model raises counts as one whose gradient is zero, as one does whose gradient is not finite.
@@ -15,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedpriv.clients.erm import model_change
 from fedpriv.clients.raising import unless_raised, where_sound
 from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
@@ -41,15 +43,17 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
             that the answer depends on.
 
     Returns:
-        Under ``parameters`` the upload: for FedSGD a mean gradient, for FedAvg after minus before, in both cases after
-        the mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
+        Under ``parameters`` the upload: for FedSGD a mean gradient, else after minus before, in all cases after the
+        mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
     """
     plan, model = world.plans[client], world.model
     if secret is None and plan.config.protects:
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if secret is not None and plan.config.protects_updates:
+    if world.experiment.erm is not None:
+        upload = model_change(world, client, before, secret)
+    elif secret is not None and plan.config.protects_updates:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
     else:
         upload = _trained(world, plan, before, round_number, secret)

@@ -16,7 +16,16 @@ from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
 
-__all__ = ["batch_loss", "client_weights", "decayed", "example_losses", "masked_weights", "train_locally", "upload_sign", "weighted_sum"]
+__all__ = [
+    "batch_loss",
+    "client_weights",
+    "decayed",
+    "example_losses",
+    "masked_weights",
+    "train_locally",
+    "upload_sign",
+    "weighted_sum",
+]
 
 
 def upload_sign(algorithm: str) -> int:

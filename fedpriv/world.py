@@ -5,6 +5,7 @@ has to travel.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
@@ -15,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import partition_indices
+from fedpriv.erm import usual_length
 from fedpriv.errors import InputError
 from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
@@ -42,6 +46,7 @@ __all__ = [
 
 # Random images with which own models are tried: most often the first few are enough.
 _TRIED = 13
+_PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
 
 _LOSS = partial(functional.cross_entropy, reduction="none")
 
@@ -225,6 +230,17 @@ class World:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bfloat16")
 
     @cached_property
+    def feature_length(self) -> float:
+        """What features of a convex model are divided by; public."""
+        given = self.experiment.erm_settings.clip_norm
+        return usual_length(self.network_input(self.dataset.x_test[:_PUBLIC_LENGTHS])) if given is None else given
+
+    def erm_problem(self, client: int) -> Problem:
+        """The public sizes of the convex problem that a client solves."""
+        erm, features = self.experiment.erm_settings, math.prod(self.dataset.shape) + 1
+        return Problem(len(self.partitions[client]), features, self.dataset.classes, erm.regularisation, erm.tolerance)
+
+    @cached_property
     def route(self) -> Callable[[int], Route]:
         """How gradients are computed in batches of so many examples; no example that is protected decides it.
 
@@ -317,6 +333,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    _check_convex(world)
     return world.with_labels_changed(range(len(partitions)), secret)
 
 
@@ -399,6 +416,23 @@ def _refuse_idle_teachers(experiment: Experiment, partitions: Sequence[np.ndarra
         raise InputError(
             f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {least} examples only"
         )
+
+
+def _check_convex(world: World) -> None:
+    """Refuse a network that is no linear layer, and problems of which the mechanism proves nothing."""
+    if world.experiment.erm is None:
+        return
+    (classes, features), model = (world.dataset.classes, math.prod(world.dataset.shape)), world.experiment.model
+    shapes = [tuple(value.shape) for value in world.initial.parameters.values()]
+    if model.is_own or shapes != [(classes, features), (classes,)]:
+        raise model.refusal(
+            "federation.algorithm = 'erm' minimises a convex objective, for one linear layer on the inputs; use "
+            "model.name = 'mlp' with hidden = []"
+        )
+    config = world.experiment.mechanism
+    if isinstance(config, ModelNoiseSettings):
+        for client in range(len(world.partitions)):
+            config.scale(world.erm_problem(client))
 
 
 def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:

@@ -12,16 +12,27 @@ from dataclasses import dataclass
 import torch
 from flwr.app import Message
 
-from fedpriv.config import Experiment
+from fedpriv.erm import longest_parameters
 from fedpriv.errors import printable
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 from fedpriv.optimizers import ADAM_BETAS, momentum_weights
 from fedpriv.plan import Plan
 from fedpriv.records import Failure
 from fedpriv.wire import unpack
 from fedpriv.world import State, World
 
-__all__ = ["Allowed", "Upload", "allowed_uploads", "norm", "number_in", "raised", "read_upload", "refusal", "told_classes"]
+__all__ = [
+    "Allowed",
+    "Upload",
+    "allowed_uploads",
+    "norm",
+    "number_in",
+    "raised",
+    "read_upload",
+    "refusal",
+    "told_classes",
+]
 
 # How often an honest upload may be taken for too long.
 _TAIL = 1e-12
@@ -75,7 +86,7 @@ def allowed_uploads(world: World) -> tuple[Allowed, ...]:
     most = world.experiment.federation.max_update_norm or math.inf
     classes = told_classes(world)
     return tuple(
-        Allowed(plan.sampling.examples, min(most, _honest_norm(world.experiment, plan)), unprotected, classes)
+        Allowed(plan.sampling.examples, min(most, _honest_norm(world, plan)), unprotected, classes)
         for plan in world.plans
     )
 
@@ -85,11 +96,15 @@ def told_classes(world: World) -> int | None:
     return world.dataset.classes if world.experiment.surveys_labels else None
 
 
-def _honest_norm(experiment: Experiment, plan: Plan) -> float:
+def _honest_norm(world: World, plan: Plan) -> float:
     """The norm that an upload of a client who follows the protocol stays below."""
+    experiment = world.experiment
     training = experiment.training
     if not plan.config.protects:
         bound = math.inf
+    elif isinstance(plan.config, ModelNoiseSettings):
+        released = longest_parameters(world.erm_problem(plan.client), plan.config, world.feature_length, _TAIL)
+        bound = released + norm(world.initial.parameters)
     elif experiment.federation.algorithm == "fedsgd" or plan.config.protects_updates:
         bound = plan.norm_bound(_TAIL)
     elif training.optimizer == "sgd":

@@ -81,10 +81,11 @@ class FederationConfig(Extensible):
 
     clients: Count = Field(8, description="number of clients")
     rounds: Count = Field(20, description="number of rounds")
-    algorithm: Literal["fedsgd", "fedavg", "pate"] = Field(
+    algorithm: Literal["fedsgd", "fedavg", "pate", "erm"] = Field(
         "fedsgd",
         description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training; pate: vote "
-        "on public images, from which the model learns (section [pate])",
+        "on public images, from which the model learns (section [pate]); erm: upload a convex model, trained to its "
+        "minimum, once (section [erm])",
     )
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")

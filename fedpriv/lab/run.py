@@ -16,6 +16,7 @@ from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
+from fedpriv.lab.erm import erm_parameters, erm_sentences, model_noise
 from fedpriv.lab.knowledge import votes_ledger
 from fedpriv.lab.labels import label_line, with_referee
 from fedpriv.lab.preflight import warnings_for
@@ -219,18 +220,21 @@ def _close(
         rates=leakage.rates,
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
-        verdict=verdict(
-            experiment,
-            status,
-            last,
-            worst,
-            leakage.scores,
-            stops,
-            leakage.unattacked,
-            leakage.refusals,
-            leakage.rates,
-            folder.knowledge(),
-            labels,
+        verdict=(
+            *verdict(
+                experiment,
+                status,
+                last,
+                worst,
+                leakage.scores,
+                stops,
+                leakage.unattacked,
+                leakage.refusals,
+                leakage.rates,
+                folder.knowledge(),
+                labels,
+            ),
+            *erm_sentences(world, last),
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -295,7 +299,7 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
             client=plan.client,
             examples=plan.sampling.examples,
             guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
-            noise=plan.config.noise,
+            noise=model_noise(world, plan),
             ceilings=_ceilings(plan.accounted(rounds_of(plan.client, asked)), counts),
         )
         for plan, counts in zip(world.plans, world.class_counts(), strict=True)
@@ -306,7 +310,7 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     config = world.plans[ledger.worst.client].config
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
-    return replace(ledger, parameters={**parameters, **noise})
+    return replace(ledger, parameters={**parameters, **noise, **erm_parameters(world)})
 
 
 def _ceilings(release: Release, class_counts: Sequence[int]) -> dict[str, Ceiling]:

@@ -21,12 +21,16 @@ __all__ = ["response"]
 )
 def response(
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Pure, of one answer.")] = None,
-    keep: Annotated[float | None, typer.Option("--keep", help="Probability that the answer given is the true one.")] = None,
+    keep: Annotated[
+        float | None, typer.Option("--keep", help="Probability that the answer given is the true one.")
+    ] = None,
     coin: Annotated[
         float | None,
         typer.Option("--coin", help="Probability of answering truly; else any answer is drawn, the true one as well."),
     ] = None,
-    answers: Annotated[int, typer.Option("--answers", help="How many there are to choose from: classes of labels.")] = 2,
+    answers: Annotated[
+        int, typer.Option("--answers", help="How many there are to choose from: classes of labels.")
+    ] = 2,
     examples: Annotated[
         int | None, typer.Option("--examples", help="How many answers are given: adds the standard error of a share.")
     ] = None,

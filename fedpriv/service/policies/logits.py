@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
+from fedpriv.convex import spread_noise
 from fedpriv.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
@@ -14,7 +15,6 @@ from fedpriv.service.policies import (
     Scores,
     VectorPolicy,
     softmax,
-    spread_noise,
 )
 from fedpriv.service.questions import Answers
 
