@@ -66,8 +66,8 @@ def trained_parameters(
         like: the network's weight (K, d - 1) and bias (K,), for names and types.
 
     Raises:
-        RunFailedError: without noise: float64 ends above the tolerance. With noise the model counts as zero then, because
-            a refusal would tell something of the data.
+        RunFailedError: without noise: float64 ends above the tolerance. With noise the model counts as zero then: a
+            refusal would tell something of the data.
     """
 
     def fit(regularisation: float, offset: Weights | None) -> Weights:

@@ -10,4 +10,4 @@ AdjacencyName = Literal["replace-one", "zero-out"]
 CalibrationName = Literal["analytic", "extended", "classic"]
 
 MOST_LABEL_EPSILON = 20.0
-"""Of randomised response: above, an answer is changed so rarely that draws of 53 bits no longer have the odds claimed."""
+"""Of randomised response: above, answers are changed so rarely that draws of 53 bits no longer have the odds."""

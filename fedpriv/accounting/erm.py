@@ -1,13 +1,13 @@
 """Private empirical risk minimisation: what one example moves, and how much noise hides that.
 
-J(w) = (1/n) sum loss(w; phi_i, y_i) + lambda/2 |w|^2 with |phi| <= 1. With two classes the loss is the logistic one: its
-gradient has length L <= 1 and its curvature is c <= 1/4. With K it is the cross entropy of a softmax: L <= sqrt(2),
+J(w) = (1/n) sum loss(w; phi_i, y_i) + lambda/2 |w|^2 with |phi| <= 1. With two classes the loss is the logistic one:
+its gradient has length L <= 1 and its curvature is c <= 1/4. With K it is the cross entropy of a softmax: L <= sqrt(2),
 c <= 1/2. Neighbouring data sets differ in one example (replace-one), n is public.
 
-- Output perturbation: J is lambda-strongly convex, so replacing an example moves the minimum by at most 2 L / (n lambda)
-  (Chaudhuri, Monteleoni and Sarwate 2011, Corollary 8), and a point where the gradient has length tau by 2 tau / lambda
-  more. Without the term lambda/2 |w|^2 there is no such bound. Noise of density exp(-|b| / scale) gives pure epsilon,
-  normal noise (epsilon, delta).
+- Output perturbation: J is lambda-strongly convex, so replacing an example moves the minimum by 2 L / (n lambda) at
+  most (Chaudhuri, Monteleoni and Sarwate 2011, Corollary 8), and a point where the gradient has length tau by
+  2 tau / lambda more. Without the term lambda/2 |w|^2 there is no such bound. Noise of density exp(-|b| / scale) gives
+  pure epsilon, normal noise (epsilon, delta).
 - Objective perturbation (the same, Algorithm 2 and Theorem 9; two classes): J + <b, w> / n is minimised, b of density
   exp(-epsilon' |b| / 2). It assumes the exact minimum.
 """

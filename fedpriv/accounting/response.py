@@ -94,7 +94,8 @@ class Response:
         """Probabilities of truth (rows) and given answer (columns)."""
         matrix = np.full((self.answers, self.answers), self.other)
         np.fill_diagonal(matrix, self.keep)
-        return np.clip(np.asarray(shares, dtype=np.float64), 0, None)[:, None] * matrix
+        joint: Array = np.clip(np.asarray(shares, dtype=np.float64), 0, None)[:, None] * matrix
+        return joint
 
 
 def kept_response(keep: float, answers: int) -> Response:

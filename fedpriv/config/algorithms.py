@@ -13,29 +13,31 @@ __all__ = ["check_labels", "check_models", "check_votes"]
 
 def check_votes(experiment: "Experiment") -> None:
     """Refuse what PATE has no proof for, or what has no meaning with it."""
-    if experiment.federation.algorithm != "pate" or experiment.pate is None:
-        if experiment.pate is not None:
+    federation, pate = experiment.federation, experiment.pate
+    adversary, mechanism = experiment.adversary, experiment.mechanism
+    if federation.algorithm != "pate" or pate is None:
+        if pate is not None:
             raise ValueError("the section [pate] is read with federation.algorithm = 'pate' only; leave it out")
         return
-    if experiment.federation.rounds != 1:
-        raise ValueError(f"federation.rounds = {experiment.federation.rounds}: pate has one round; set it to 1")
-    if experiment.adversary.attacks:
+    if federation.rounds != 1:
+        raise ValueError(f"federation.rounds = {federation.rounds}: pate has one round; set it to 1")
+    if adversary.attacks:
         raise ValueError(
-            f"adversary.attacks: {experiment.adversary.attacks[0]} reads gradients or parameters, and under pate clients "
+            f"adversary.attacks: {adversary.attacks[0]} reads gradients or parameters, and under pate clients "
             "upload votes; set it to []"
         )
-    if experiment.mechanism.protects:
+    if mechanism.protects:
         raise ValueError(
-            f"mechanism.name = {experiment.mechanism.name!r} is noise on gradients or parameters, and under pate clients "
+            f"mechanism.name = {mechanism.name!r} is noise on gradients or parameters, and under pate clients "
             "upload votes: the noise is that of [pate]; use none"
         )
     for key in ("aggregation", "clients_per_round", "max_update_norm"):
-        if getattr(experiment.federation, key) != type(experiment.federation).model_fields[key].default:
+        if getattr(federation, key) != type(federation).model_fields[key].default:
             raise ValueError(f"federation.{key} is about uploads of parameters; with pate leave it out")
-    if experiment.federation.secure_aggregation != (experiment.pate.noise_at == "clients"):
+    if federation.secure_aggregation != (pate.noise_at == "clients"):
         raise ValueError(
-            f"federation.secure_aggregation = {str(experiment.federation.secure_aggregation).lower()} with pate.noise_at "
-            f"= {experiment.pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
+            f"federation.secure_aggregation = {str(federation.secure_aggregation).lower()} with pate.noise_at "
+            f"= {pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
             "set noise_at = 'clients' and secure_aggregation = true together"
         )
     if experiment.robustness is not None:
@@ -44,29 +46,31 @@ def check_votes(experiment: "Experiment") -> None:
 
 def check_models(experiment: "Experiment") -> None:
     """Refuse what a convex model, released once, has no meaning with or no proof for."""
-    if (experiment.federation.algorithm == "erm") != (experiment.erm is not None):
+    federation, erm = experiment.federation, experiment.erm
+    adversary, mechanism = experiment.adversary, experiment.mechanism
+    if (federation.algorithm == "erm") != (erm is not None):
         raise ValueError("the section [erm] is read with federation.algorithm = 'erm' only; leave it out")
-    if experiment.erm is None:
-        if not experiment.mechanism.on_gradients:
+    if erm is None:
+        if not mechanism.on_gradients:
             raise ValueError(
-                f"mechanism.name = {experiment.mechanism.name!r} is noise on a convex model, which clients train with "
-                f"federation.algorithm = 'erm' only (given: {experiment.federation.algorithm!r})"
+                f"mechanism.name = {mechanism.name!r} is noise on a convex model, which clients train with "
+                f"federation.algorithm = 'erm' only (given: {federation.algorithm!r})"
             )
         return
-    if experiment.mechanism.protects and experiment.mechanism.on_gradients:
+    if mechanism.protects and mechanism.on_gradients:
         raise ValueError(
-            f"mechanism.name = {experiment.mechanism.name!r} is noise on gradients or updates, and under erm clients "
+            f"mechanism.name = {mechanism.name!r} is noise on gradients or updates, and under erm clients "
             "upload a model: use output, objective or none"
         )
-    if experiment.federation.rounds != 1:
-        raise ValueError(f"federation.rounds = {experiment.federation.rounds}: erm has one round; set it to 1")
-    if experiment.adversary.attacks:
+    if federation.rounds != 1:
+        raise ValueError(f"federation.rounds = {federation.rounds}: erm has one round; set it to 1")
+    if adversary.attacks:
         raise ValueError(
-            f"adversary.attacks: {experiment.adversary.attacks[0]} reads what one or a few steps of training upload, and "
+            f"adversary.attacks: {adversary.attacks[0]} reads what one or a few steps of training upload, and "
             "under erm clients upload a finished model; set it to [], and use fedpriv probe afterwards"
         )
     for key in ("server_optimizer", "server_learning_rate", "server_momentum"):
-        if getattr(experiment.federation, key) != type(experiment.federation).model_fields[key].default:
+        if getattr(federation, key) != type(federation).model_fields[key].default:
             raise ValueError(f"federation.{key}: under erm the server takes the mean of models; leave it out")
     for name, section in (
         ("robustness", experiment.robustness),

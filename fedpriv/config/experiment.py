@@ -257,7 +257,7 @@ class Experiment(Section):
 
     @property
     def draws_noise(self) -> bool:
-        """Whether anything that leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
+        """Whether what leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
         return self.protects or self.changes_labels
 
     @property

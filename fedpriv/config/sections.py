@@ -62,8 +62,8 @@ class DataConfig(Section):
     train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
     label_epsilon: Annotated[Real, Field(gt=0, le=MOST_LABEL_EPSILON)] | None = Field(
         None,
-        description="each client changes its labels once, before anything else, by randomised response: pure epsilon of "
-        "each label, against everybody; unset: labels are used as they are",
+        description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
+        "of each label, against everybody; unset: labels are used as they are",
     )
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
@@ -181,9 +181,9 @@ class TrainingConfig(Section):
 
     label_correction: Literal["none", "forward"] = Field(
         "none",
-        description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows from "
-        "the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for the true "
-        "one",
+        description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows "
+        "from the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for "
+        "the true one",
     )
 
     @model_serializer(mode="wrap")

@@ -43,8 +43,8 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
         )
     if experiment.adversary.attacks and experiment.changes_labels and experiment.keeps_secret:
         raise InputError(
-            "data.label_epsilon with adversary.attacks on a deployment: clients change labels by secrets of their own, and "
-            "nobody could say what was trained with; set adversary.attacks = [] or noise = 'reproducible'"
+            "data.label_epsilon with adversary.attacks on a deployment: clients change labels by secrets of their own, "
+            "and nobody could say what was trained with; set adversary.attacks = [] or noise = 'reproducible'"
         )
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients

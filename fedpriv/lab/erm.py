@@ -1,4 +1,4 @@
-"""Runs of convex models (private ERM): what the ledger adds, what they should be warned of, and their result in words."""
+"""Runs of convex models (private ERM): what the ledger adds, what is warned of, and the result in words."""
 
 from typing import Any
 
@@ -43,8 +43,8 @@ def erm_warnings(world: World) -> tuple[str, ...]:
         return ()
     return (
         f"mechanism.target_epsilon = {config.target_epsilon:g} with erm.regularisation = {worst.regularisation:g}: a "
-        f"client of {worst.examples} examples adds noise that is longer than any model; fewer clients, a larger epsilon "
-        "or a larger regularisation leave more",
+        f"client of {worst.examples} examples adds noise that is longer than any model; fewer clients, a larger "
+        "epsilon or a larger regularisation leave more",
     )
 
 

@@ -1,4 +1,4 @@
-"""Objective perturbation: a random linear term in the objective (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2)."""
+"""Objective perturbation: a random term in the objective (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2)."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ class Ledger(Record):
         mechanism: its name.
         parameters: the mechanism's public parameters, plain values.
         clients: at least one, worst first.
-        labels: what is proven about labels alone, where clients change them: a claim of its own, never added to those of
-            the clients. ``None``: they do not.
+        labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
+            clients'. ``None``: they do not.
     """
 
     unit: str

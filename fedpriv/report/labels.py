@@ -68,8 +68,8 @@ def label_notes(survey: LabelSurvey) -> list[str]:
     notes = []
     if survey.shares:
         notes.append(
-            "± is a standard error. An estimate has no bias and may lie below 0: of a rare class little is left under so "
-            "much noise."
+            "± is a standard error. An estimate has no bias and may lie below 0: of a rare class little is left under "
+            "so much noise."
         )
     else:
         notes.append(
@@ -78,8 +78,8 @@ def label_notes(survey: LabelSurvey) -> list[str]:
         )
     limits = ", ".join(f"{percent(most_told(survey.epsilon, k0))} from {percent(k0)}" for k0 in _FROM_IMAGE)
     notes.append(
-        "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes are. "
-        "The limit is for whoever knows that and nothing else of an example. Somebody who has the image knows more: from a guess that is right "
-        f"that often, the changed label leads to at most {limits}."
+        "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes "
+        "are. The limit is for whoever knows that and nothing else of an example. Somebody who has the image knows "
+        f"more: from a guess that is right that often, the changed label leads to at most {limits}."
     )
     return notes

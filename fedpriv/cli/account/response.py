@@ -59,7 +59,7 @@ def response(
     if error is not None:
         rows.append(("standard error", error, f"of the estimated share, if {share:g} of {examples:,} answers are true"))
     notes = [
-        "A claim about the answer alone, against whoever collects it; an image beside a label may tell the class as well."
+        "A claim about the answer alone, against whoever collects it; an image beside a label may tell the class, too."
     ]
     print_figures(rows, {"adjacency": "one true answer becomes any other"}, proven.theorem["epsilon"], notes)
 
