@@ -37,13 +37,12 @@ def erm_warnings(world: World) -> tuple[str, ...]:
     if not isinstance(config, ModelNoiseSettings):
         return ()
     problems = [world.erm_problem(plan.client) for plan in world.plans]
-    worst = max(problems, key=lambda problem: config.scale(problem))
-    noise = config.longest(worst, 0.5) - worst.longest
-    if noise <= worst.longest:
+    worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
+    if config.shift(worst, 0.5) <= worst.longest:
         return ()
     return (
         f"mechanism.target_epsilon = {config.target_epsilon:g} with erm.regularisation = {worst.regularisation:g}: a "
-        f"client of {worst.examples} examples adds noise that is longer than any model; fewer clients, a larger "
+        f"client of {worst.examples} examples adds noise that may be longer than any model; fewer clients, a larger "
         "epsilon or a larger regularisation leave more",
     )
 

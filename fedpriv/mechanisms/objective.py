@@ -52,10 +52,15 @@ class ObjectiveSettings(ModelNoiseSettings):
         return fit(terms.regularisation, tilt / problem.examples)
 
     @override
-    def longest(self, problem: Problem, tail: float) -> float:
+    def shift(self, problem: Problem, tail: float) -> float:
         from fedpriv.accounting.erm import objective_terms
 
-        # At the minimum the gradient vanishes: lambda |w| is at most L + |b| / n, and the tolerance.
+        # The gradient changes by b / n everywhere, and the objective is strongly convex.
         terms = objective_terms(problem, self.target_epsilon)
-        tilt = length_of_noise("laplace", terms.scale, problem.dimension, tail) / problem.examples
-        return (problem.lipschitz + tilt + problem.tolerance) / terms.regularisation
+        length = length_of_noise("laplace", terms.scale, problem.dimension, tail)
+        return length / (problem.examples * terms.regularisation)
+
+    @override
+    def longest(self, problem: Problem, tail: float) -> float:
+        # More regularisation than lambda makes the minimum without noise no longer.
+        return problem.longest + self.shift(problem, tail) + problem.tolerance / problem.regularisation

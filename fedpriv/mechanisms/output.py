@@ -59,6 +59,9 @@ class OutputSettings(ModelNoiseSettings):
         )
 
     @override
+    def shift(self, problem: Problem, tail: float) -> float:
+        return length_of_noise(self.distribution, self.scale(problem), problem.dimension, tail)
+
+    @override
     def longest(self, problem: Problem, tail: float) -> float:
-        noise = length_of_noise(self.distribution, self.scale(problem), problem.dimension, tail)
-        return problem.longest + noise
+        return problem.longest + self.shift(problem, tail)

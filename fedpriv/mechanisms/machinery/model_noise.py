@@ -71,6 +71,10 @@ class ModelNoiseSettings(MechanismSettings):
         """
 
     @abstractmethod
+    def shift(self, problem: Problem, tail: float) -> float:
+        """Return a length by which noise moves the weights, exceeded with probability ``tail`` at most."""
+
+    @abstractmethod
     def longest(self, problem: Problem, tail: float) -> float:
         """Return a length that the weights exceed with probability ``tail`` at most."""
 
