@@ -14,15 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.accounting.erm import Problem
+from fedpriv.config.erm import ErmConfig
 from fedpriv.convex import Objective, minimised
+from fedpriv.data.datasets import Dataset
 from fedpriv.errors import RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights
 
-__all__ = ["bounded_features", "longest_parameters", "trained_parameters", "usual_length"]
+__all__ = ["bounded_features", "longest_parameters", "problem_of", "trained_parameters", "usual_length"]
 
 _LOG = logging.getLogger(__name__)
+
+
+def problem_of(erm: ErmConfig, dataset: Dataset, examples: int) -> Problem:
+    """Return the public sizes of the problem of a client who holds so many examples of a data set."""
+    features = math.prod(dataset.shape) + 1
+    return Problem(examples, features, dataset.classes, erm.regularisation, erm.tolerance)
 
 
 def usual_length(inputs: Tensor) -> float:

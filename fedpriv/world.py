@@ -5,8 +5,7 @@ has to travel.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
@@ -14,7 +13,6 @@ from hashlib import sha256
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
@@ -22,11 +20,10 @@ from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import partition_indices
-from fedpriv.erm import usual_length
+from fedpriv.erm import problem_of, usual_length
 from fedpriv.errors import InputError
-from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
-from fedpriv.gradients.coupled import coupled_layers
-from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
+from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
+from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
@@ -44,11 +41,7 @@ __all__ = [
     "trained_parameters",
 ]
 
-# Random images with which own models are tried: most often the first few are enough.
-_TRIED = 13
 _PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
-
-_LOSS = partial(functional.cross_entropy, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -237,8 +230,7 @@ class World:
 
     def erm_problem(self, client: int) -> Problem:
         """The public sizes of the convex problem that a client solves."""
-        erm, features = self.experiment.erm_settings, math.prod(self.dataset.shape) + 1
-        return Problem(len(self.partitions[client]), features, self.dataset.classes, erm.regularisation, erm.tolerance)
+        return problem_of(self.experiment.erm_settings, self.dataset, len(self.partitions[client]))
 
     @cached_property
     def route(self) -> Callable[[int], Route]:
@@ -316,11 +308,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
         dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
     )
     model = _network(experiment, dataset)
-    if dataset.classes < 2:
-        raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
-    if experiment.mechanism.protects:
-        _refuse_coupled(experiment, model)
-        _refuse_leaks(experiment, model, dataset)
+    check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)
     model.to(device, _precision(experiment))
     initial = State.of(model)
@@ -329,11 +317,10 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     plans = tuple(
         plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
     )
-    _refuse_idle_teachers(experiment, partitions)
+    check_shares(experiment, dataset, partitions)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
-    _check_convex(world)
     return world.with_labels_changed(range(len(partitions)), secret)
 
 
@@ -376,14 +363,14 @@ def _route(world: World, examples: int) -> Route:
     experiment, dataset = world.experiment, world.dataset
     if not experiment.model.is_own:
         return Route()
-    images, labels = _random_examples(experiment, dataset, examples)
+    images, labels = random_examples(experiment, dataset, examples)
     # A model of its own, because one that was trained may hold what cannot be copied.
     model = _network(experiment, dataset)
     model.to(world.device, _precision(experiment)).train()
     world.initial.load_into(model)
     memory = experiment.engine.gradient_bytes
     with seeded_generators(0, world.device), world.autocast():
-        return find_route(model, _LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
+        return find_route(model, LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
 
 
 def _precision(experiment: Experiment) -> torch.dtype:
@@ -408,60 +395,3 @@ def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Ten
         raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
     chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
     return dataset.x_test[torch.from_numpy(np.sort(chosen))]
-
-
-def _refuse_idle_teachers(experiment: Experiment, partitions: Sequence[np.ndarray]) -> None:
-    least = min(map(len, partitions))
-    if experiment.pate is not None and experiment.pate.teachers_per_client > least:
-        raise InputError(
-            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {least} examples only"
-        )
-
-
-def _check_convex(world: World) -> None:
-    """Refuse a network that is no linear layer, and problems of which the mechanism proves nothing."""
-    if world.experiment.erm is None:
-        return
-    (classes, features), model = (world.dataset.classes, math.prod(world.dataset.shape)), world.experiment.model
-    shapes = [tuple(value.shape) for value in world.initial.parameters.values()]
-    if model.is_own or shapes != [(classes, features), (classes,)]:
-        raise model.refusal(
-            "federation.algorithm = 'erm' minimises a convex objective, for one linear layer on the inputs; use "
-            "model.name = 'mlp' with hidden = []"
-        )
-    config = world.experiment.mechanism
-    if isinstance(config, ModelNoiseSettings):
-        for client in range(len(world.partitions)):
-            config.scale(world.erm_problem(client))
-
-
-def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
-    layers = coupled_layers(model)
-    if layers:
-        raise experiment.model.refusal(
-            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; use "
-            f"GroupNorm, or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
-        )
-
-
-def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
-    """Refuse own models through which examples leave past the mechanism; found out on random and blank images.
-
-    No check of a few images can prove that a model never does it; these are the ways in which models usually do.
-    Networks of this project are known to pass.
-    """
-    if not experiment.model.is_own:
-        return
-    images, labels = _random_examples(experiment, dataset, _TRIED)
-    blank = torch.zeros(dataset.shape, dtype=torch.uint8)
-    try:
-        refuse_mixed_examples(model, _LOSS, dataset.normalise(images), labels, [dataset.normalise(blank)])
-    except InputError as error:
-        raise experiment.model.refusal(str(error)) from error
-
-
-def _random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
-    """Random images (B, C, H, W), uint8, and labels (B,), with which own models are tried."""
-    draws = torch_stream(experiment.seed, "trial")
-    images = torch.randint(256, (examples, *dataset.shape), generator=draws, dtype=torch.uint8)
-    return images, torch.arange(examples) % dataset.classes

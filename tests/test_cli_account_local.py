@@ -17,7 +17,7 @@ def account(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Run `fedpriv account ...` in this process: exit code, standard output, standard error."""
 
     def call(arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(sys, "argv", ["fedpriv", "account", *arguments.split()])
         with pytest.raises(SystemExit) as ended:
             cli.main()
