@@ -71,10 +71,9 @@ def label_sentences(survey: LabelSurvey) -> list[str]:
     told = survey.told
     if told is None:
         return [f"{proven}."]
-    measured = told.right / told.examples
+    measured = f"{told.right / told.examples:.1%} of {told.examples:,} (95 %: {told.low:.1%} to {told.high:.1%})"
     return [
-        f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured:.1%} of "
-        f"{told.examples:,}, the ceiling {told.ceiling:.1%} for whoever knows no more of an example than how frequent "
-        f"classes are; for somebody who is right with 90.0% from the image alone it is "
-        f"{most_told(survey.epsilon, 0.9):.1%}."
+        f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, the ceiling "
+        f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; for somebody who "
+        f"is right with 90.0% from the image alone it is {most_told(survey.epsilon, 0.9):.1%}."
     ]

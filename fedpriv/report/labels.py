@@ -79,7 +79,8 @@ def label_notes(survey: LabelSurvey) -> list[str]:
     limits = ", ".join(f"{percent(most_told(survey.epsilon, k0))} from {percent(k0)}" for k0 in _FROM_IMAGE)
     notes.append(
         "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes "
-        "are. The limit is for whoever knows that and nothing else of an example. Somebody who has the image knows "
-        f"more: from a guess that is right that often, the changed label leads to at most {limits}."
+        "are: the best rule, which by chance may lie a little above its limit, within the interval. The limit is for "
+        "whoever knows that and nothing else of an example. Somebody who has the image knows more: from a guess that "
+        f"is right that often, the changed label leads to at most {limits}."
     )
     return notes
