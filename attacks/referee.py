@@ -35,7 +35,7 @@ class Truth:
         round: the round.
         client: the client; for a sum the one that its observation names.
         images: (B, C, H, W) on the [0, 1] scale.
-        labels: int64 (B,).
+        labels: int64 (B,), by which those that an attack names are scored.
         owners: for each image its client and its number in that client's batch; ``None``: ``client``, and their order.
         clients: how many clients' uploads are in the sum; 1 for a single upload.
         others: (N, C, H, W) on the [0, 1] scale: images of the same data set among which the original is to be picked
@@ -43,6 +43,7 @@ class Truth:
         other_labels: int64 (N,).
         labels_known: whether the adversary knows the originals' labels, and so which of the others are out.
         candidates: what an attack picks from that is given a list for each image; ``None``: no attack is.
+        used_labels: int64 (B,), those that went into the upload, where clients change labels; ``None``: ``labels``.
         optima: for each image, how often the best decision among it and the others is right; ``None``: not known.
         releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
     """
@@ -59,6 +60,12 @@ class Truth:
     candidates: Candidates | None = None
     releases: tuple[int, ...] | None = None
     optima: tuple[Optimum, ...] | None = None
+    used_labels: Tensor | None = None
+
+    @property
+    def used(self) -> Tensor:
+        """The labels (B,) that went into the upload, true or changed."""
+        return self.labels if self.used_labels is None else self.used_labels
 
     def place(self, number: int) -> tuple[int, int]:
         """The client of an image, and the image's number in that client's batch."""
@@ -309,7 +316,7 @@ def _chance(truth: Truth, image: int, offered: int, *, picked: bool) -> float | 
 
     A guess that may offer several images, of which the referee takes the nearest, is right as many times more often.
     """
-    label = truth.labels[image]
+    label = truth.used[image]
     if picked:
         return None if truth.candidates is None else 1 / len(truth.candidates.alike(image, label, truth.labels_known))
     if truth.others is None:

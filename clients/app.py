@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
-from fedpriv.clients.memory import check_question, secret_for
+from fedpriv.clients.memory import check_question, own_secret, secret_for
 from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
@@ -51,7 +51,7 @@ def client_app(secret: Secret | None) -> ClientApp:
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
-        reply["client"] = _about(world, _partition(context))
+        reply["client"] = _trained_with(world, _partition(context))
         return Message(reply, reply_to=message)
 
     @bound.train("masked")
@@ -59,7 +59,7 @@ def client_app(secret: Secret | None) -> ClientApp:
         """Train as above, and reply with an upload of which the server can read the sum only."""
         world, upload = _trained(message, context, secret)
         reply = masked_upload(message, context, world, upload)
-        reply["client"] = _about(world, _partition(context))
+        reply["client"] = _trained_with(world, _partition(context))
         return Message(reply, reply_to=message)
 
     @bound.train("votes")
@@ -102,7 +102,7 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
-        world = _world(*known)
+        world = _own_world(context, *known)
         with cpu_threads(world.experiment.engine.threads):
             return world, _answer(world, context, before, round_number, secret is not None)
 
@@ -133,11 +133,11 @@ def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[W
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
-        world, client = _world(*known), _partition(context)
+        world, client = _own_world(context, *known), _partition(context)
         if images.dtype != torch.uint8 or images.shape[1:] != world.dataset.shape:
             raise RefusedError(f"asked about {tuple(images.shape)} as {images.dtype}, which are no images of this run")
         asked = asked_about(world, images)
-        shared = world.secret if secret is not None or not experiment.keeps_secret else None
+        shared = _shared_secret(world, secret is not None)
         own = answer_secret(secret_for(context, round_number, asked, shared), client, round_number, asked)
         with cpu_threads(experiment.engine.threads):
             return world, own, teachers_votes(world, client, images)
@@ -157,13 +157,40 @@ def _answer(world: World, context: Context, before: State, round_number: int, is
     if not world.experiment.mechanism.protects:
         return local_upload(world, client, before, round_number)
     received = world.received(client, before)
-    shared = world.secret if is_simulated or not world.experiment.keeps_secret else None
+    shared = _shared_secret(world, is_simulated)
     own = secret_for(context, round_number, received, shared)
     return local_upload(world, client, before, round_number, answer_secret(own, client, round_number, received))
 
 
 def _about(world: World, client: int) -> MetricRecord:
     return MetricRecord({"partition": client, "examples": len(world.partitions[client])})
+
+
+def _trained_with(world: World, client: int) -> MetricRecord:
+    """What a client says of itself, with how often it holds each class after labels were changed, if it tells that."""
+    about = _about(world, client)
+    if world.experiment.surveys_labels:
+        about["labels"] = world.class_counts_of(world.dataset.y_train, client)
+    return about
+
+
+def _shared_secret(world: World, is_simulated: bool) -> Secret | None:
+    """The run's secret, where all clients have it; ``None``: each has its own."""
+    return world.secret if is_simulated or not world.experiment.keeps_secret else None
+
+
+def _own_world(context: Context, text: str, name: str, secret: Secret | None) -> World:
+    """The experiment, built, with this client's labels as it changed them."""
+    world = _world(text, name, secret)
+    shared = _shared_secret(world, secret is not None)
+    if shared is not None or not world.experiment.changes_labels:
+        return world
+    return _with_own_labels(text, name, _partition(context), own_secret(context, None))
+
+
+@lru_cache(maxsize=2)
+def _with_own_labels(text: str, name: str, client: int, own: Secret) -> World:
+    return _world(text, name, None).with_labels_changed([client], own)
 
 
 def _partition(context: Context) -> int:

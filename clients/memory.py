@@ -24,7 +24,7 @@ from fedpriv.files import write_once
 from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
 
-__all__ = ["check_question", "kept", "secret_for"]
+__all__ = ["check_question", "kept", "own_secret", "secret_for"]
 
 _RECORD = "memory"
 _KEPT = re.compile(rb"[0-9a-f]{64}")
@@ -62,12 +62,21 @@ def secret_for(context: Context, round_number: int, received: bytes, shared: Sec
         RefusedError: the client was asked in this round before, and was sent something else; or its memory is
             damaged.
     """
-    secret = shared or Secret(kept(context, "secret", secrets.token_bytes(32)))
+    secret = own_secret(context, shared)
     # Keyed: it tells nothing of the data, and what another secret has answered is not answered again.
     answered = secret.derived("answered", received).key
     if kept(context, f"round-{round_number}", answered) != answered:
         raise RefusedError(f"round {round_number} was answered before, to other parameters or from other data")
     return secret
+
+
+def own_secret(context: Context, shared: Secret | None) -> Secret:
+    """Return what this client's noise is drawn from: the run's secret or, without one, its own, for the whole run.
+
+    Raises:
+        RefusedError: the client's memory is damaged.
+    """
+    return shared or Secret(kept(context, "secret", secrets.token_bytes(32)))
 
 
 def kept(context: Context, name: str, value: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """What a client computes in one round; it knows no Flower.
 
-FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of the parameters after local training.
+FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of the parameters after local training; so
+does a client that trains a convex model to its minimum, once.
 
 With a mechanism nothing that an example does may show but through the noise, and a refusal would show: an example on
 which the model raises counts as one whose gradient is zero, as one does whose gradient is not finite.
@@ -9,14 +10,15 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from fedpriv.clients.erm import model_change
 from fedpriv.clients.raising import unless_raised, where_sound
-from fedpriv.federated import batch_loss, train_locally
+from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, seeded_generators, torch_stream
@@ -41,15 +43,17 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
             that the answer depends on.
 
     Returns:
-        Under ``parameters`` the upload: for FedSGD a mean gradient, for FedAvg after minus before, in both cases after
-        the mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
+        Under ``parameters`` the upload: for FedSGD a mean gradient, else after minus before, in all cases after the
+        mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
     """
     plan, model = world.plans[client], world.model
     if secret is None and plan.config.protects:
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if secret is not None and plan.config.protects_updates:
+    if world.experiment.erm is not None:
+        upload = model_change(world, client, before, secret)
+    elif secret is not None and plan.config.protects_updates:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
     else:
         upload = _trained(world, plan, before, round_number, secret)
@@ -123,8 +127,9 @@ def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
 
 def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
     route, memory = world.route(len(images)), world.experiment.engine.gradient_bytes
+    loss = partial(example_losses, forward=world.corrected)
     with _surroundings(world, plan, step):
-        return per_example_gradients(world.model, _loss, images, labels, route=route, chunk_bytes=memory)
+        return per_example_gradients(world.model, loss, images, labels, route=route, chunk_bytes=memory)
 
 
 @contextmanager
@@ -139,16 +144,11 @@ def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
         yield
 
 
-def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each example, (B,), in float32 at least."""
-    precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    return functional.cross_entropy(precise, labels, reduction="none")
-
-
 def _mean_gradient(world: World, images: Tensor, labels: Tensor, batch_size: int) -> Vector:
     """The sum of the gradients divided by the public batch size (a Poisson batch has another, private size)."""
     names, tensors = zip(*trained_parameters(world.model).items(), strict=True)
-    losses, tilt = _loss(world.model(images), labels), world.experiment.training.tilt
+    losses = example_losses(world.model(images), labels, world.corrected)
+    tilt = world.experiment.training.tilt
     weights = torch.full_like(losses.detach(), 1 / batch_size)
     total = losses.sum() / batch_size if tilt is None else batch_loss(losses, weights, tilt)
     gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)

@@ -4,21 +4,50 @@ FedSGD uploads one batch's mean gradient. FedAvg trains locally and uploads para
 downhill, against the gradient (McMahan et al. 2017).
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
 
-__all__ = ["batch_loss", "client_weights", "decayed", "masked_weights", "train_locally", "upload_sign", "weighted_sum"]
+__all__ = [
+    "batch_loss",
+    "client_weights",
+    "decayed",
+    "example_losses",
+    "masked_weights",
+    "train_locally",
+    "upload_sign",
+    "weighted_sum",
+]
 
 
 def upload_sign(algorithm: str) -> int:
     """Return by what an upload is multiplied to point along the gradient: 1 for fedsgd, -1 for fedavg."""
     return 1 if algorithm == "fedsgd" else -1
+
+
+def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = None) -> Tensor:
+    """Return the cross entropy of each example (B,), in float32 at least.
+
+    Args:
+        outputs: logits (B, K).
+        labels: (B,).
+        forward: how labels were changed, for the forward correction (Patrini et al. 2017, Theorem 2): then it is that
+            of the changed label, -log(q + (p - q) softmax(outputs)[label]); ``None``: labels are taken as they are.
+    """
+    precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    losses = functional.cross_entropy(precise, labels, reduction="none")
+    if forward is None:
+        return losses
+    told, floor = math.log(forward.keep - forward.other), torch.full_like(losses, math.log(forward.other))
+    return -torch.logaddexp(floor, told - losses)
 
 
 def batch_loss(losses: Tensor, weights: Tensor, tilt: float | None) -> Tensor:

@@ -58,7 +58,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.config.noise is not None and self.config != self.config.with_noise(self.config.noise):
             raise ValueError(f"the settings in the plan of client {self.client} hold more than the noise itself")
-        self.config.mechanism(self.redistribution)
+        if self.config.on_gradients:
+            self.config.mechanism(self.redistribution)
 
     def steps(self, round_number: int) -> range:
         """The numbers, from 0 over the whole run, of the gradient steps of a round (counted from 1)."""
@@ -94,7 +95,7 @@ class Plan:
 
     def participations(self, rounds: Sequence[int]) -> int:
         """The most often one unit can have been used after the client was asked in ``rounds`` (counted from 1)."""
-        if self.config.unit == "update":
+        if self.is_whole:
             return len(rounds)
         return self.sampling.participations([step for number in rounds for step in self.steps(number)])
 
@@ -105,7 +106,7 @@ class Plan:
             last_round: the last round in which the client was asked; 0 if it never was.
             round_number: the round in question, after ``last_round``.
         """
-        if self.config.unit == "update":
+        if self.is_whole:
             return 1
         steps = self.steps(round_number)
         if self.sampling.kind != "shuffled":
@@ -132,6 +133,7 @@ class Plan:
             noise=config.noise,
             delta=config.delta,
             adjacency=config.adjacent,
+            law=config.law,
         )
 
     def released(self) -> dict[str, dict[str, object]]:
@@ -148,8 +150,13 @@ class Plan:
 
     @property
     def sampling_name(self) -> SamplingName:
-        """How the unit is sampled: a whole update is not."""
-        return "full" if self.config.unit == "update" else self.sampling.kind
+        """How the unit is sampled: a whole update, or model, is not."""
+        return "full" if self.is_whole else self.sampling.kind
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a round releases one whole update or model, of all of the client's examples."""
+        return self.config.unit == "update" or not self.config.on_gradients
 
     def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
         sizes = tuple(shape.numel() for shape in gradients.shapes.values())
@@ -200,12 +207,13 @@ def plan_client(
         InputError: the batch is larger than the client's data, or no noise reaches the target.
     """
     training, config = experiment.training, experiment.mechanism
-    if training.batch_size > examples:
+    batch_size = training.batch_size if experiment.erm is None else examples
+    if batch_size > examples:
         raise InputError(
             f"training.batch_size = {training.batch_size} is larger than the data of client {client}: "
             f"{examples} examples; lower it, or federation.clients"
         )
-    sampling = Sampling(training.sampling, training.batch_size, examples)
+    sampling = Sampling(training.sampling, batch_size, examples)
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
     # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.

@@ -47,6 +47,7 @@ from fedpriv.records import (
     Evasion,
     Failure,
     Knowledge,
+    LabelSurvey,
     Ledger,
     Membership,
     Partition,
@@ -74,7 +75,7 @@ _SCORES = "reconstructions/scores.jsonl"
 _CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
 
 _ROUND, _ASKED, _SCORE = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Score)
-_SUMMARY, _LEDGER = TypeAdapter(Summary), TypeAdapter(Ledger)
+_SUMMARY, _LEDGER, _LABELS = TypeAdapter(Summary), TypeAdapter(Ledger), TypeAdapter(LabelSurvey)
 _MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
 _DEPLOYED = TypeAdapter(Deployed)
 _ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
@@ -256,6 +257,14 @@ class RunFolder:
         """What the answers are worth; ``None`` until the student was taught, and where clients do not vote."""
         return read_file(self.path / "knowledge.json", _KNOWLEDGE)
 
+    def write_labels(self, survey: LabelSurvey) -> None:
+        """Write labels.json."""
+        self.write_json("labels.json", survey.model_dump(mode="json"))
+
+    def labels(self) -> LabelSurvey | None:
+        """What changed labels tell; ``None`` where clients do not change them, and until one has answered."""
+        return read_file(self.path / "labels.json", _LABELS)
+
     def answers(self) -> tuple[VotedAnswer, ...]:
         """Every question that was put to the aggregator; empty before, and where clients do not vote."""
         return self._whole_lines("answers.jsonl", _ANSWER)
@@ -279,6 +288,26 @@ class RunFolder:
             raise InputError(
                 f"{path} is not there, or damaged: noise and batches of this run cannot be drawn again without it"
             ) from None
+
+    def world_secret(self, experiment: Experiment) -> Secret | None:
+        """Return what the run's data are built with: its secret where batches or labels follow from it, else ``None``.
+
+        Raises:
+            InputError: it is no longer here, or never was: in a deployment only clients know what their labels became.
+        """
+        if not experiment.rests_on_secret:
+            return None
+        if experiment.changes_labels and self.is_deployed:
+            raise InputError(
+                f"{self.path}: the clients of this deployment changed their labels by secrets of their own, so that "
+                "nobody else can build what they trained with; run it inline, or with noise = 'reproducible'"
+            )
+        return self.secret(experiment)
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether the rounds ran on a deployment."""
+        return (self.path / DEPLOYMENT).exists()
 
     def append_asked(self, line: Asked) -> None:
         """Note, before messages go out, who is asked: from then on they may have released something."""

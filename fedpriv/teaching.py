@@ -6,10 +6,9 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedpriv.config import TrainingConfig
-from fedpriv.federated import batch_loss, decayed
+from fedpriv.federated import batch_loss, decayed, example_losses
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
 
@@ -49,9 +48,7 @@ def teach(
         order = torch.from_numpy(stream.permutation(len(labels))).to(labels.device)
         for rows in order[: len(labels) // size * size].split(size):
             with autocast():
-                outputs = model(inputs[rows])
-                precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-                losses = functional.cross_entropy(precise, labels[rows], reduction="none")
+                losses = example_losses(model(inputs[rows]), labels[rows])
                 loss = batch_loss(losses, torch.full_like(losses.detach(), 1 / size), training.tilt)
             gradients = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
             pairs = dict(zip(names, gradients, strict=True))

@@ -5,22 +5,25 @@ has to travel.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from fedpriv.accounting.erm import Problem
+from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import partition_indices
+from fedpriv.erm import problem_of, usual_length
 from fedpriv.errors import InputError
-from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
-from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
+from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.plan import Plan, plan_client
@@ -38,10 +41,7 @@ __all__ = [
     "trained_parameters",
 ]
 
-# Random images with which own models are tried: most often the first few are enough.
-_TRIED = 13
-
-_LOSS = partial(functional.cross_entropy, reduction="none")
+_PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ class World:
         plans: one for each client.
         secret: what the noise is keyed by in a simulation, and batches where they are hidden.
         smoothing: the noise inside the model's forward pass; ``None``: there is none.
+        unchanged: (N,), the training labels before clients changed theirs, for the referee alone; ``None``: clients use
+            labels as they are.
     """
 
     experiment: Experiment
@@ -119,6 +121,39 @@ class World:
     plans: tuple[Plan, ...]
     secret: Secret
     smoothing: Smoothing | None = None
+    unchanged: Tensor | None = None
+
+    @property
+    def true_labels(self) -> Tensor:
+        """The training labels (N,) as they were before clients changed any; for the referee."""
+        return self.dataset.y_train if self.unchanged is None else self.unchanged
+
+    @property
+    def response(self) -> Response | None:
+        """How clients change their labels; ``None``: they do not."""
+        epsilon = self.experiment.data.label_epsilon
+        return None if epsilon is None else Response(epsilon, self.dataset.classes)
+
+    @property
+    def corrected(self) -> Response | None:
+        """What the training loss corrects for; ``None``: it takes labels as they are."""
+        return self.response if self.experiment.training.label_correction == "forward" else None
+
+    def with_labels_changed(self, clients: Iterable[int], secret: Secret) -> "World":
+        """Return the world in which these clients' labels are changed, each by its own stream of the secret.
+
+        Args:
+            clients: partitions' numbers.
+            secret: the run's, or the client's own; the same one changes labels the same way.
+        """
+        response = self.response
+        if response is None:
+            return self
+        labels = self.dataset.y_train.clone()
+        for client in clients:
+            rows = torch.from_numpy(self.partitions[client])
+            labels[rows] = changed_labels(self.true_labels[rows], response, secret.stream("labels", client))
+        return replace(self, dataset=replace(self.dataset, y_train=labels), unchanged=self.true_labels)
 
     def received(self, client: int, before: State) -> bytes:
         """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
@@ -188,6 +223,16 @@ class World:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bfloat16")
 
     @cached_property
+    def feature_length(self) -> float:
+        """What features of a convex model are divided by; public."""
+        given = self.experiment.erm_settings.clip_norm
+        return usual_length(self.network_input(self.dataset.x_test[:_PUBLIC_LENGTHS])) if given is None else given
+
+    def erm_problem(self, client: int) -> Problem:
+        """The public sizes of the convex problem that a client solves."""
+        return problem_of(self.experiment.erm_settings, self.dataset, len(self.partitions[client]))
+
+    @cached_property
     def route(self) -> Callable[[int], Route]:
         """How gradients are computed in batches of so many examples; no example that is protected decides it.
 
@@ -206,9 +251,14 @@ class World:
         return self.dataset.normalise(images, _precision(self.experiment)).to(self.device)
 
     def class_counts(self) -> list[list[int]]:
-        """For each client the number of its examples of each class."""
-        labels = self.dataset.y_train.numpy()
-        return [np.bincount(labels[rows], minlength=self.dataset.classes).tolist() for rows in self.partitions]
+        """For each client the number of its examples of each class, as they were before labels were changed."""
+        return [self.class_counts_of(self.true_labels, client) for client in range(len(self.partitions))]
+
+    def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
+        """The number of a client's examples of each class among these labels (N,) of the training data."""
+        own = labels.numpy()[self.partitions[client]]
+        counts: list[int] = np.bincount(own, minlength=self.dataset.classes).tolist()
+        return counts
 
 
 def choose_device(name: str) -> torch.device:
@@ -258,11 +308,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
         dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
     )
     model = _network(experiment, dataset)
-    if dataset.classes < 2:
-        raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
-    if experiment.mechanism.protects:
-        _refuse_coupled(experiment, model)
-        _refuse_leaks(experiment, model, dataset)
+    check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)
     model.to(device, _precision(experiment))
     initial = State.of(model)
@@ -271,10 +317,11 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     plans = tuple(
         plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
     )
-    _refuse_idle_teachers(experiment, partitions)
+    check_shares(experiment, dataset, partitions)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
-    return World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    return world.with_labels_changed(range(len(partitions)), secret)
 
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
@@ -316,14 +363,14 @@ def _route(world: World, examples: int) -> Route:
     experiment, dataset = world.experiment, world.dataset
     if not experiment.model.is_own:
         return Route()
-    images, labels = _random_examples(experiment, dataset, examples)
+    images, labels = random_examples(experiment, dataset, examples)
     # A model of its own, because one that was trained may hold what cannot be copied.
     model = _network(experiment, dataset)
     model.to(world.device, _precision(experiment)).train()
     world.initial.load_into(model)
     memory = experiment.engine.gradient_bytes
     with seeded_generators(0, world.device), world.autocast():
-        return find_route(model, _LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
+        return find_route(model, LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
 
 
 def _precision(experiment: Experiment) -> torch.dtype:
@@ -348,43 +395,3 @@ def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Ten
         raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
     chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
     return dataset.x_test[torch.from_numpy(np.sort(chosen))]
-
-
-def _refuse_idle_teachers(experiment: Experiment, partitions: Sequence[np.ndarray]) -> None:
-    least = min(map(len, partitions))
-    if experiment.pate is not None and experiment.pate.teachers_per_client > least:
-        raise InputError(
-            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {least} examples only"
-        )
-
-
-def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
-    layers = coupled_layers(model)
-    if layers:
-        raise experiment.model.refusal(
-            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; use "
-            f"GroupNorm, or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
-        )
-
-
-def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
-    """Refuse own models through which examples leave past the mechanism; found out on random and blank images.
-
-    No check of a few images can prove that a model never does it; these are the ways in which models usually do.
-    Networks of this project are known to pass.
-    """
-    if not experiment.model.is_own:
-        return
-    images, labels = _random_examples(experiment, dataset, _TRIED)
-    blank = torch.zeros(dataset.shape, dtype=torch.uint8)
-    try:
-        refuse_mixed_examples(model, _LOSS, dataset.normalise(images), labels, [dataset.normalise(blank)])
-    except InputError as error:
-        raise experiment.model.refusal(str(error)) from error
-
-
-def _random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
-    """Random images (B, C, H, W), uint8, and labels (B,), with which own models are tried."""
-    draws = torch_stream(experiment.seed, "trial")
-    images = torch.randint(256, (examples, *dataset.shape), generator=draws, dtype=torch.uint8)
-    return images, torch.arange(examples) % dataset.classes

@@ -33,7 +33,7 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
             continue
         released = [json.dumps(world.plans[client].released()) for client in clients]
         kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
-        sent = "" if not world.experiment.protects else world.sent(state).hex()
+        sent = "" if not world.experiment.draws_noise else world.sent(state).hex()
         releases = tuple(Released(**json.loads(text)) for text in kinds)
         lines.append(
             Asked(round_number, tuple(clients), sent, origin, releases, tuple(kinds[text] for text in released))
@@ -75,7 +75,7 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
         raise InputError(
             f"{folder.path / 'asked.jsonl'} names client {clients}, and this run has {len(world.plans)} from number 0"
         )
-    if not world.experiment.protects and not any(line.sent for line in folder.asked()):
+    if not world.experiment.draws_noise and not any(line.sent for line in folder.asked()):
         return
     path, now = folder.path / "config.toml", _origin(world)
     for line in folder.asked():
@@ -143,7 +143,7 @@ def _origin(world: World) -> Origin:
     # The mechanism is recorded on its own.
     del decisive["mechanism"]
     settings = sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    if not world.experiment.protects:
+    if not world.experiment.draws_noise:
         return Origin(settings)
     secret, data = world.secret.derived("commitment"), world.secret.derived("data", world.dataset.digest)
     return Origin(settings, secret.key.hex(), data.key.hex(), world.model_digest.hex())

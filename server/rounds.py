@@ -23,6 +23,7 @@ from fedpriv.server.evaluation import evaluate, evaluate_noisy
 from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients, require_usable
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
+from fedpriv.server.survey import record_survey
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
 from fedpriv.world import State, World
@@ -163,6 +164,7 @@ class _Run:
         ask = ask_for_sum if world.experiment.federation.secure_aggregation else ask_for_uploads
         replies = ask(self.federation, number, states)
         require_usable(replies, world.experiment.federation, number)
+        record_survey(world, self.folder, replies.uploads)
         honest = [upload for upload in replies.uploads if upload.client not in deceived]
         stolen = [upload for upload in replies.uploads if upload.client in deceived]
         record_heard(world, self.folder, number, before, honest, replies.mean)

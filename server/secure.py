@@ -21,7 +21,7 @@ from fedpriv.federated import masked_weights
 from fedpriv.masking import Words, least_survivors, mask, restored, split
 from fedpriv.records import Failure
 from fedpriv.server.exchange import Federation, Replies
-from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal
+from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal, told_classes
 from fedpriv.world import State
 
 __all__ = ["MaskedSum", "ask_for_masked_sum", "ask_for_sum"]
@@ -186,7 +186,7 @@ def _masked(
     uploads, words = [], []
     for client, answer in going.ask(kind, contents).items():
         # A masked upload has no norm that says anything.
-        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False)
+        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False, told_classes(world))
         read = read_upload(answer, client, like, allowed)
         if isinstance(read, Failure):
             going.leave_out(client, read.reason)

@@ -105,8 +105,8 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         ValueError: clients do not upload gradients or parameters.
     """
     algorithm = experiment.federation.algorithm
-    if algorithm == "pate":
-        raise ValueError("clients vote, and upload no gradients or parameters")
+    if algorithm not in ("fedsgd", "fedavg"):
+        raise ValueError(f"under {algorithm} clients upload no gradients and no changes by steps of training")
     return PublicSettings(
         model=experiment.model.decisive(),
         shape=dataset.shape,

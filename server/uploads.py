@@ -12,16 +12,27 @@ from dataclasses import dataclass
 import torch
 from flwr.app import Message
 
-from fedpriv.config import Experiment
+from fedpriv.erm import longest_parameters
 from fedpriv.errors import printable
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 from fedpriv.optimizers import ADAM_BETAS, momentum_weights
 from fedpriv.plan import Plan
 from fedpriv.records import Failure
 from fedpriv.wire import unpack
 from fedpriv.world import State, World
 
-__all__ = ["Allowed", "Upload", "allowed_uploads", "norm", "number_in", "raised", "read_upload", "refusal"]
+__all__ = [
+    "Allowed",
+    "Upload",
+    "allowed_uploads",
+    "norm",
+    "number_in",
+    "raised",
+    "read_upload",
+    "refusal",
+    "told_classes",
+]
 
 # How often an honest upload may be taken for too long.
 _TAIL = 1e-12
@@ -39,11 +50,13 @@ class Upload:
         client: its partition.
         examples: how many examples it says it holds.
         state: the upload proper under ``parameters``, the change of the running statistics under ``buffers``.
+        labels: how often it holds each class after it changed its labels; ``None``: it was not asked.
     """
 
     client: int
     examples: int
     state: State
+    labels: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +67,13 @@ class Allowed:
         examples: the number of examples that it holds, as the ledger accounts for.
         norm: the largest Euclidean norm of the upload; infinite where nothing bounds it.
         statistics: whether running statistics may change; under a mechanism none leaves a client.
+        classes: of how many classes it is to say how often it holds them; ``None``: of none.
     """
 
     examples: int
     norm: float
     statistics: bool
+    classes: int | None = None
 
 
 def allowed_uploads(world: World) -> tuple[Allowed, ...]:
@@ -69,17 +84,27 @@ def allowed_uploads(world: World) -> tuple[Allowed, ...]:
     """
     unprotected = not world.experiment.mechanism.protects
     most = world.experiment.federation.max_update_norm or math.inf
+    classes = told_classes(world)
     return tuple(
-        Allowed(plan.sampling.examples, min(most, _honest_norm(world.experiment, plan)), unprotected)
+        Allowed(plan.sampling.examples, min(most, _honest_norm(world, plan)), unprotected, classes)
         for plan in world.plans
     )
 
 
-def _honest_norm(experiment: Experiment, plan: Plan) -> float:
+def told_classes(world: World) -> int | None:
+    """Of how many classes clients say how often they hold each; ``None``: they say nothing."""
+    return world.dataset.classes if world.experiment.surveys_labels else None
+
+
+def _honest_norm(world: World, plan: Plan) -> float:
     """The norm that an upload of a client who follows the protocol stays below."""
+    experiment = world.experiment
     training = experiment.training
     if not plan.config.protects:
         bound = math.inf
+    elif isinstance(plan.config, ModelNoiseSettings):
+        released = longest_parameters(world.erm_problem(plan.client), plan.config, world.feature_length, _TAIL)
+        bound = released + norm(world.initial.parameters)
     elif experiment.federation.algorithm == "fedsgd" or plan.config.protects_updates:
         bound = plan.norm_bound(_TAIL)
     elif training.optimizer == "sgd":
@@ -114,6 +139,7 @@ def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> U
     try:
         state = State(unpack(arrays["upload"]), unpack(arrays["buffers"]) if "buffers" in arrays else {})
         sender, examples = number_in(reply, "partition"), number_in(reply, "examples")
+        labels = None if allowed.classes is None else _label_counts(reply)
     except (KeyError, ValueError, TypeError) as error:
         return refusal(client, f"sent an upload that cannot be read: {error}")
     if sender != client:
@@ -122,12 +148,12 @@ def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> U
         _misfit(state.parameters, like.parameters)
         or _misfit(state.buffers, like.buffers)
         or _excess(state, examples, allowed)
+        or _miscounted(labels, allowed)
     )
     if problem:
         return refusal(client, problem)
-    return Upload(
-        client, examples, State(_ordered(state.parameters, like.parameters), _ordered(state.buffers, like.buffers))
-    )
+    ordered = State(_ordered(state.parameters, like.parameters), _ordered(state.buffers, like.buffers))
+    return Upload(client, examples, ordered, labels)
 
 
 def raised(reply: Message) -> str:
@@ -152,6 +178,14 @@ def number_in(reply: Message, key: str) -> int:
     if type(value) is not int:
         raise TypeError(f"{key} is {value!r}, expected a whole number")
     return value
+
+
+def _label_counts(reply: Message) -> tuple[int, ...]:
+    """How often a client says that it holds each class."""
+    value = reply.content.metric_records["client"]["labels"]
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise TypeError(f"labels is {value!r}, expected whole numbers")
+    return tuple(int(number) for number in value)
 
 
 def norm(vector: Vector) -> float:
@@ -184,6 +218,15 @@ def _excess(state: State, examples: int, allowed: Allowed) -> str | None:
         return f"sent an upload of norm {length:.3g}; at most {allowed.norm:.3g} is allowed"
     if not allowed.statistics and any(bool(value.any()) for value in state.buffers.values()):
         return "sent running statistics, which no mechanism protects"
+    return None
+
+
+def _miscounted(labels: tuple[int, ...] | None, allowed: Allowed) -> str | None:
+    """Say what is wrong with counts of labels, if anything."""
+    if labels is None:
+        return None
+    if len(labels) != allowed.classes or min(labels) < 0 or sum(labels) != allowed.examples:
+        return f"counts {sum(labels)} labels in {len(labels)} classes; it holds {allowed.examples} in {allowed.classes}"
     return None
 
 

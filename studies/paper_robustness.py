@@ -225,7 +225,7 @@ def claims_of(run: RunFolder) -> list[Claim]:
     what the paper takes for the sensitivity. A sound one needs the norm from linf to l2, which is larger.
     """
     experiment = run.experiment()
-    world = build_world(experiment, run.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, run.world_secret(experiment))
     model = read_smoothed(run, world)
     norm = largest_row(model.first, model.deviations)
     evasion = run.evasion()

@@ -267,7 +267,7 @@ def test_the_list_of_numbers_is_not_empty() -> None:
     assert "engine.precision" not in found
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.on_gradients])
 @pytest.mark.parametrize("unit", ["example", "update"])
 def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) -> None:
     parameter = MECHANISMS[name].parameter
@@ -361,10 +361,14 @@ def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
     assert load_experiment(path).seed == 5
 
 
+UNHEARD = {"attacks": []}
+
+
 def test_every_key_has_a_description() -> None:
     for name, kind in MECHANISMS.items():
-        noise = {kind.parameter: 1.0} if kind.parameter else {}
-        experiment = Experiment.model_validate({"mechanism": {"name": name, **noise}})
+        noise = {kind.parameter or "target_epsilon": 1.0} if kind.protects else {}
+        rest = {} if kind.on_gradients else {"federation": {"algorithm": "erm", "rounds": 1}, "adversary": UNHEARD}
+        experiment = Experiment.model_validate({"mechanism": {"name": name, **noise}, **rest})
         assert [key for key, _, _, meaning in describe(experiment) if not meaning] == []
 
 

@@ -20,9 +20,10 @@ from fedpriv.attacks.membership.references import Pool, Reference, train_referen
 from fedpriv.attacks.membership.scores import score_membership
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.data.labels import changed_labels
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
-from fedpriv.randomness import numpy_stream
+from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import EpsilonBound, MembershipAttack
 from fedpriv.world import World
 
@@ -73,10 +74,20 @@ class Candidates:
 
 
 def build_pool(world: World) -> Pool:
-    """Return the training data, then the test data, as the network is fed."""
+    """Return the training data, then the test data, as the network is fed.
+
+    Where clients change labels, those of the test data are changed likewise: in a reference an outsider takes part.
+    """
     images = torch.cat([world.dataset.x_train, world.dataset.x_test])
-    labels = torch.cat([world.dataset.y_train, world.dataset.y_test])
+    labels = torch.cat([world.dataset.y_train, _outsiders_labels(world)])
     return Pool(world.network_input(images), labels.to(world.device))
+
+
+def _outsiders_labels(world: World) -> Tensor:
+    labels, response = world.dataset.y_test, world.response
+    if response is None:
+        return labels
+    return changed_labels(labels, response, Secret.of_seed(world.experiment.seed).stream("labels of outsiders"))
 
 
 def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
+from fedpriv.erm import bounded_features, trained_parameters
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.federated import client_weights, train_locally, upload_sign, weighted_sum
 from fedpriv.gradients import Vector
@@ -88,7 +89,7 @@ def train_references(
     """
     _check(world, references, schedule, keep)
     memory = world.experiment.engine.gradient_bytes
-    network = StackedNetwork(world.model, memory, world.experiment.training.tilt)
+    network = StackedNetwork(world.model, memory, world.experiment.training.tilt, world.corrected)
     together = at_once or _fitting(world, memory)
     parts = [
         _Federation(world, pool, references[start : start + together], network).run(schedule, keep)
@@ -104,7 +105,7 @@ class _Federation:
     """A stack of M federations in the same round."""
 
     def __init__(self, world: World, pool: Pool, references: Sequence[Reference], network: StackedNetwork) -> None:
-        self._experiment = world.experiment
+        self._world, self._experiment = world, world.experiment
         self._pool = pool
         self._references = references
         self._network = network
@@ -142,6 +143,8 @@ class _Federation:
     def _upload(self, client: int, number: int) -> Vector:
         """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""
         plans = self._plans[client]
+        if self._experiment.erm is not None:
+            return self._models(client, number)
         local = {name: value.clone() for name, value in self._globals.items()}
         training = self._experiment.training
 
@@ -162,6 +165,21 @@ class _Federation:
             for index, plan in enumerate(plans)
         ]
         return {name: torch.stack([update[name] for update in released]) for name in upload}
+
+    def _models(self, client: int, number: int) -> Vector:
+        """Where clients train convex models: each federation's own, minus what its clients were sent."""
+        world, plans = self._world, self._plans[client]
+        released = []
+        for plan, reference in zip(plans, self._references, strict=True):
+            rows = torch.from_numpy(reference.shares[client]).to(self._pool.images.device)
+            features = bounded_features(self._pool.images[rows], world.feature_length)
+            noise = _noise(plan, number).numpy() if plan.config.protects else None
+            about = world.erm_problem(client), features, self._pool.labels[rows].cpu().numpy(), plan.config, noise
+            released.append(trained_parameters(*about, world.feature_length, world.initial.parameters))
+        return {
+            name: torch.stack([model[name] for model in released]).to(value) - value
+            for name, value in self._globals.items()
+        }
 
     def _gradient(self, client: int, step: int, parameters: Vector) -> Vector:
         """Each model's mean gradient of its own batch, after the mechanism where its unit is the example."""

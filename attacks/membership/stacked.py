@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
+from fedpriv.accounting.response import Response
 from fedpriv.errors import InputError
-from fedpriv.federated import batch_loss
+from fedpriv.federated import batch_loss, example_losses
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.factored import FactoredGradients
@@ -43,15 +43,18 @@ class StackedNetwork:
         model: the network; copied.
         memory: bytes that the per-example gradients of one model's batch may take on the way.
         tilt: alpha of the risk-averting loss; ``None``: the cross entropy.
+        forward: how labels were changed, where the loss corrects for that.
 
     Raises:
         InputError: the network has layers that mix the examples of a batch, keep running numbers, or draw at random.
     """
 
-    def __init__(self, model: nn.Module, memory: int, tilt: float | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, memory: int, tilt: float | None = None, forward: Response | None = None
+    ) -> None:
         _refuse_unsuited(model)
         self._base = copy.deepcopy(model).train()
-        self._memory, self._tilt = memory, tilt
+        self._memory, self._tilt, self._forward = memory, tilt, forward
         self._shapes = {name: value.shape for name, value in trained_parameters(model).items()}
         self._chain = _chain(self._base)
 
@@ -122,14 +125,14 @@ class StackedNetwork:
 
     def _loss(self, outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """The sum over models of the objective of each one's batch, for outputs (M, B, classes)."""
-        each = functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
+        each = example_losses(outputs.flatten(0, 1), y.flatten(), self._forward)
         if self._tilt is None:
             return torch.dot(each, weights.flatten())
         return batch_loss(each.view(y.shape), weights, self._tilt).sum()
 
     def _one_loss(self, parameters: Vector, x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self._base, parameters, (x.unsqueeze(0),))
-        return functional.cross_entropy(outputs, y.unsqueeze(0))
+        return example_losses(outputs, y.unsqueeze(0), self._forward).squeeze(0)
 
     def _pairs(self, parameters: Vector, x: Tensor, y: Tensor, weights: Tensor) -> dict[str, Pair]:
         """Run forward and back to the outputs of the Linear layers; what their weights get is not multiplied out."""

@@ -58,12 +58,14 @@ class Release:
         participations: the most often one unit may have been used: passes (shuffled), steps (fixed, poisson, full), or
             uploads (unit = update). From 0 to 1e15.
         dimensions: K of each block, from 1 to 1e12 each; read where each block has a draw of its own.
-        noise: the mechanism's own parameter (sigma in [1e-9, 1e12], scale in [1e-9, 1e12], kappa in [0, 1e7]), ``None``
-            where there is none. No figure depends on clip_norm, because sigma and scale are in its unit.
+        noise: the mechanism's own parameter (sigma in [1e-9, 1e12], scale in [1e-9, 1e12], kappa in [0, 1e7], or the
+            epsilon of a release), ``None`` where there is none. No figure depends on clip_norm, because sigma and scale
+            are in its unit.
         delta: of the (epsilon, delta) statement, in (0, 1).
         adjacency: which two data sets must look alike. replace-one: one unit is replaced by any other. zero-out: one
             example is replaced by one that adds zero, the number of examples being public; only with poisson, and for
             mechanisms for which it is proven.
+        law: of the noise, for mechanisms that have several.
 
     Raises:
         InputError: a field out of range, with what was given and what is allowed.
@@ -78,6 +80,7 @@ class Release:
     noise: float | None
     delta: float
     adjacency: AdjacencyName = "replace-one"
+    law: str | None = None
 
     def __post_init__(self) -> None:
         _check_choice("mechanism", self.mechanism, tuple(MECHANISMS))

@@ -14,6 +14,8 @@ from pydantic import (
     model_validator,
 )
 
+from fedpriv.config.algorithms import check_labels, check_models, check_votes
+from fedpriv.config.erm import ErmConfig
 from fedpriv.config.pate import PateConfig
 from fedpriv.config.robustness import RobustnessConfig
 from fedpriv.config.sections import (
@@ -69,6 +71,9 @@ class Experiment(Section):
     pate: PateConfig | None = Field(
         None, description="votes of clients on public images, for federation.algorithm = 'pate'; else unset"
     )
+    erm: ErmConfig | None = Field(
+        None, description="a convex model of each client, released once, for federation.algorithm = 'erm'; else unset"
+    )
     service: ServiceConfig | None = Field(
         None, description="the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers"
     )
@@ -81,13 +86,13 @@ class Experiment(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _votes_have_their_section(cls, tree: Any) -> Any:
-        """Where clients vote and the experiment does not say how, the section has its defaults."""
-        if not isinstance(tree, Mapping) or tree.get("pate") is not None:
+    def _algorithms_have_their_section(cls, tree: Any) -> Any:
+        """Where an algorithm has a section of its own and the experiment has none, the section has its defaults."""
+        federation = tree.get("federation") if isinstance(tree, Mapping) else None
+        algorithm = federation.get("algorithm") if isinstance(federation, Mapping) else None
+        if algorithm not in _OWN_SECTION or tree.get(algorithm) is not None:
             return tree
-        federation = tree.get("federation")
-        votes = isinstance(federation, Mapping) and federation.get("algorithm") == "pate"
-        return {**tree, "pate": {}} if votes else tree
+        return {**tree, algorithm: {}}
 
     @model_validator(mode="before")
     @classmethod
@@ -111,35 +116,10 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
-    def _votes_fit(self) -> Self:
-        """What PATE has no proof for, or what has no meaning with it."""
-        if self.federation.algorithm != "pate" or self.pate is None:
-            if self.pate is not None:
-                raise ValueError("the section [pate] is read with federation.algorithm = 'pate' only; leave it out")
-            return self
-        if self.federation.rounds != 1:
-            raise ValueError(f"federation.rounds = {self.federation.rounds}: pate has one round; set it to 1")
-        if self.adversary.attacks:
-            raise ValueError(
-                f"adversary.attacks: {self.adversary.attacks[0]} reads gradients or parameters, and under pate clients "
-                "upload votes; set it to []"
-            )
-        if self.mechanism.protects:
-            raise ValueError(
-                f"mechanism.name = {self.mechanism.name!r} is noise on gradients or parameters, and under pate clients "
-                "upload votes: the noise is that of [pate]; use none"
-            )
-        for key in ("aggregation", "clients_per_round", "max_update_norm"):
-            if getattr(self.federation, key) != type(self.federation).model_fields[key].default:
-                raise ValueError(f"federation.{key} is about uploads of parameters; with pate leave it out")
-        if self.federation.secure_aggregation != (self.pate.noise_at == "clients"):
-            raise ValueError(
-                f"federation.secure_aggregation = {str(self.federation.secure_aggregation).lower()} with pate.noise_at "
-                f"= {self.pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
-                "set noise_at = 'clients' and secure_aggregation = true together"
-            )
-        if self.robustness is not None:
-            raise ValueError("[robustness] is noise in the training of uploads; with pate leave it out")
+    def _algorithm_fits(self) -> Self:
+        check_votes(self)
+        check_models(self)
+        check_labels(self)
         return self
 
     @model_validator(mode="after")
@@ -229,6 +209,19 @@ class Experiment(Section):
         return self
 
     @property
+    def changes_labels(self) -> bool:
+        """Whether clients change their labels before anything else."""
+        return self.data.label_epsilon is not None
+
+    @property
+    def surveys_labels(self) -> bool:
+        """Whether clients tell how often they hold each changed label.
+
+        Not behind a mechanism: its claim is about whole examples, and counts would be a second release of them.
+        """
+        return self.changes_labels and not self.protects
+
+    @property
     def protects(self) -> bool:
         """Whether noise stands between the clients' data and what leaves the run: on uploads, or on votes."""
         return self.mechanism.protects or self.pate is not None
@@ -245,9 +238,32 @@ class Experiment(Section):
         return self.pate
 
     @property
+    def erm_settings(self) -> ErmConfig:
+        """The section [erm].
+
+        Raises:
+            ValueError: clients do not train convex models.
+        """
+        if self.erm is None:
+            raise ValueError(
+                f"federation.algorithm = {self.federation.algorithm!r}: clients do not train convex models"
+            )
+        return self.erm
+
+    @property
     def keeps_secret(self) -> bool:
         """Whether the run has a secret: noise that nobody may draw again."""
-        return self.noise == "secret" and self.protects
+        return self.noise == "secret" and self.draws_noise
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether what leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
+        return self.protects or self.changes_labels
+
+    @property
+    def rests_on_secret(self) -> bool:
+        """Whether what clients train with follows from a secret: who is in a batch, or what its label is."""
+        return self.hides_batches or (self.keeps_secret and self.changes_labels)
 
     @property
     def hides_batches(self) -> bool:
@@ -281,9 +297,12 @@ class Experiment(Section):
         if self.data.groups is None:
             del tree["data"]["groups"]
         tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
+        if not self.changes_labels:
+            del tree["data"]["label_epsilon"]
         noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
-        votes = {"pate": self.pate.model_dump(mode="json")} if self.pate is not None else {}
-        return {**tree, "model": self.model.decisive(), **noisy, **votes}
+        own = {name: getattr(self, name) for name in _OWN_SECTION if getattr(self, name) is not None}
+        sections = {name: section.model_dump(mode="json") for name, section in own.items()}
+        return {**tree, "model": self.model.decisive(), **noisy, **sections}
 
     def to_toml(self) -> str:
         """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""
@@ -294,7 +313,9 @@ def _is_usual_loss(key: str, value: Any) -> bool:
     return key in ("loss", "risk", "weight_decay") and value == TrainingConfig.model_fields[key].default
 
 
-_OPTIONAL = ("robustness", "service", "pate")
+_OWN_SECTION = ("pate", "erm")
+"""Algorithms with a section of their name."""
+_OPTIONAL = ("robustness", "service", *_OWN_SECTION)
 
 # Where data lie, how long a run goes on, and what the server makes of uploads.
 _INDECISIVE = {

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
+from fedpriv.names import MOST_LABEL_EPSILON
 from fedpriv.registry import ATTACKS, DATASETS, RULES
 from fedpriv.settings import (
     Count,
@@ -63,6 +64,11 @@ class DataConfig(Section):
     groups: Groups | None = Field(
         None, description="classes that become one, such as [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]; unset: each is its own"
     )
+    label_epsilon: Annotated[Real, Field(gt=0, le=MOST_LABEL_EPSILON)] | None = Field(
+        None,
+        description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
+        "of each label, against everybody; unset: labels are used as they are",
+    )
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
@@ -79,10 +85,11 @@ class FederationConfig(Extensible):
 
     clients: Count = Field(8, description="number of clients")
     rounds: Count = Field(20, description="number of rounds")
-    algorithm: Literal["fedsgd", "fedavg", "pate"] = Field(
+    algorithm: Literal["fedsgd", "fedavg", "pate", "erm"] = Field(
         "fedsgd",
         description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training; pate: vote "
-        "on public images, from which the model learns (section [pate])",
+        "on public images, from which the model learns (section [pate]); erm: upload a convex model, trained to its "
+        "minimum, once (section [erm])",
     )
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
@@ -175,6 +182,19 @@ class TrainingConfig(Section):
     weight_decay: NonNegative = Field(
         0.0, description="lambda, of lambda/2 |W|^2 in the objective, over all parameters"
     )
+
+    label_correction: Literal["none", "forward"] = Field(
+        "none",
+        description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows "
+        "from the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for "
+        "the true one",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings that correct no labels have the bytes that they had before labels were changed."""
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "label_correction" or value != "none"}
 
     @property
     def tilt(self) -> float | None:

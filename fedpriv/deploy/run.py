@@ -27,7 +27,7 @@ ROUND_SECONDS = 600.0
 _LOOK_SECONDS, _STOP_SECONDS = 0.25, 60.0
 # Each question to Flower is a process of a second: rarely asked before the last round, where only failures end a run.
 _RUNNING_SECONDS, _ENDING_SECONDS = 10.0, 2.0
-_FILES = ("asked.jsonl", "metrics.jsonl", "observations/*", "checkpoint/*.safetensors")
+_FILES = ("asked.jsonl", "metrics.jsonl", "labels.json", "observations/*", "checkpoint/*.safetensors")
 
 
 def for_deployment(experiment: Experiment, path: Path) -> Experiment:
@@ -40,6 +40,11 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
     if experiment.pate is not None:
         raise InputError(
             "federation.algorithm = 'pate' runs inline and on Ray; deployments have no server's secret yet"
+        )
+    if experiment.adversary.attacks and experiment.changes_labels and experiment.keeps_secret:
+        raise InputError(
+            "data.label_epsilon with adversary.attacks on a deployment: clients change labels by secrets of their own, "
+            "and nobody could say what was trained with; set adversary.attacks = [] or noise = 'reproducible'"
         )
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients

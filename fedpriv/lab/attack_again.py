@@ -75,7 +75,7 @@ def attack_run(
         raise InputError(f"{path}: its settings name no attack; name one with --attack: {', '.join(ATTACKS)}")
     if not list_observations(source.observations):
         raise InputError(f"{path} holds no observations: {_why_none(before)}")
-    world = build_world(experiment, source.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, source.world_secret(experiment))
     wanted = chosen(targets(world, source), victims)
     _refuse_unsuited(attacks, wanted)
     _refuse_withheld(attacks, experiment)

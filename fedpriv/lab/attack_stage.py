@@ -285,11 +285,14 @@ def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
 def _union(members: Sequence[_Heard]) -> Truth:
     """All images that are in any of the uploads, each once, as of the last upload that it is in; numbered anew."""
     truths = [member.truth for member in members]
-    images, labels = (torch.cat([getattr(each, name) for each in truths]) for name in ("images", "labels"))
+    images, labels, used_labels = (
+        torch.cat([getattr(each, name) for each in truths]) for name in ("images", "labels", "used")
+    )
     used = [count for each in truths for count in each.releases or ()]
     rows = list({image.cpu().numpy().tobytes(): number for number, image in enumerate(images)}.values())
     releases = tuple(used[row] for row in rows) if len(used) == len(images) else None
-    return replace(truths[0], images=images[rows], labels=labels[rows], owners=None, releases=releases, optima=None)
+    joined = replace(truths[0], images=images[rows], labels=labels[rows], used_labels=used_labels[rows])
+    return replace(joined, owners=None, releases=releases, optima=None)
 
 
 def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
@@ -328,7 +331,7 @@ def _with_best_decisions(
             listed = candidates(world, upload.target, truth)
         if listed is None:
             continue
-        about = world.model, upload.observation, listed, truth.images, truth.labels, world.experiment.seed
+        about = world.model, upload.observation, listed, truth.images, truth.used, world.experiment.seed
         try:
             optima = best_decisions(*about, labels_known=truth.labels_known)
         except AttackRefused as error:

@@ -66,7 +66,12 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
             f"{folder.path}: audit repeats a run's training by fedsgd or fedavg on other data, and this run "
             "learnt from votes (pate)"
         )
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    if experiment.erm is not None:
+        raise InputError(
+            f"{folder.path}: audit follows a run's training from round to round, and under erm each client releases a "
+            "finished model once; membership in it: fedpriv probe --attack membership-answers"
+        )
+    world = build_world(experiment, folder.world_secret(experiment))
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)
     candidates = draw_candidates(world, pairs, experiment.seed)

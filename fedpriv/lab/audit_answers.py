@@ -19,6 +19,7 @@ from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.config import ServiceConfig
+from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary
@@ -28,7 +29,7 @@ from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import AnswersAudit, EpsilonBound, Service
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import network_scores, pixels
-from fedpriv.service.head import Objective, fit_head, pooled_features
+from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
@@ -94,7 +95,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
     if service.guarantee.nominal_epsilon is None and not isinstance(policy, HeadPolicy):
         raise InputError(f"{service.method} claims nothing of its own that answers could refute; try fedpriv audit")
     experiment = folder.experiment()
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     progress.stage(f"training anew with {replaced} replacements")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):
@@ -142,7 +143,7 @@ def _heads(world: World, policy: HeadPolicy, service: Service, replaced: int) ->
 
     def trained(features: Scores, labels: NDArray[np.int64]) -> Scores:
         objective = Objective(features, labels, dataset.classes, policy.regularisation)
-        return fit_head(objective, norm, policy.tolerance).weights
+        return minimised(objective, norm, policy.tolerance).weights
 
     every = [trained(features, labels)]
     replacements = _replacements(world, len(rows), replaced)

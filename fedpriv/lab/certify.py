@@ -56,7 +56,7 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     summary = completed_summary(folder)
     folder.certificates()  # whoever has damaged ones may want to look at them first
     experiment = folder.experiment()
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     with cpu_threads(experiment.engine.threads):
         model = smoothed_model(folder, world, afterwards)
         rows = certified_rows(experiment.seed, len(world.dataset.y_test), config.examples, model.public)

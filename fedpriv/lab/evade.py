@@ -55,7 +55,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
     folder.attempts()  # whoever has damaged ones may want to look at them first
     certificates, robustness = folder.certificates(), folder.robustness()
     experiment = folder.experiment()
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     with cpu_threads(experiment.engine.threads):
         target = _target(folder, world, bool(certificates))
         rows = _chosen_rows(world, certificates, config, progress)

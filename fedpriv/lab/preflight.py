@@ -9,6 +9,7 @@ from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
 from fedpriv.config import Experiment
+from fedpriv.lab.erm import erm_warnings
 from fedpriv.lab.knowledge import votes_warnings
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.registry import ATTACKS
@@ -29,6 +30,8 @@ def warnings_for(world: World) -> tuple[str, ...]:
     experiment = world.experiment
     if experiment.pate is not None:
         return votes_warnings(world)
+    if experiment.erm is not None:
+        return erm_warnings(world)
     check_crafting(world)
     lines = [
         *_ignored_settings(experiment.mechanism),

@@ -72,7 +72,7 @@ def probe_run(
     summary = completed_summary(folder)
     experiment = folder.experiment()
     threat = prober(adversary or _usual(attacks), experiment)
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     shown = answers or ("none" if experiment.service is None else experiment.service.method)
     budget = _budget(world, shown, questions)
     findings: list[Finding] = []
@@ -183,7 +183,7 @@ def _referee(folder: RunFolder, world: World, endpoint: Endpoint) -> Referee:
         truth=_model(folder, world) if endpoint.policy.source == "network" else _exact(endpoint),
         classes=dataset.classes,
         held=held,
-        train_means=_class_means(dataset.x_train[rows], dataset.y_train[rows], dataset.classes),
+        train_means=_class_means(dataset.x_train[rows], world.true_labels[rows], dataset.classes),
         test_means=_class_means(dataset.x_test, dataset.y_test, dataset.classes),
         seed=world.experiment.seed,
     )

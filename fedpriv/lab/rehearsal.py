@@ -43,8 +43,9 @@ def rehearse(world: World) -> tuple[str, ...]:
     with cpu_threads(experiment.engine.threads):
         with _in_words(f"model.name = {experiment.model.name!r} cannot be trained"):
             local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
-            # Teachers train as the clients of fedavg do, and nobody listens to what their parameters are.
-            heard = () if experiment.pate is not None else _heard(_unprotected(stage))
+            # What is no gradient and no change by a few steps is not attacked: votes, and finished models.
+            without = experiment.pate is not None or experiment.erm is not None
+            heard = () if without else _heard(_unprotected(stage))
         refusals = {}
         for name in experiment.adversary.passive_attacks:
             with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):
@@ -61,7 +62,7 @@ def _stage(world: World) -> World:
     few = replace(dataset, x_train=images, y_train=torch.arange(count) % dataset.classes)
     once = replace(plan, sampling=Sampling("shuffled", count, count), steps_per_round=1)
     secret = Secret.of_seed(draws.initial_seed())
-    return replace(world, dataset=few, partitions=(np.arange(count),), plans=(once,), secret=secret)
+    return replace(world, dataset=few, partitions=(np.arange(count),), plans=(once,), secret=secret, unchanged=None)
 
 
 def _unprotected(stage: World) -> World:

@@ -16,7 +16,9 @@ from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import attack_observations, planned_attacks
+from fedpriv.lab.erm import erm_parameters, erm_sentences, model_noise
 from fedpriv.lab.knowledge import votes_ledger
+from fedpriv.lab.labels import label_line, with_referee
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
@@ -194,6 +196,10 @@ def _close(
     # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
     check_complete(folder, experiment.federation.rounds)
     ledger = _ledger(world, folder) if experiment.pate is None else votes_ledger(world, folder)
+    ledger = replace(ledger, labels=label_line(world))
+    labels = with_referee(world, folder)
+    if labels is not None:
+        folder.write_labels(labels)
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
     last = records[-1] if records else None
@@ -215,17 +221,21 @@ def _close(
         rates=leakage.rates,
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
-        verdict=verdict(
-            experiment,
-            status,
-            last,
-            worst,
-            leakage.scores,
-            stops,
-            leakage.unattacked,
-            leakage.refusals,
-            leakage.rates,
-            folder.knowledge(),
+        verdict=(
+            *verdict(
+                experiment,
+                status,
+                last,
+                worst,
+                leakage.scores,
+                stops,
+                leakage.unattacked,
+                leakage.refusals,
+                leakage.rates,
+                folder.knowledge(),
+                labels,
+            ),
+            *erm_sentences(world, last),
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -244,6 +254,7 @@ def _close(
             "robustness": folder.robustness(),
             "evasion": folder.evasion(),
             "knowledge": folder.knowledge(),
+            "labels": labels,
             "probe": folder.probe(),
         }
         if status == COMPLETED
@@ -289,7 +300,7 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
             client=plan.client,
             examples=plan.sampling.examples,
             guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
-            noise=plan.config.noise,
+            noise=model_noise(world, plan),
             ceilings=_ceilings(plan.accounted(rounds_of(plan.client, asked)), counts),
         )
         for plan, counts in zip(world.plans, world.class_counts(), strict=True)
@@ -300,7 +311,7 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     config = world.plans[ledger.worst.client].config
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
-    return replace(ledger, parameters={**parameters, **noise})
+    return replace(ledger, parameters={**parameters, **noise, **erm_parameters(world)})
 
 
 def _ceilings(release: Release, class_counts: Sequence[int]) -> dict[str, Ceiling]:

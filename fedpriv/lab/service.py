@@ -28,6 +28,7 @@ from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import Experiment, ServiceConfig
+from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.files import remove_parts, write_once, write_whole, writing
 from fedpriv.lab.answer_curves import Trial, answer_curves
@@ -38,7 +39,7 @@ from fedpriv.randomness import Secret
 from fedpriv.records import Guarantee, HeadFacts, Ledger, Referee, Service, UserFacts, read_file
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores, pixels
-from fedpriv.service.head import Head, Objective, fit_head, pooled_features
+from fedpriv.service.features import pooled_features
 from fedpriv.service.ledger import OWNER, Opening, QueryLedger
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.policies.votes import NoisyVotes
@@ -69,7 +70,7 @@ class _Made:
     """
 
     facts: Facts
-    head: Head | None = None
+    head: Minimum | None = None
     about: HeadFacts | None = None
     voters: Voters | None = None
 
@@ -91,7 +92,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
     experiment = folder.experiment()
     wanted = config or experiment.service or ServiceConfig()
     place = folder.path / "service"
-    world = build_world(experiment, folder.secret(experiment) if experiment.hides_batches else None)
+    world = build_world(experiment, folder.world_secret(experiment))
     with cpu_threads(experiment.engine.threads):
         final = final_state(folder, world, final_checkpoint(folder, "serve"))
         final.load_into(world.model)
@@ -303,7 +304,7 @@ def _made(world: World, policy: AnswerPolicy) -> _Made:
     )
     labels = world.dataset.y_train.numpy()[rows]
     objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
-    head = fit_head(objective, policy.feature_norm, policy.tolerance)
+    head = minimised(objective, policy.feature_norm, policy.tolerance)
     about = HeadFacts(
         regularisation=policy.regularisation,
         norm=policy.feature_norm,
@@ -342,7 +343,7 @@ def _oracle(world: World, policy: AnswerPolicy, made: _Made, scale: float, secre
     return Oracle(policy, made.facts, world.dataset.shape, scores, scale, secret)
 
 
-def _released(policy: AnswerPolicy, head: Head, scale: float, secret: Secret) -> Scores:
+def _released(policy: AnswerPolicy, head: Minimum, scale: float, secret: Secret) -> Scores:
     if not isinstance(policy, HeadPolicy):
         raise TypeError(f"{policy.name} does not answer from the convex head")
     return policy.released(head.weights, scale, secret.stream("model").numpy())

@@ -17,12 +17,14 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.lab.knowledge import knowledge_sentences
+from fedpriv.lab.labels import label_sentences
 from fedpriv.randomness import numpy_stream
 from fedpriv.records import (
     COMPLETED,
     AttackResult,
     Guarantee,
     Knowledge,
+    LabelSurvey,
     LeakageRate,
     RoundRecord,
     Score,
@@ -131,6 +133,7 @@ def verdict(
     refusals: Sequence[str] = (),
     rates: Sequence[LeakageRate] = (),
     knowledge: Knowledge | None = None,
+    labels: LabelSurvey | None = None,
 ) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
 
@@ -145,6 +148,7 @@ def verdict(
         refusals: what was not attacked, and why.
         rates: how often attacks succeeded, between guess and ceiling.
         knowledge: what answers by vote are worth; ``None`` where there are none.
+        labels: what changed labels tell; ``None`` where none were changed.
     """
     finished = status == COMPLETED
     parts = by_conduct(scores)
@@ -163,6 +167,8 @@ def verdict(
         sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data correctly.")
     if worst is not None:
         sentences += _proof(experiment, worst)
+    if labels is not None:
+        sentences += label_sentences(labels)
     if stops:
         sentences.append(_stopped(experiment, stops))
     if finished and (reason := early_end(experiment, last, stops)):
@@ -327,7 +333,8 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if experiment.pate is not None:
         return [_votes_proof(experiment, worst)]
     if not experiment.mechanism.protects:
-        return ["No mechanism, so no privacy is proven."]
+        what = "is proven of whole examples" if experiment.changes_labels else "is proven"
+        return [f"No mechanism, so no privacy {what}."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
     noise = f"noise: {experiment.noise}"

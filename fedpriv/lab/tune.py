@@ -251,7 +251,7 @@ def _public_world(world: World, clients: int) -> World:
     )
     partitions = tuple(np.sort(draw) for draw in draws)
     secret = Secret.of_seed(own_seed)
-    return replace(world, dataset=public, partitions=partitions, plans=tuple(plans), secret=secret)
+    return replace(world, dataset=public, partitions=partitions, plans=tuple(plans), secret=secret, unchanged=None)
 
 
 def _trial(

@@ -163,7 +163,8 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
         round=target.round,
         client=target.client,
         images=world.dataset.x_train[chosen_rows].float() / 255,
-        labels=world.dataset.y_train[chosen_rows],
+        labels=world.true_labels[chosen_rows],
+        used_labels=world.dataset.y_train[chosen_rows],
         owners=tuple(owners),
         clients=len(target.clients),
         others=world.dataset.x_train[others].float() / 255,
@@ -191,7 +192,7 @@ def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
     place = torch.empty_like(order).index_put((order,), torch.arange(len(order)))
     lists = torch.cat([place[:own, None], place[own:].view(own, each)], dim=1).sort(dim=1).values
     images, labels = world.dataset.x_train[others].float() / 255, world.dataset.y_train[others]
-    return Candidates(torch.cat([known.images, images])[order], torch.cat([known.labels, labels])[order], lists)
+    return Candidates(torch.cat([known.images, images])[order], torch.cat([known.used, labels])[order], lists)
 
 
 def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
@@ -199,7 +200,8 @@ def without_mechanism(world: World, observation: Observation, target: Target) ->
     bare = build_world(world.experiment.model_copy(update={"mechanism": mechanism_settings({})}))
     # The same batches, which without a mechanism would not be hidden.
     plans = tuple(replace(plan, seed=own.seed) for plan, own in zip(bare.plans, world.plans, strict=True))
-    bare = replace(bare, plans=plans)
+    # And the same labels, which are changed once, whatever the mechanism.
+    bare = replace(bare, plans=plans, dataset=world.dataset, unchanged=world.unchanged)
     before = State(observation.parameters, bare.initial.buffers)
     uploads = [
         Upload(client, len(bare.partitions[client]), local_upload(bare, client, before, target.round))

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.optimizers import make_optimizer
 from fedpriv.randomness import numpy_stream
 from fedpriv.service.endpoint import pixels
-from fedpriv.service.head import Objective, fit_head, pooled_features
+from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.world import World
@@ -107,7 +108,7 @@ def _heads(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]
         features = pooled_features(pixels(images), policy.pooled, policy.feature_norm)
         labels = world.dataset.y_train.numpy()[rows]
         objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
-        weights.append(fit_head(objective, policy.feature_norm, policy.tolerance).weights)
+        weights.append(minimised(objective, policy.feature_norm, policy.tolerance).weights)
     return Voters({_WEIGHTS: np.stack(weights)})
 
 

@@ -16,6 +16,7 @@ from fedpriv.records.attacks import (
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
+from fedpriv.records.labels import LabelsTold, LabelSurvey
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
@@ -61,6 +62,8 @@ __all__ = [
     "Interval",
     "Inverted",
     "Knowledge",
+    "LabelSurvey",
+    "LabelsTold",
     "LeakageRate",
     "Ledger",
     "LedgerLine",

@@ -110,12 +110,15 @@ class Ledger(Record):
         mechanism: its name.
         parameters: the mechanism's public parameters, plain values.
         clients: at least one, worst first.
+        labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
+            clients'. ``None``: they do not.
     """
 
     unit: str
     mechanism: str
     parameters: dict[str, Any] = field(default_factory=dict)
     clients: tuple[LedgerLine, ...] = ()
+    labels: Guarantee | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -137,7 +140,8 @@ class Ledger(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
-        return {**asdict(self), "worst": asdict(self.worst)}
+        tree = {**asdict(self), "worst": asdict(self.worst)}
+        return {key: value for key, value in tree.items() if key != "labels" or value is not None}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pydantic import Field
 from fedpriv.records.attacks import AttackResult, LeakageRate, ThreatModel
 from fedpriv.records.evasion import Evasion
 from fedpriv.records.knowledge import Knowledge
+from fedpriv.records.labels import LabelSurvey
 from fedpriv.records.ledger import Guarantee, Stop
 from fedpriv.records.membership import Membership
 from fedpriv.records.probe import Probe
@@ -46,7 +47,7 @@ class Summary(Model):
     guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
     is there after an audit, and ``robustness`` after certificates were made,
     ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``knowledge`` is there
-    where clients vote (PATE).
+    where clients vote (PATE), and ``labels`` where they change their labels.
     """
 
     name: str = ""
@@ -76,6 +77,7 @@ class Summary(Model):
     robustness: Robustness | None = None
     evasion: Evasion | None = None
     knowledge: Knowledge | None = None
+    labels: LabelSurvey | None = None
     probe: Probe | None = None
 
     def to_json(self) -> dict[str, Any]:

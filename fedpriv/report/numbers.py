@@ -30,9 +30,9 @@ def figure(value: float, digits: int = 4, largest: float = _LARGEST_PLAIN) -> st
     return _minus(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
-def percent(share: float) -> str:
-    """Return a share from 0 to 1 as a percentage with one decimal."""
-    return f"{share:.1%}"
+def percent(share: float, places: int = 1) -> str:
+    """Return a share as a percentage, with one decimal unless said otherwise; zero has no sign."""
+    return _minus(f"{share:z.{places}%}")
 
 
 def decimal(value: float, places: int = 3) -> str:

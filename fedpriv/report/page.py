@@ -20,6 +20,7 @@ from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
 from fedpriv.report.filters import plain, template
 from fedpriv.report.knowledge import class_rows, knowledge_facts, knowledge_notes
+from fedpriv.report.labels import label_facts, label_notes, label_rows
 from fedpriv.report.probe import ADVERSARIES, extraction_plot, galleries, probe_title, probe_value
 from fedpriv.report.robustness import (
     NORMS,
@@ -132,6 +133,11 @@ def render_page(view: View) -> str:
         knowledge_facts=knowledge_facts(view.knowledge, worst_line(view)) if view.knowledge else [],
         knowledge_notes=knowledge_notes(view.knowledge) if view.knowledge else [],
         class_rows=class_rows(view.answers),
+        labels=view.labels,
+        label_facts=label_facts(view.labels) if view.labels else [],
+        label_rows=label_rows(view.labels, view.partition) if view.labels else [],
+        label_notes=label_notes(view.labels) if view.labels else [],
+        label_claim=view.ledger.labels if view.ledger else None,
         endpoint=view.endpoint,
         endpoint_facts=endpoint_facts(view.endpoint) if view.endpoint else [],
         endpoint_notes=endpoint_notes(view.endpoint) if view.endpoint else [],

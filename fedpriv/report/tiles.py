@@ -154,6 +154,8 @@ def _attacked(evasion: Evasion) -> Tile:
 def _privacy(view: View) -> list[Tile]:
     worst = worst_line(view)
     if not view.experiment.protects:
+        if view.ledger is not None and view.ledger.labels is not None:
+            return [_of_labels(view.ledger.labels)]
         return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
     if worst is not None and view.experiment.pate is not None:
         return [_voted(worst, view.experiment.pate.target_epsilon)]
@@ -162,7 +164,16 @@ def _privacy(view: View) -> list[Tile]:
     figures = [_proven(view, worst)]
     if worst.nominal_epsilon is not None:
         figures.append(_nominal(worst))
+    if view.ledger is not None and view.ledger.labels is not None:
+        figures.append(_of_labels(view.ledger.labels))
     return figures
+
+
+def _of_labels(claim: Guarantee) -> Tile:
+    """What is proven about labels alone."""
+    conditions = (("δ", "0: pure"), ("adjacency", claim.adjacency), ("theorem", claim.theorem["epsilon"]))
+    remark = "About labels alone, however many rounds; images have no part in it."
+    return Tile("Proven ε of each label", figure(claim.epsilon or 0.0), conditions=conditions, remark=remark)
 
 
 def _proven(view: View, worst: Guarantee) -> Tile:

@@ -21,6 +21,7 @@ from fedpriv.records import (
     Certificate,
     Evasion,
     Knowledge,
+    LabelSurvey,
     Ledger,
     Membership,
     Partition,
@@ -107,6 +108,7 @@ class View:
         attempts: each of those attacks; empty likewise.
         knowledge: what answers by vote are worth; ``None`` where clients do not vote, or before they have.
         answers: each question; empty likewise.
+        labels: what changed labels tell; ``None`` where clients do not change them.
         endpoint: the model as an endpoint; ``None`` if there is none.
         probe: what attacks on the model and its answers found; ``None`` if there were none.
         probe_pictures: their pictures, by the names of the files.
@@ -128,6 +130,7 @@ class View:
     attempts: tuple[Attempt, ...] = ()
     knowledge: Knowledge | None = None
     answers: tuple[VotedAnswer, ...] = ()
+    labels: LabelSurvey | None = None
     endpoint: Endpoint | None = None
     probe: Probe | None = None
     probe_pictures: Mapping[str, Picture] = field(default_factory=dict)
@@ -166,6 +169,7 @@ def load_view(folder: Path) -> View:
         attempts=run.attempts(),
         knowledge=run.knowledge(),
         answers=run.answers(),
+        labels=run.labels(),
         endpoint=_endpoint(run),
         probe=run.probe(),
         probe_pictures=_probe_pictures(folder / "probe"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpriv.data.datasets import Dataset
 from fedpriv.errors import InputError
 from fedpriv.randomness import Secret
-from fedpriv.service.head import pooled_features
+from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores
 from fedpriv.service.questions import Answers
 

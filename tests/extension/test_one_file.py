@@ -43,6 +43,12 @@ ROOT = Path(__file__).parents[2]
 EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULES)
 NOISE_OF_ANSWERS = {
     "fedpriv/accounting/answers.py",
+    "fedpriv/accounting/erm.py",
+    "fedpriv/cli/account/erm.py",
+    "fedpriv/convex.py",
+    "fedpriv/mechanisms/machinery/model_noise.py",
+    "fedpriv/mechanisms/objective.py",
+    "fedpriv/mechanisms/output.py",
     "fedpriv/lab/audit_answers.py",
     "fedpriv/service/policies/__init__.py",
     "fedpriv/service/policies/logits.py",
@@ -50,8 +56,8 @@ NOISE_OF_ANSWERS = {
     "fedpriv/service/policies/paper.py",
     "fedpriv/service/policies/votes.py",
 }
-# Words that name an answer policy, and other things in many places; "none" says that there is none of something.
-COMMON = {"none", "model", "label", "logits", "votes", "paper"}
+# Words that name an answer policy or noise on a model, and other things in many places; "none": there is none of it.
+COMMON = {"none", "model", "label", "logits", "votes", "paper", "output", "objective"}
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
 ALLOWED = {
     "digits": {"fedpriv/config/sections.py"},

@@ -54,7 +54,7 @@ def test_of_networks_too(model: dict[str, object]) -> None:
 
 def test_everything_is_in_it() -> None:
     for name, kind in MECHANISMS.items():
-        noise = {kind.parameter: 1.0} if kind.parameter else {}
+        noise = {kind.parameter or "target_epsilon": 1.0} if kind.protects else {}
         jsonschema.validate({"mechanism": {"name": name, **noise}}, SCHEMA)
     jsonschema.validate({"mechanism": {"delta": 1e-6}, "adversary": {"attacks": list(ATTACKS)}}, SCHEMA)
     assert set(ATTACKS) <= set(SCHEMA["$defs"]["AdversaryConfig"]["properties"])

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save
 import fedpriv.lab.service as lab_service
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.config import ServiceConfig
+from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, in_process, made_service, open_service, users
@@ -22,7 +23,7 @@ from fedpriv.report.answers import endpoint_facts
 from fedpriv.report.view import Endpoint
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import checked_images
-from fedpriv.service.head import Objective, fit_head, pooled_features
+from fedpriv.service.features import pooled_features
 from fedpriv.world import build_world
 from tests.integration.small import experiment
 
@@ -70,7 +71,7 @@ def test_the_noisy_model_is_written_once_and_never_without_noise(run: RunFolder,
     np.testing.assert_array_equal(answers.labels, (features @ weights.T).argmax(axis=1))
     rows = np.sort(np.concatenate(world.partitions))
     trained = pooled_features(world.dataset.x_train[torch.from_numpy(rows)].double().numpy() / 255, 4, 1.0)
-    exact = fit_head(Objective(trained, world.dataset.y_train.numpy()[rows], 10, 0.01), 1.0, 1e-6).weights
+    exact = minimised(Objective(trained, world.dataset.y_train.numpy()[rows], 10, 0.01), 1.0, 1e-6).weights
     # 160 normal numbers of this deviation: within a factor of 1.3 but once in 1e5.
     assert service.scale / 1.3 < float((weights - exact).std()) < 1.3 * service.scale
     before = {path.name: path.read_bytes() for path in (folder.path / "service").iterdir()}

@@ -13,9 +13,9 @@ from scipy import special
 
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
+from fedpriv.convex import Objective, minimised
 from fedpriv.records import Guarantee, Ledger, LedgerLine
 from fedpriv.registry import POLICIES
-from fedpriv.service.head import Objective, fit_head
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
 from fedpriv.service.questions import Answers
 
@@ -107,7 +107,7 @@ def test_heads_of_neighbouring_data_are_not_told_apart_more_than_is_claimed(name
     features = np.array([[1.0], [1.0]])
     turned = np.array([[-1.0], [1.0]])
     labels = np.array([0, 1])
-    heads = [fit_head(Objective(rows, labels, CLASSES, 50.0), 1.0, 1e-8).weights for rows in (features, turned)]
+    heads = [minimised(Objective(rows, labels, CLASSES, 50.0), 1.0, 1e-8).weights for rows in (features, turned)]
     facts = Facts(CLASSES, head_sensitivity(1.0, 50.0, 2, 1e-8), 1.0, 1)
     assert np.linalg.norm(heads[1] - heads[0]) == pytest.approx(0.67 * facts.sensitivity, rel=0.02)
     policy = policy_of(name, distribution, target_epsilon=2.0, regularisation=50.0)

@@ -33,7 +33,8 @@ class _Mechanisms(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         self._add_mechanisms()
         if args[0] in MECHANISMS and args[0] not in self.commands:
-            raise InputError(f"nothing is proven about {args[0]}")
+            where = "" if MECHANISMS[args[0]].on_gradients else "; noise on models: fedpriv account erm"
+            raise InputError(f"nothing is proven about {args[0]}{where}")
         return super().resolve_command(ctx, args)
 
     def _add_mechanisms(self) -> None:
@@ -49,7 +50,8 @@ account_app = typer.Typer(
     epilog="Examples:\n\n  fedpriv account vmf --epsilon 50 --dimension 15826 --participations 10\n\n"
     "  fedpriv account gaussian --target-epsilon 8 --steps 1000 --sampling-rate 0.01\n\n"
     "  fedpriv account compare --plot comparison.svg\n\n"
-    "  fedpriv account votes --sigma 40 --target-epsilon 3",
+    "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
+    "  fedpriv account response --epsilon 1 --answers 10",
 )
 
 

@@ -1,5 +1,6 @@
 """Ledger lines and comparisons for people and for programs."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedpriv.cli.account.poll import PollAnswer
 from fedpriv.cli.terminal import out
 from fedpriv.registry import MECHANISMS
 
-__all__ = ["account_json", "comparison_json", "print_account", "print_comparison", "print_poll"]
+__all__ = ["account_json", "comparison_json", "print_account", "print_comparison", "print_figures", "print_poll"]
 
 _ADJACENCY = "replace-one"
 _ASSUMPTIONS = (
@@ -173,14 +174,32 @@ def print_poll(answer: PollAnswer) -> None:
     measure = "pure epsilon" if answer.is_pure else "mu"
     figures.add_row(measure, _number(answer.spent), "of the answers given")
     out.print(figures)
+    setting = {"aggregator": answer.aggregator, "adjacency": answer.adjacency, "votes of one voter": f"{poll.votes:,}"}
+    _print_grounds(setting, [answer.theorem], answer.notes)
+
+
+# ---- one line a figure ----------------------------------------------------------------------------------------------
+
+
+def print_figures(
+    figures: Sequence[tuple[str, float | None, str]], setting: Mapping[str, str], theorem: str, notes: Sequence[str]
+) -> None:
+    """Print figures, each with its name and its meaning, then what they rest on."""
+    table = _columns("left", "right", "left")
+    for name, value, meaning in figures:
+        table.add_row(name, _bold(value), meaning)
+    out.print(table)
+    _print_grounds(setting, [theorem], notes)
+
+
+def _print_grounds(setting: Mapping[str, str], theorems: Sequence[str], notes: Sequence[str]) -> None:
     out.print()
-    setting = _columns("left", "left")
-    setting.add_row("aggregator", answer.aggregator)
-    setting.add_row("adjacency", answer.adjacency)
-    setting.add_row("votes of one voter", f"{poll.votes:,}")
-    out.print(setting)
-    _print_list("What they rest on", [answer.theorem])
-    _print_list("Notes", answer.notes)
+    table = _columns("left", "left")
+    for name, text in setting.items():
+        table.add_row(name, text)
+    out.print(table)
+    _print_list("What they rest on", theorems)
+    _print_list("Notes", notes)
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,9 @@ class MechanismSettings(Section):
         colours: in plots, on light and on dark ground.
         marker: in plots, as matplotlib names it.
         protects: whether an upload is anything but what training gives.
-        parameter: the key that says how much noise there is, or ``None``: there is none.
+        on_gradients: whether it acts on gradients or updates; else on a model that a client trains alone
+            (:mod:`fedpriv.mechanisms.machinery.model_noise`).
+        parameter: the key that says how much noise there is, or ``None``: there is none, or its amount is an epsilon.
     """
 
     title: ClassVar[str]
@@ -59,6 +61,7 @@ class MechanismSettings(Section):
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
     marker: ClassVar[str] = "P"
     protects: ClassVar[bool] = True
+    on_gradients: ClassVar[bool] = True
     parameter: ClassVar[str | None] = None
 
     name: str = Field(description="privacy mechanism")
@@ -104,6 +107,11 @@ class MechanismSettings(Section):
     def noise(self) -> float | None:
         """The noise in the mechanism's own term (sigma, scale, kappa); ``None``: a target is set, or there is none."""
         return None if self.parameter is None else getattr(self, self.parameter)
+
+    @property
+    def law(self) -> str | None:
+        """Which of several laws the noise has; ``None`` where there is one."""
+        return None
 
     @property
     def calibrated_epsilon(self) -> float | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 from typing_extensions import override
 
+from fedpriv.convex import softmax
 from fedpriv.errors import InputError
 from fedpriv.records import Guarantee, Ledger
 from fedpriv.registry import POLICIES
@@ -41,7 +42,6 @@ __all__ = [
     "one_a_row",
     "rivals",
     "softmax",
-    "spread_noise",
 ]
 
 _GRID = 20  # bits of the noise's scale that an answer shows
@@ -310,33 +310,12 @@ def rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyP
             yield kind.model_validate({key: value for key, value in known.items() if key in kind.model_fields})
 
 
-def softmax(logits: Scores) -> Scores:
-    """Return the probabilities of logits (n, classes), in float64 without overflow."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities: Scores = shifted / shifted.sum(axis=1, keepdims=True)
-    return probabilities
-
-
 def one_a_row(shares: Scores, generators: Sequence[np.random.Generator]) -> NDArray[np.int64]:
     """Draw a class for each row of probabilities (n, classes), each from a generator of its own; returns (n,)."""
     uniform = np.array([generator.random() for generator in generators])
     bounds = shares.cumsum(axis=1)
     drawn: NDArray[np.int64] = (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
     return drawn
-
-
-def spread_noise(
-    distribution: str, scale: float, shape: tuple[int, ...], generator: np.random.Generator
-) -> NDArray[np.float64]:
-    """Return noise for a vector that moves by a length: normal, or of density proportional to exp(-length / scale).
-
-    The second has a uniform direction and a length of Gamma(dimension, scale).
-    """
-    normal = generator.standard_normal(shape)
-    if distribution == "gaussian":
-        return scale * normal
-    noise: NDArray[np.float64] = generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
-    return noise
 
 
 def on_grid(noisy: NDArray[np.float64], scale: float) -> NDArray[np.float64]:

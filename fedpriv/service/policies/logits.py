@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
+from fedpriv.convex import spread_noise
 from fedpriv.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
@@ -15,7 +16,6 @@ from fedpriv.service.policies import (
     VectorPolicy,
     on_grid,
     softmax,
-    spread_noise,
 )
 from fedpriv.service.questions import Answers
 

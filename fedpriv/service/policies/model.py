@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
+from fedpriv.convex import spread_noise
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
     Draws,
@@ -13,7 +14,6 @@ from fedpriv.service.policies import (
     VectorPolicy,
     on_grid,
     softmax,
-    spread_noise,
 )
 from fedpriv.service.questions import Answers
 

@@ -9,8 +9,9 @@ from scipy import optimize
 from sklearn.linear_model import LogisticRegression
 
 from fedpriv.accounting.answers import head_sensitivity, probability_change
+from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.service.head import Objective, fit_head, pooled_features
+from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import softmax
 
 Array = NDArray[np.float64]
@@ -26,7 +27,7 @@ def problem(examples: int, features: int, classes: int, regularisation: float, s
 @pytest.mark.parametrize("regularisation", [0.1, 0.002])
 def test_minimum_is_scikit_learns(classes: int, regularisation: float) -> None:
     objective = problem(80, 6, classes, regularisation, 1)
-    found = fit_head(objective, 1.0, 1e-11)
+    found = minimised(objective, 1.0, 1e-11)
     assert found.gradient_norm <= 0.5e-11
     solver = "newton-cg" if classes > 2 else "lbfgs"
     theirs = LogisticRegression(
@@ -81,9 +82,9 @@ def test_no_replacement_moves_the_model_further_than_is_proven(
     for seed in range(3):
         objective = problem(*size, regularisation, seed)
         bound = head_sensitivity(1.0, regularisation, size[0], 1e-6)
-        weights = fit_head(objective, 1.0, 1e-6).weights
+        weights = minimised(objective, 1.0, 1e-6).weights
         for other in neighbours(objective, np.random.default_rng(seed)):
-            moved = fit_head(other, 1.0, 1e-6).weights - weights
+            moved = minimised(other, 1.0, 1e-6).weights - weights
             largest = max(largest, float(np.linalg.norm(moved)) / bound)
             points = np.concatenate([objective.features, other.features])
             shift = softmax(points @ (weights + moved).T) - softmax(points @ weights.T)
@@ -96,8 +97,8 @@ def test_no_replacement_moves_the_model_further_than_is_proven(
 def test_an_opposite_example_of_two_comes_near_the_bound() -> None:
     """With strong regularisation the softmax stays at 1/C, and the change is (1/n)(e_y - p)(phi - phi')/lambda."""
     features = np.array([[1.0, 0.0], [0.0, 1.0]])
-    ours = fit_head(Objective(features, np.array([0, 1]), 2, 100.0), 1.0, 1e-9)
-    other = fit_head(Objective(np.array([[1.0, 0.0], [0.0, -1.0]]), np.array([0, 1]), 2, 100.0), 1.0, 1e-9)
+    ours = minimised(Objective(features, np.array([0, 1]), 2, 100.0), 1.0, 1e-9)
+    other = minimised(Objective(np.array([[1.0, 0.0], [0.0, -1.0]]), np.array([0, 1]), 2, 100.0), 1.0, 1e-9)
     ratio = np.linalg.norm(ours.weights - other.weights) / head_sensitivity(1.0, 100.0, 2, 1e-9)
     assert ratio == pytest.approx(0.5, abs=0.01)  # |e_y - 1/2| is sqrt(2) / 2 of the sqrt(2) that is allowed for
 
@@ -114,7 +115,7 @@ def test_features_are_averaged_and_of_one_length() -> None:
 
 def test_what_cannot_be_certified_is_refused() -> None:
     objective = problem(10, 3, 2, 0.1, 0)
-    with pytest.raises(InputError, match=r"features of length 1: at most service.feature_norm = 0.5"):
-        fit_head(objective, 0.5, 1e-6)
+    with pytest.raises(InputError, match=r"features of length 1: at most 0.5 is proven"):
+        minimised(objective, 0.5, 1e-6)
     with pytest.raises(RunFailedError, match="float64 ends there; choose a larger tolerance"):
-        fit_head(objective, 1.0, 1e-19)
+        minimised(objective, 1.0, 1e-19)

@@ -1,8 +1,10 @@
-"""The certified convex model: softmax regression on public features, trained until its gradient is proven small.
+"""The certified convex model: softmax regression on bounded features, trained until its gradient is proven small.
 
 It minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 in float64, over weights alone: with a bias
-that is not regularised it would not be strongly convex. What follows from the certificate is
-in :mod:`fedpriv.accounting.answers`.
+that is not regularised it would not be strongly convex. What follows from the certificate is in
+:mod:`fedpriv.accounting.answers` and :mod:`fedpriv.accounting.erm`.
+
+These functions are known to settings, which are read whenever an experiment is: scipy is imported where it is used.
 """
 
 import math
@@ -10,13 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
-from scipy.sparse.linalg import LinearOperator, cg
 
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.service.policies import softmax
 
-__all__ = ["Head", "Objective", "fit_head", "pooled_features"]
+__all__ = ["Minimum", "Objective", "minimised", "softmax", "spread_noise"]
 
 Array = NDArray[np.float64]
 
@@ -26,7 +25,7 @@ _STOP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class Minimum:
     """A trained convex model.
 
     Attributes:
@@ -47,26 +46,29 @@ class Objective:
         labels: (n,), from 0 to classes - 1.
         classes: C.
         regularisation: lambda, above 0.
+        offset: (C, d), of a term <offset, W> that is added to F; ``None``: none is.
     """
 
     features: Array
     labels: NDArray[np.int64]
     classes: int
     regularisation: float
+    offset: Array | None = None
 
     def value(self, weights: Array) -> float:
         """Return F at weights (C, d)."""
         logits = self.features @ weights.T
         top = logits.max(axis=1)
         losses = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top - logits[self._rows, self.labels]
-        return float(losses.mean() + self.regularisation / 2 * (weights**2).sum())
+        value = float(losses.mean() + self.regularisation / 2 * (weights**2).sum())
+        return value if self.offset is None else value + float((self.offset * weights).sum())
 
     def gradient(self, weights: Array) -> Array:
         """Return dF/dW (C, d) at weights (C, d)."""
         off = softmax(self.features @ weights.T)
         off[self._rows, self.labels] -= 1
         gradient: Array = off.T @ self.features / len(self.labels) + self.regularisation * weights
-        return gradient
+        return gradient if self.offset is None else gradient + self.offset
 
     def curvature(self, weights: Array, direction: Array) -> Array:
         """Return the second derivative of F at weights times a direction, both (C, d)."""
@@ -81,7 +83,7 @@ class Objective:
         return np.arange(len(self.labels))
 
 
-def fit_head(objective: Objective, norm: float, tolerance: float) -> Head:
+def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
     """Return the minimiser, up to a gradient of norm ``tolerance``.
 
     L-BFGS, then Newton steps for what its line search cannot see in float64, then gradient descent, which always gets
@@ -96,9 +98,11 @@ def fit_head(objective: Objective, norm: float, tolerance: float) -> Head:
         InputError: an example's features are longer than R, or a number is not finite.
         RunFailedError: the tolerance is below what float64 can reach.
     """
+    from scipy import optimize
+
     longest = float(np.sqrt((objective.features**2).sum(axis=1)).max())
     if not longest <= norm * (1 + 1e-12):
-        raise InputError(f"features of length {longest:g}: at most service.feature_norm = {norm:g} is proven")
+        raise InputError(f"features of length {longest:g}: at most {norm:g} is proven")
     shape = objective.classes, objective.features.shape[1]
     found = optimize.minimize(
         lambda flat: objective.value(flat.reshape(shape)),
@@ -117,6 +121,8 @@ def fit_head(objective: Objective, norm: float, tolerance: float) -> Head:
 
 def _newton(objective: Objective, weights: Array) -> Array:
     """One Newton step, or none where it does not make the gradient shorter."""
+    from scipy.sparse.linalg import LinearOperator, cg
+
     gradient = objective.gradient(weights)
     operator = LinearOperator(
         (weights.size, weights.size),
@@ -129,7 +135,7 @@ def _newton(objective: Objective, weights: Array) -> Array:
     return moved if shorter else weights
 
 
-def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> Head:
+def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> Minimum:
     """Gradient descent to the end; (smoothness / lambda) log(gradient / tolerance) steps are enough."""
     smoothness = norm**2 / 2 + objective.regularisation
     gradient = objective.gradient(weights)
@@ -141,30 +147,28 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
         length = float(np.linalg.norm(gradient))
     if length > _STOP * tolerance:
         raise RunFailedError(
-            f"the convex model's gradient stays at {length:.3g}, above service.tolerance = {tolerance:g}: float64 ends "
+            f"the convex model's gradient stays at {length:.3g}, above the tolerance {tolerance:g}: float64 ends "
             "there; choose a larger tolerance"
         )
-    return Head(weights, length)
+    return Minimum(weights, length)
 
 
-def pooled_features(images: Array, size: int | None, norm: float) -> Array:
-    """Return public features (n, d) of images: pixels, averaged over squares, scaled to one length.
+def softmax(logits: Array) -> Array:
+    """Return the probabilities of logits (n, classes), in float64 without overflow."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Array = shifted / shifted.sum(axis=1, keepdims=True)
+    return probabilities
 
-    Args:
-        images: (n, C, H, W) on [0, 1].
-        size: of the averaged image's sides; ``None``: as the images are.
-        norm: the length of each example's features; a black image's are zero.
 
-    Raises:
-        InputError: the sides are not multiples of ``size``.
+def spread_noise(
+    distribution: str, scale: float, shape: tuple[int, ...], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return noise for a vector that moves by a length: normal, or of density proportional to exp(-length / scale).
+
+    The second has a uniform direction and a length of Gamma(dimension, scale).
     """
-    count, channels, height, width = images.shape
-    if size is not None:
-        if height % size or width % size:
-            raise InputError(f"service.features = 'pooled:{size}': images of {height} x {width} are no multiple of it")
-        squares = images.reshape(count, channels, size, height // size, size, width // size)
-        images = squares.mean(axis=(3, 5))
-    flat = images.reshape(count, -1)
-    lengths = np.sqrt((flat**2).sum(axis=1, keepdims=True))
-    features: Array = norm * flat / np.where(lengths > 0, lengths, 1)
-    return features
+    normal = generator.standard_normal(shape)
+    if distribution == "gaussian":
+        return scale * normal
+    noise: NDArray[np.float64] = generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
+    return noise

@@ -1,0 +1,230 @@
+"""Private empirical risk minimisation: what one example moves, and how much noise hides that.
+
+J(w) = (1/n) sum loss(w; phi_i, y_i) + lambda/2 |w|^2 with |phi| <= 1. With two classes the loss is the logistic one:
+its gradient has length L <= 1 and its curvature is c <= 1/4. With K it is the cross entropy of a softmax: L <= sqrt(2),
+c <= 1/2. Neighbouring data sets differ in one example (replace-one), n is public.
+
+- Output perturbation: J is lambda-strongly convex, so replacing an example moves the minimum by 2 L / (n lambda) at
+  most (Chaudhuri, Monteleoni and Sarwate 2011, Corollary 8), and a point where the gradient has length tau by
+  2 tau / lambda more. Without the term lambda/2 |w|^2 there is no such bound. Noise of density exp(-|b| / scale) gives
+  pure epsilon, normal noise (epsilon, delta).
+- Objective perturbation (the same, Algorithm 2 and Theorem 9; two classes): J + <b, w> / n is minimised, b of density
+  exp(-epsilon' |b| / 2). It assumes the exact minimum.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from typing_extensions import override
+
+from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
+from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
+from fedpriv.errors import InputError
+
+__all__ = ["ModelLaw", "ObjectiveProof", "ObjectiveTerms", "OutputProof", "Problem", "objective_terms", "output_scale"]
+
+ModelLaw = Literal["gaussian", "laplace"]
+"""Of noise on a model. gaussian: normal. laplace: of density exp(-length / scale), for pure epsilon."""
+
+_CHOSEN = "Choosing lambda by looking at results is not accounted for."
+_CONVERGED = "That the solver reaches its tolerance follows from convexity; rounding in float64 is outside the theorem."
+_EXACT = "The theorem assumes the exact minimum; the solver stops at a gradient of length erm.tolerance."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The public sizes of one client's problem.
+
+    Attributes:
+        examples: n, at least 1.
+        features: d, the constant 1 among them.
+        classes: K, at least 2.
+        regularisation: lambda, above 0.
+        tolerance: tau, the largest length of J's gradient at the end.
+
+    Raises:
+        InputError: a number out of range.
+    """
+
+    examples: int
+    features: int
+    classes: int
+    regularisation: float
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("examples", self.examples, 1), ("features", self.features, 1)):
+            if value < least:
+                raise InputError(f"{name} = {value}: allowed are whole numbers from {least}")
+        if self.classes < 2:
+            raise InputError(f"classes = {self.classes}: allowed are whole numbers from 2")
+        if not 0 < self.regularisation < math.inf:
+            raise InputError(
+                f"regularisation = {self.regularisation:g}: allowed are finite numbers above 0; without it one example "
+                "may move the minimum as far as it likes"
+            )
+        if not 0 <= self.tolerance < math.inf:
+            raise InputError(f"tolerance = {self.tolerance:g}: allowed are finite numbers from 0")
+
+    @property
+    def rows(self) -> int:
+        """How many vectors of weights there are: one for two classes, else one a class."""
+        return 1 if self.classes == 2 else self.classes
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers are released."""
+        return self.rows * self.features
+
+    @property
+    def lipschitz(self) -> float:
+        """L, the largest length of the gradient of one example's loss."""
+        return 1.0 if self.classes == 2 else math.sqrt(2)
+
+    @property
+    def curvature(self) -> float:
+        """C, the largest eigenvalue of the second derivative of one example's loss."""
+        return 0.25 if self.classes == 2 else 0.5
+
+    @property
+    def sensitivity(self) -> float:
+        """How far replacing one example moves the weights."""
+        return 2 * self.lipschitz / (self.examples * self.regularisation) + 2 * self.tolerance / self.regularisation
+
+    @property
+    def longest(self) -> float:
+        """The largest length of the minimum: lambda/2 |w|^2 <= J(w) <= J(0) = log K."""
+        return math.sqrt(2 * math.log(self.classes) / self.regularisation) + self.tolerance / self.regularisation
+
+
+def output_scale(problem: Problem, epsilon: float, law: ModelLaw, delta: float) -> float:
+    """Return the scale of the noise on the weights: a deviation for normal noise, else that of exp(-length / scale).
+
+    Args:
+        problem: the client's.
+        epsilon: of the release.
+        law: of the noise.
+        delta: of the release, for normal noise.
+    """
+    return problem.sensitivity * (analytic_sigma(epsilon, delta) if law == "gaussian" else 1 / epsilon)
+
+
+@dataclass(frozen=True)
+class ObjectiveTerms:
+    """What is added to the objective.
+
+    Attributes:
+        regularisation: of the perturbed objective, at least lambda.
+        epsilon: epsilon', what is left for the noise.
+        scale: 2 / epsilon', of the density exp(-|b| / scale) of b.
+    """
+
+    regularisation: float
+    epsilon: float
+    scale: float
+
+
+def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:
+    """Return the terms of Algorithm 2 of Chaudhuri, Monteleoni and Sarwate 2011.
+
+    Raises:
+        InputError: more than two classes, for which the theorem is not stated.
+    """
+    if problem.classes > 2:
+        raise InputError(
+            f"objective perturbation is proven for two classes, and these data have {problem.classes}; use output "
+            "perturbation"
+        )
+    left = epsilon - 2 * math.log1p(problem.curvature / (problem.examples * problem.regularisation))
+    if left > 0:
+        return ObjectiveTerms(problem.regularisation, left, 2 / left)
+    more = problem.curvature / (problem.examples * math.expm1(epsilon / 4))
+    return ObjectiveTerms(more, epsilon / 2, 4 / epsilon)
+
+
+class _ModelProof(Proof):
+    """About models that a client releases: once in a run, unless a server asks for another one."""
+
+    @override
+    def nominal(self) -> Claim:
+        return Claim(math.inf, NO_NOMINAL)
+
+    @override
+    def pure(self) -> Claim:
+        return Claim(self.release.participations * self.noise, self.theorem)
+
+    @override
+    def cheap_claims(self) -> list[Claim]:
+        return [
+            self.pure(),
+            *_composed(self.noise, self.release.participations, float(self.release.delta), self.theorem),
+        ]
+
+    @property
+    @abstractmethod
+    def theorem(self) -> str:
+        """What one release rests on."""
+
+    @property
+    @override
+    def no_reference(self) -> str:
+        return f"a ceiling is not derived for {self.release.mechanism}: the claim is its epsilon"
+
+
+class OutputProof(_ModelProof):
+    """Noise on the minimum. The release's noise is the epsilon of one release, and its law that of the noise."""
+
+    @property
+    @override
+    def theorem(self) -> str:
+        return (
+            "noise on the minimum of a strongly convex objective, of sensitivity 2 L / (n lambda) + 2 tau / lambda "
+            "(Chaudhuri, Monteleoni and Sarwate 2011, Corollary 8 and Theorem 6)"
+        )
+
+    @property
+    def _is_normal(self) -> bool:
+        if self.release.law not in get_args(ModelLaw):
+            raise ValueError(f"noise on a model has the law {self.release.law!r}")
+        return self.release.law == "gaussian"
+
+    @override
+    def pure(self) -> Claim:
+        return Claim(math.inf, "normal noise has no finite pure epsilon") if self._is_normal else super().pure()
+
+    @override
+    def cheap_claims(self) -> list[Claim]:
+        if not self._is_normal:
+            return super().cheap_claims()
+        delta, times = float(self.release.delta), self.release.participations
+        words = f"{self.theorem}; normal noise, converted exactly (Balle and Wang 2018)"
+        if times == 1:
+            return [Claim(self.noise, words)]
+        return [Claim(gaussian_epsilon(delta, math.sqrt(times) / analytic_sigma(self.noise, delta)), words)]
+
+    @override
+    def notes(self) -> tuple[str, ...]:
+        return (CLIENTS, _CONVERGED, _CHOSEN)
+
+
+class ObjectiveProof(_ModelProof):
+    """Noise in the objective. The release's noise is the epsilon of one release."""
+
+    @property
+    @override
+    def theorem(self) -> str:
+        return "objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2 and Theorem 9)"
+
+    @override
+    def notes(self) -> tuple[str, ...]:
+        return (CLIENTS, _EXACT, _CHOSEN)
+
+
+def _composed(epsilon: float, times: int, delta: float, theorem: str) -> list[Claim]:
+    if times < 2:
+        return []
+    words = f"{theorem}, {times} times, by optimal composition (Kairouz, Oh and Viswanath 2017)"
+    return [Claim(pure_composition_epsilon(epsilon, times, delta), words)]

@@ -1,0 +1,109 @@
+"""What is found out about an experiment's data and network before a run, and refused with the reason."""
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpriv.config import Experiment
+from fedpriv.data.datasets import Dataset
+from fedpriv.erm import problem_of
+from fedpriv.errors import InputError
+from fedpriv.gradients import refuse_mixed_examples
+from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
+from fedpriv.randomness import torch_stream
+
+__all__ = ["LOSS", "check_fitness", "check_shares", "random_examples"]
+
+LOSS = partial(functional.cross_entropy, reduction="none")
+
+# Random images with which own models are tried: most often the first few are enough.
+_TRIED = 13
+
+
+def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:
+    """Refuse data and networks of which nothing could be learnt or, with a mechanism, nothing could be proven.
+
+    Args:
+        experiment: the settings.
+        dataset: as loaded.
+        model: the network, on the CPU in float32.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    if dataset.classes < 2:
+        raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
+    if experiment.erm is not None:
+        _refuse_not_convex(experiment, dataset, model)
+    if experiment.mechanism.protects:
+        _refuse_coupled(experiment, model)
+        _refuse_leaks(experiment, model, dataset)
+
+
+def check_shares(experiment: Experiment, dataset: Dataset, partitions: Sequence[np.ndarray]) -> None:
+    """Refuse clients that hold too little for what they are to do.
+
+    Args:
+        experiment: the settings.
+        dataset: as loaded.
+        partitions: for each client its examples.
+
+    Raises:
+        InputError: a teacher would have no example, or nothing is proven of a client's convex problem.
+    """
+    sizes = [len(rows) for rows in partitions]
+    if experiment.pate is not None and experiment.pate.teachers_per_client > min(sizes):
+        raise InputError(
+            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {min(sizes)} examples only"
+        )
+    config = experiment.mechanism
+    if experiment.erm is not None and isinstance(config, ModelNoiseSettings):
+        for examples in set(sizes):
+            config.scale(problem_of(experiment.erm, dataset, examples))
+
+
+def _refuse_not_convex(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:
+    wanted = [(dataset.classes, prod(dataset.shape)), (dataset.classes,)]
+    if experiment.model.is_own or [tuple(value.shape) for value in model.parameters()] != wanted:
+        raise experiment.model.refusal(
+            "federation.algorithm = 'erm' minimises a convex objective, for one linear layer on the inputs; use "
+            "model.name = 'mlp' with hidden = []"
+        )
+
+
+def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
+    layers = coupled_layers(model)
+    if layers:
+        raise experiment.model.refusal(
+            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; use "
+            f"GroupNorm, or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
+        )
+
+
+def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
+    """Refuse own models through which examples leave past the mechanism; found out on random and blank images.
+
+    No check of a few images can prove that a model never does it; these are the ways in which models usually do.
+    Networks of this project are known to pass.
+    """
+    if not experiment.model.is_own:
+        return
+    images, labels = random_examples(experiment, dataset, _TRIED)
+    blank = torch.zeros(dataset.shape, dtype=torch.uint8)
+    try:
+        refuse_mixed_examples(model, LOSS, dataset.normalise(images), labels, [dataset.normalise(blank)])
+    except InputError as error:
+        raise experiment.model.refusal(str(error)) from error
+
+
+def random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
+    """Random images (B, C, H, W), uint8, and labels (B,), with which own models are tried."""
+    draws = torch_stream(experiment.seed, "trial")
+    images = torch.randint(256, (examples, *dataset.shape), generator=draws, dtype=torch.uint8)
+    return images, torch.arange(examples) % dataset.classes

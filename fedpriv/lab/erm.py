@@ -1,0 +1,58 @@
+"""Runs of convex models (private ERM): what the ledger adds, what is warned of, and the result in words."""
+
+from typing import Any
+
+from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
+from fedpriv.plan import Plan
+from fedpriv.records import RoundRecord
+from fedpriv.world import World
+
+__all__ = ["erm_parameters", "erm_sentences", "erm_warnings", "majority", "model_noise"]
+
+
+def model_noise(world: World, plan: Plan) -> float | None:
+    """Return the noise in a client's releases, for its line of the ledger; of a model its scale on the weights."""
+    if not isinstance(plan.config, ModelNoiseSettings):
+        return plan.config.noise
+    return plan.config.scale(world.erm_problem(plan.client))
+
+
+def erm_parameters(world: World) -> dict[str, Any]:
+    """Return public numbers that the noise on a model follows from; none in other runs."""
+    erm = world.experiment.erm
+    if erm is None or not world.experiment.mechanism.protects:
+        return {}
+    return {"regularisation": erm.regularisation, "tolerance": erm.tolerance, "feature_length": world.feature_length}
+
+
+def majority(world: World) -> float:
+    """Return how often the class is right that is the most frequent one of the test data."""
+    counts = world.dataset.y_test[world.measured_rows].bincount()
+    return float(counts.max() / counts.sum())
+
+
+def erm_warnings(world: World) -> tuple[str, ...]:
+    """Return one line where the noise on the models' mean is longer than any model without noise."""
+    config = world.experiment.mechanism
+    if not isinstance(config, ModelNoiseSettings):
+        return ()
+    problems = [world.erm_problem(plan.client) for plan in world.plans]
+    worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
+    if config.shift(worst, 0.5) <= worst.longest:
+        return ()
+    return (
+        f"mechanism.target_epsilon = {config.target_epsilon:g} with erm.regularisation = {worst.regularisation:g}: a "
+        f"client of {worst.examples} examples adds noise that may be longer than any model; fewer clients, a larger "
+        "epsilon or a larger regularisation leave more",
+    )
+
+
+def erm_sentences(world: World, last: RoundRecord | None) -> tuple[str, ...]:
+    """Say whether the model is better than naming the most frequent class everywhere."""
+    if world.experiment.erm is None or last is None or last.round == 0:
+        return ()
+    share = majority(world)
+    place = "below guessing the majority" if last.accuracy < share else "above guessing the majority"
+    if last.accuracy == share:
+        place = "as good as guessing the majority"
+    return (f"That is {place}: the most frequent class is {share:.1%} of the test data.",)

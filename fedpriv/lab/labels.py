@@ -1,0 +1,79 @@
+"""Labels that clients changed: what is proven about them, what the referee measures, and both in words."""
+
+import numpy as np
+import torch
+
+from fedpriv.accounting.response import Response, label_guarantee, most_told
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.records import Guarantee, LabelsTold, LabelSurvey
+from fedpriv.runs import RunFolder
+from fedpriv.server.survey import survey_of
+from fedpriv.world import World
+
+__all__ = ["label_line", "label_sentences", "with_referee"]
+
+
+def label_line(world: World) -> Guarantee | None:
+    """Return the ledger's line about labels; ``None`` where clients use them as they are."""
+    if world.response is None:
+        return None
+    notes = [
+        "About labels alone. An image often shows its class: whoever has the image, from its owner or from an upload "
+        "that nothing else protects, needs no label.",
+        "It stands beside the mechanism's claim and is never added to it: changing labels before training keeps "
+        "neighbouring data sets neighbours.",
+    ]
+    if world.experiment.noise == "reproducible":
+        notes.append("noise = 'reproducible': whoever guesses the seed knows which labels were changed.")
+    return label_guarantee(world.response, notes)
+
+
+def with_referee(world: World, folder: RunFolder) -> LabelSurvey | None:
+    """Return the run's survey with what the referee knows; ``None`` where clients use labels as they are.
+
+    In a deployment only clients know what their labels became, unless that follows from the seed.
+    """
+    if world.response is None:
+        return None
+    survey = folder.labels() or survey_of(world.response, {})
+    if folder.is_deployed and world.experiment.keeps_secret:
+        return survey
+    return survey.model_copy(update={"told": _told(world, world.response)})
+
+
+def _told(world: World, response: Response) -> LabelsTold:
+    rows = torch.from_numpy(np.concatenate(world.partitions))
+    true, changed = world.true_labels[rows], world.dataset.y_train[rows]
+    counts = np.bincount(true.numpy(), minlength=response.answers)
+    known = counts / counts.sum()
+    named = torch.tensor(response.best_decisions(known.tolist()))[changed]
+    right = int((named == true).sum())
+    interval = rate_interval(right, len(rows))
+    low, high = interval.ends or (0.0, 1.0)
+    return LabelsTold(
+        examples=len(rows),
+        kept=int((true == changed).sum()),
+        right=right,
+        low=low,
+        high=high,
+        guess=float(known.max()),
+        ceiling=response.success(known.tolist()),
+        true_shares=tuple(known.tolist()),
+    )
+
+
+def label_sentences(survey: LabelSurvey) -> list[str]:
+    """Say what changed labels prove, and how often they tell the true one."""
+    proven = (
+        f"Labels were changed once at the clients (each kept with probability {survey.keep:.1%}): pure epsilon "
+        f"{survey.epsilon:.4g} of each label, for the whole run and against everybody"
+    )
+    told = survey.told
+    if told is None:
+        return [f"{proven}."]
+    measured = f"{told.right / told.examples:.1%} of {told.examples:,} (95 %: {told.low:.1%} to {told.high:.1%})"
+    return [
+        f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, the ceiling "
+        f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; for somebody who "
+        f"is right with 90.0% from the image alone it is {most_told(survey.epsilon, 0.9):.1%}."
+    ]

@@ -1,0 +1,96 @@
+"""What mechanisms have in common that release a trained convex model once, and no gradients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.mechanisms.machinery.settings import MechanismSettings
+from fedpriv.settings import Epsilon
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.erm import Problem
+    from fedpriv.mechanisms.machinery.base import Mechanism
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+
+__all__ = ["Fit", "ModelNoiseSettings", "Weights", "length_of_noise"]
+
+Weights = NDArray[np.float64]
+"""(rows, d): one row for two classes, else one a class."""
+
+Fit = Callable[[float, Weights | None], Weights]
+"""From lambda, and a vector v of a term <v, w> in the objective or ``None``, to the minimum."""
+
+
+class ModelNoiseSettings(MechanismSettings):
+    """Settings of noise on a convex model or in its objective; its amount is the epsilon that it proves.
+
+    The noise in numbers follows from the client's number of examples: :meth:`scale`.
+    """
+
+    on_gradients: ClassVar[bool] = False
+
+    unit: Literal["example"] = Field("example", description="what is protected: one example")
+    target_epsilon: Epsilon = Field(description="of the one model that a client releases")
+
+    @property
+    @override
+    def noise(self) -> float:
+        return self.target_epsilon
+
+    @override
+    def with_noise(self, noise: float) -> Self:
+        return self.model_copy(update={"target_epsilon": noise})
+
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+        raise ValueError(f"mechanism.name = {self.name!r} is noise on a model and releases no gradients")
+
+    @abstractmethod
+    def released(self, problem: Problem, fit: Fit, generator: np.random.Generator) -> Weights:
+        """Return the weights that may leave the client.
+
+        Args:
+            problem: its public sizes.
+            fit: the solver on the client's data.
+            generator: used for nothing else.
+        """
+
+    @abstractmethod
+    def scale(self, problem: Problem) -> float:
+        """Return the scale of the noise.
+
+        Raises:
+            InputError: nothing is proven of such a problem.
+        """
+
+    @abstractmethod
+    def shift(self, problem: Problem, tail: float) -> float:
+        """Return a length by which noise moves the weights, exceeded with probability ``tail`` at most."""
+
+    @abstractmethod
+    def longest(self, problem: Problem, tail: float) -> float:
+        """Return a length that the weights exceed with probability ``tail`` at most."""
+
+
+def length_of_noise(distribution: str, scale: float, dimension: int, tail: float) -> float:
+    """Return a length that :func:`fedpriv.convex.spread_noise` exceeds with probability ``tail`` at most.
+
+    Args:
+        distribution: gaussian, or laplace: then it is the quantile of a Gamma variable.
+        scale: of the noise.
+        dimension: how many numbers it has.
+        tail: above 0, below 1.
+    """
+    from scipy.special import gammainccinv
+
+    from fedpriv.mechanisms.machinery.clipping import normal_norm
+
+    unit = normal_norm(dimension, 1.0, tail) if distribution == "gaussian" else float(gammainccinv(dimension, tail))
+    return scale * unit

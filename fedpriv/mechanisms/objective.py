@@ -1,0 +1,66 @@
+"""Objective perturbation: a random term in the objective (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.convex import spread_noise
+from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights, length_of_noise
+from fedpriv.registry import MECHANISMS
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.erm import Problem
+    from fedpriv.accounting.proofs import Proof
+
+__all__ = ["ObjectiveSettings"]
+
+
+@MECHANISMS.register
+class ObjectiveSettings(ModelNoiseSettings):
+    """Train on an objective that has noise in it; two classes."""
+
+    title: ClassVar[str] = "objective perturbation"
+    label: ClassVar[str] = "objective perturbation"
+    colours: ClassVar[tuple[str, str]] = ("#7F7F00", "#BCBD22")
+    marker: ClassVar[str] = "^"
+
+    name: Literal["objective"] = Field("objective", description="privacy mechanism")
+
+    @classmethod
+    @override
+    def proof(cls) -> type[Proof]:
+        from fedpriv.accounting.erm import ObjectiveProof
+
+        return ObjectiveProof
+
+    @override
+    def scale(self, problem: Problem) -> float:
+        from fedpriv.accounting.erm import objective_terms
+
+        return objective_terms(problem, self.target_epsilon).scale
+
+    @override
+    def released(self, problem: Problem, fit: Fit, generator: np.random.Generator) -> Weights:
+        from fedpriv.accounting.erm import objective_terms
+
+        terms = objective_terms(problem, self.target_epsilon)
+        tilt = spread_noise("laplace", terms.scale, (problem.rows, problem.features), generator)
+        return fit(terms.regularisation, tilt / problem.examples)
+
+    @override
+    def shift(self, problem: Problem, tail: float) -> float:
+        from fedpriv.accounting.erm import objective_terms
+
+        # The gradient changes by b / n everywhere, and the objective is strongly convex.
+        terms = objective_terms(problem, self.target_epsilon)
+        length = length_of_noise("laplace", terms.scale, problem.dimension, tail)
+        return length / (problem.examples * terms.regularisation)
+
+    @override
+    def longest(self, problem: Problem, tail: float) -> float:
+        # More regularisation than lambda makes the minimum without noise no longer.
+        return problem.longest + self.shift(problem, tail) + problem.tolerance / problem.regularisation
