@@ -18,6 +18,7 @@ from fedpriv.cli.audit import audit
 from fedpriv.cli.certify import certify
 from fedpriv.cli.data import data
 from fedpriv.cli.deploy import deploy_app
+from fedpriv.cli.icl import icl
 from fedpriv.cli.init import init
 from fedpriv.cli.probe import probe_app
 from fedpriv.cli.serve import query, serve
@@ -111,7 +112,7 @@ def run(
 
     with shown(quiet or as_json) as progress:
         if experiment is not None and file is not None:
-            path = out_dir or default_folder(experiment)
+            path = out_dir or default_folder(experiment.name)
             with reported(path):
                 summary = start_run(experiment, path, command_of("run", file, set_), progress)
         elif resume is not None:
@@ -132,6 +133,11 @@ app.command(
     epilog="Examples:\n\n  fedpriv serve runs/quickstart-20260101-120000 --set service.method=rounded:2\n\n"
     "  fedpriv serve runs/quickstart-20260101-120000 --status"
 )(serve)
+app.command(
+    epilog="Examples:\n\n  fedpriv icl configs/icl.toml\n\n"
+    "  fedpriv icl configs/icl.toml --set data.name=agnews --set icl.target_epsilon=1\n\n"
+    "  fedpriv icl --resume runs/icl-20260101-120000"
+)(icl)
 app.command(epilog="Example:\n\n  fedpriv query runs/quickstart-20260101-120000 --test 0:10")(query)
 app.command(
     epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
@@ -142,10 +148,11 @@ app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quick
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
 def report(folder: Run) -> None:
-    """Write report.html from DIR, the folder of a run, of a trial, or of a sweep."""
-    from fedpriv.report import write_report, write_sweep_report
+    """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
+    from fedpriv.report import write_icl_report, write_report, write_sweep_report
 
     write = write_sweep_report if (folder / "sweep.json").is_file() else write_report
+    write = write_icl_report if (folder / "icl.toml").is_file() else write
     with writing(shlex.join(["fedpriv", "report", str(folder)])):
         path = write(folder)
     print_line(f"Report: {path}")

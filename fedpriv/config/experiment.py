@@ -331,7 +331,7 @@ def _in_terms_of_json(node: Any) -> Any:
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
-def describe(experiment: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
+def describe(experiment: BaseModel) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (key, value, default, description) for every key, in the order of the sections."""
     yield from _describe(experiment, "")
 

@@ -15,6 +15,7 @@ from fedpriv.records.attacks import (
     recovered,
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
+from fedpriv.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
@@ -75,6 +76,9 @@ __all__ = [
     "Probe",
     "ProbeFigure",
     "ProbeResult",
+    "PromptLeak",
+    "PromptLevel",
+    "Prompts",
     "Reach",
     "Recovered",
     "Referee",
@@ -85,6 +89,7 @@ __all__ = [
     "Service",
     "Stop",
     "Summary",
+    "Synthetic",
     "ThreatModel",
     "UserFacts",
     "VotedAnswer",
