@@ -236,7 +236,7 @@ class Transformer(Language):
                 logits_to_keep=1,
             )  # fmt: skip
             results.append(self._log_probabilities(read.logits))
-            cache.crop(width)
+            cache.crop(-len(ending))
         return np.stack(results, axis=1)
 
     def _log_probabilities(self, logits: "torch.Tensor") -> Floats:

@@ -117,7 +117,8 @@ def _bench(settings: Prompting, secret: Secret) -> _Bench:
     wanted = settings.icl.queries
     if wanted > len(texts.questions):
         raise InputError(f"icl.queries = {wanted}, and {texts.source} has {len(texts.questions)} test texts")
-    chosen = numpy_stream(settings.seed, "icl-questions").choice(len(texts.questions), wanted, replace=False)
+    # Whoever asks more questions asks these first.
+    chosen = numpy_stream(settings.seed, "icl-questions").permutation(len(texts.questions))[:wanted]
     language = open_language(settings.model, text_root(settings.data.root))
     # Says now whether the model can tell the labels apart, and whether it can be asked.
     language.check(Wording(texts, 1).candidates)
