@@ -16,7 +16,7 @@ from fedpriv.config.icl import IclConfig
 from fedpriv.data.texts import Example
 from fedpriv.errors import InputError
 from fedpriv.icl.language import Floats, Language
-from fedpriv.icl.prompts import CONTENT_FREE, Wording, drawn
+from fedpriv.icl.prompts import CONTENT_FREE, Wording, check_enough, drawn
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import Guarantee
 from fedpriv.votes import NoisyMax, SampledUse, least_sigma
@@ -113,6 +113,7 @@ def noise_of(config: IclConfig, examples: int, epsilon: float) -> Noise:
         InputError: there are too few examples, or no noise in range fits.
     """
     if config.unit == "client":
+        check_enough(examples // config.clients, config.prompts, config.shots)
         sigma = least_sigma(config.queries, epsilon, config.delta, config.prompts)
         return Noise(epsilon, sigma, _by_client(config, sigma))
     use = _use(config, examples)
@@ -152,7 +153,7 @@ def answers(votes: NDArray[np.int64], labels: int, sigma: float, secret: Secret,
 
 def _use(config: IclConfig, examples: int) -> SampledUse:
     taken = config.prompts * config.shots
-    drawn(examples, config.prompts, config.shots, np.random.default_rng(0))  # says whether there are enough
+    check_enough(examples, config.prompts, config.shots)
     return SampledUse(SENSITIVITY, taken / examples, config.queries, config.delta)
 
 

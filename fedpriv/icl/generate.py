@@ -17,7 +17,7 @@ from fedpriv.config.icl import IclConfig
 from fedpriv.data.texts import Example, Texts
 from fedpriv.icl.classify import SENSITIVITY, Noise
 from fedpriv.icl.language import Floats, Language
-from fedpriv.icl.prompts import Wording, drawn
+from fedpriv.icl.prompts import Wording, check_enough, drawn
 from fedpriv.randomness import Secret
 from fedpriv.votes import SampledUse
 
@@ -90,7 +90,7 @@ def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
         InputError: the label has too few examples, or no noise in range fits.
     """
     count = sum(example.label == label for example in texts.examples)
-    drawn(count, config.prompts, config.shots, np.random.default_rng(0))  # says whether there are enough
+    check_enough(count, config.prompts, config.shots)
     use = SampledUse(SENSITIVITY, config.prompts * config.shots / count, config.synthetic * config.tokens, config.delta)
     sigma = use.least_sigma(config.target_epsilon)
     return Noise(config.target_epsilon, sigma, use.guarantee(sigma))

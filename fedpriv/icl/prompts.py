@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedpriv.data.texts import Example, Texts
 from fedpriv.errors import InputError
 
-__all__ = ["CONTENT_FREE", "Wording", "drawn"]
+__all__ = ["CONTENT_FREE", "Wording", "check_enough", "drawn"]
 
 CONTENT_FREE = "N/A"
 """A question without content (Zhao et al. 2021)."""
@@ -61,9 +61,18 @@ def drawn(available: int, prompts: int, shots: int, generator: np.random.Generat
     Raises:
         InputError: there are too few examples.
     """
+    check_enough(available, prompts, shots)
+    return generator.choice(available, prompts * shots, replace=False).reshape(prompts, shots)
+
+
+def check_enough(available: int, prompts: int, shots: int) -> None:
+    """Refuse more examples in prompts than there are.
+
+    Raises:
+        InputError: there are too few.
+    """
     if prompts * shots > available:
         raise InputError(
             f"icl.prompts = {prompts} with icl.shots = {shots} take {prompts * shots} examples, and there are "
             f"{available}"
         )
-    return generator.choice(available, prompts * shots, replace=False).reshape(prompts, shots)

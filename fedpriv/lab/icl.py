@@ -6,14 +6,13 @@ Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.report`)
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config.icl import Prompting
+from fedpriv.config.icl import IclConfig, Prompting
 from fedpriv.data.texts import Example, Texts, load_texts, text_root
 from fedpriv.errors import InputError
 from fedpriv.files import writing
@@ -21,7 +20,7 @@ from fedpriv.icl.classify import Classifier, Noise, answers, noise_of, together
 from fedpriv.icl.folder import PromptFolder, Votes
 from fedpriv.icl.generate import Writer, noise_of_label
 from fedpriv.icl.language import Language, open_language
-from fedpriv.icl.leaks import membership, repeating
+from fedpriv.icl.leaks import candidates, membership, repeating
 from fedpriv.icl.prompts import Wording
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
@@ -77,6 +76,7 @@ class _Bench:
         texts: private examples and public questions.
         questions: those that are asked.
         language: the model.
+        noises: of each level, by falling noise; or, where examples are generated, of each label.
         secret: draws noise and prompts.
     """
 
@@ -84,6 +84,7 @@ class _Bench:
     texts: Texts
     questions: tuple[Example, ...]
     language: Language
+    noises: tuple[Noise, ...]
     secret: Secret
 
     @property
@@ -101,12 +102,6 @@ class _Bench:
         """The labels of the questions."""
         return np.array([question.label for question in self.questions])
 
-    @cached_property
-    def noises(self) -> tuple[Noise, ...]:
-        """The noise of each level, by falling noise."""
-        icl = self.settings.icl
-        return tuple(noise_of(icl, len(self.texts.examples), epsilon) for epsilon in icl.levels)
-
     def right(self, said: Sequence[int] | NDArray[np.int64]) -> Interval:
         """The share of questions that are answered correctly."""
         return rate_interval(int((np.asarray(said) == self.truth).sum()), len(self.truth))
@@ -123,7 +118,17 @@ def _bench(settings: Prompting, secret: Secret) -> _Bench:
     # Says now whether the model can tell the labels apart, and whether it can be asked.
     language.check(Wording(texts, 1).candidates)
     language.next_token(["Label:"], Wording(texts, 1).candidates)
-    return _Bench(settings, texts, tuple(texts.questions[number] for number in chosen), language, secret)
+    questions = tuple(texts.questions[number] for number in chosen)
+    bench = _Bench(settings, texts, questions, language, _noises(settings.icl, texts), secret)
+    if settings.leaks.pairs and settings.icl.mode == "classify":
+        candidates(bench.classifier, settings.leaks.pairs)  # says now whether there are enough
+    return bench
+
+
+def _noises(icl: IclConfig, texts: Texts) -> tuple[Noise, ...]:
+    if icl.mode == "classify":
+        return tuple(noise_of(icl, len(texts.examples), epsilon) for epsilon in icl.levels)
+    return tuple(noise_of_label(icl, texts, label) for label in range(len(texts.labels)))
 
 
 def _finish(bench: _Bench, folder: PromptFolder, began: float, progress: Progress) -> Prompts:
@@ -189,7 +194,7 @@ def _votes(
 
 def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple[Prompts, Ledger]:
     icl, texts = bench.settings.icl, bench.texts
-    noises = [noise_of_label(icl, texts, label) for label in range(len(texts.labels))]
+    noises = bench.noises
     own, plain = (_written(bench, sigmas, progress) for sigmas in ([noise.sigma for noise in noises], None))
     folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[one.label], "text": one.text} for one in own])
     progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")

@@ -19,7 +19,7 @@ from tests.icl.worlds import classifier, fruits
 # Wu et al. 2024's setting: ten prompts of four examples, 500 questions, delta 1e-4; as the specification prints it.
 PRINTED = [(5452, 1, 1.350), (5452, 3, 0.920), (5452, 8, 0.683), (6920, 1, 1.212), (6920, 3, 0.865), (6920, 8, 0.647)]
 
-# Tang et al. 2024, AG News: 20 of 30,000 examples, 100 tokens, delta 1 / 30,000: their noise and the epsilon they print.
+# Tang et al. 2024, AG News, 20 of 30,000 examples, 100 tokens, delta 1 / 30,000: their noise and their epsilon.
 AUTHORS = [(0.51, 1.0), (0.46, 2.0), (0.39, 4.0), (0.31, 8.0)]
 
 

@@ -42,7 +42,7 @@ def test_labels_that_begin_alike_are_refused() -> None:
 # ---- a Llama of our own ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stories() -> Stories:
     return Stories(STORIES)
 
@@ -54,7 +54,7 @@ def test_it_writes_the_published_story(stories: Stories) -> None:
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw "
         "a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's"
     )
-    assert stories.write("", 75).startswith(begin[:-2])
+    assert stories.write("", 45).startswith(begin[:110])
 
 
 @needs_stories
@@ -68,8 +68,9 @@ def test_its_probabilities_add_up(stories: Stories) -> None:
 
 @needs_stories
 def test_a_prompt_that_is_too_long_loses_its_beginning(stories: Stories) -> None:
-    tokens = [1, *([403, 407] * 300)]
-    assert stories._scores(tokens) == pytest.approx(stories._scores([1, *tokens[-511:]]))
+    stories._longest = 20
+    tokens = [1, *([403, 407] * 15)]
+    assert stories._scores(tokens) == pytest.approx(stories._scores([1, *tokens[-19:]]))
 
 
 @needs_stories
@@ -170,7 +171,11 @@ def _write_tokenizer(folder: Path) -> None:
 OPENAI = {"choices": [{"logprobs": {"top_logprobs": [{" yes": -0.1, " n": -3.0, "o": -4.0}]}}]}
 LLAMA_CPP = {
     "choices": [
-        {"logprobs": {"content": [{"top_logprobs": [{"token": " yes", "logprob": -0.1}, {"token": " n", "logprob": -3}]}]}}
+        {
+            "logprobs": {
+                "content": [{"top_logprobs": [{"token": " yes", "logprob": -0.1}, {"token": " n", "logprob": -3}]}]
+            }
+        }
     ]
 }
 
@@ -218,7 +223,7 @@ def test_an_endpoint_is_asked_for_log_probabilities(endpoint: Any, body: Any, fl
 
 
 def test_an_endpoint_writes(endpoint: Any) -> None:
-    url, _, reply = endpoint
+    url = endpoint[0]
     assert http(url).likeliest("a", 2) == (" yes", " n")
     assert http(url).write("a", 3) == " yes yes yes"
 

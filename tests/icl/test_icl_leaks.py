@@ -8,7 +8,7 @@ from fedpriv.config.icl import IclConfig, LeaksConfig
 from fedpriv.data.texts import Example, Texts
 from fedpriv.errors import InputError
 from fedpriv.icl.classify import noise_of
-from fedpriv.icl.leaks import _candidates, membership, repeating
+from fedpriv.icl.leaks import candidates, membership, repeating
 from tests.icl.test_icl_generate import Table
 from tests.icl.worlds import classifier, fruits
 
@@ -27,9 +27,7 @@ def random_texts() -> Texts:
 def figures() -> dict[str, tuple[float, float, float, float | None]]:
     config = IclConfig(shots=4, prompts=10, queries=200, delta=1e-4, calibrated=False)
     texts = random_texts()
-    leak = membership(
-        classifier(config, texts), LeaksConfig(pairs=400), [noise_of(config, len(texts.examples), 1.0)]
-    )
+    leak = membership(classifier(config, texts), LeaksConfig(pairs=400), [noise_of(config, len(texts.examples), 1.0)])
     return {
         figure.what: (figure.measured.value, figure.measured.low or 0.0, figure.measured.high or 1.0, figure.ceiling)
         for figure in leak.figures
@@ -62,7 +60,7 @@ def test_the_ceiling_is_the_area_under_the_trade_off() -> None:
 def test_a_member_is_in_its_first_prompt_only() -> None:
     answering = classifier(IclConfig(shots=1, prompts=5), random_texts())
     examples = answering.wording.texts.examples
-    for one in _candidates(answering, 50):
+    for one in candidates(answering, 50):
         rows = one.rows.ravel().tolist()
         held = [examples[row].text for row in rows]
         assert len(set(rows)) == 5

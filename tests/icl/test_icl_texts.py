@@ -59,9 +59,7 @@ def test_a_known_file(tmp_path: Path) -> None:
         ('text,label\n"a,x\n', {}, r"not a CSV file in UTF-8"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
-    tmp_path: Path, content: str, settings: dict[str, object], words: str
-) -> None:
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, settings: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words) as raised:
         load_texts(own(tmp_path, content, **settings), 0)
     assert "\n" not in str(raised.value)
