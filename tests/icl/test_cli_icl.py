@@ -1,6 +1,7 @@
 """``fedpriv icl`` as a user meets it: the folder, the report, resuming, and one line for what is wrong."""
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -205,3 +206,22 @@ def test_account_finds_the_noise_of_votes_with_sampling(call: Call) -> None:
     for wrong in (["--scale", "2"], ["--votes-per-client", "2"], [], ["--sigma", "1", "--target-epsilon", "1"]):
         code, _, err = call(*question, *wrong)
         assert (code, err.count("\n")) == (2, 1), wrong
+
+
+STORIES = Path(os.environ.get("FEDPRIV_DATA", "data")) / "stories260k.npz"
+
+
+@pytest.mark.skipif(not STORIES.is_file(), reason="stories260k.npz is not in FEDPRIV_DATA")
+def test_synthetic_examples_are_written_and_serve(texts: Path, call: Call, tmp_path: Path) -> None:
+    settings = ["model.name=stories", "icl.mode=generate", "icl.tokens=2", "icl.shots=1", "icl.prompts=2",
+                "icl.queries=3", "icl.synthetic=1", "icl.likeliest=5", "leaks.repeats=2", "leaks.tokens=2",
+                f"data.root={STORIES.parent}"]  # fmt: skip
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    code, out, _ = call("icl", texts, *overrides, "--out", tmp_path / "written", "--quiet")
+    assert (code, "Not made: membership" in out) == (0, True)
+    written = [json.loads(line) for line in (tmp_path / "written" / "synthetic.jsonl").read_text().splitlines()]
+    assert [one["label"] for one in written] == ["no", "yes"]
+    ledger = json.loads((tmp_path / "written" / "ledger.json").read_text())
+    assert [line["participations"] for line in ledger["clients"]] == [2, 2]
+    assert all(8 * (1 - 1e-3) <= line["epsilon"] <= 8 for line in ledger["clients"])
+    assert "Synthetic examples" in (tmp_path / "written" / "report.html").read_text()

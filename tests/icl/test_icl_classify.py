@@ -49,7 +49,7 @@ def test_without_sampling_the_figure_is_the_exact_one() -> None:
 
 
 def test_all_levels_together_are_one_with_less_noise() -> None:
-    config = IclConfig(unit="client", clients=20, prompts=2, queries=30, delta=1e-5)
+    config = IclConfig(unit="client", clients=20, shots=1, prompts=2, queries=30, delta=1e-5)
     noises = [noise_of(config, 60, epsilon) for epsilon in (1.0, 3.0)]
     # Full participation: squares of mu add up (Dong, Roth and Su 2022, Cor. 3.3).
     mus = [2 * math.sqrt(2 * 30) / noise.sigma for noise in noises]
@@ -62,7 +62,8 @@ def test_all_levels_together_are_one_with_less_noise() -> None:
 
 def test_a_client_moves_as_many_votes_as_it_has() -> None:
     one, three = (
-        noise_of(IclConfig(unit="client", clients=9, prompts=prompts, queries=50), 90, 2.0) for prompts in (1, 3)
+        noise_of(IclConfig(unit="client", clients=9, shots=1, prompts=prompts, queries=50), 90, 2.0)
+        for prompts in (1, 3)
     )
     assert three.sigma == pytest.approx(3 * one.sigma)
     assert "replace-one-client" in three.guarantee.adjacency
