@@ -152,8 +152,8 @@ def report(folder: Run) -> None:
     """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
     from fedpriv.report import write_icl_report, write_report, write_sweep_report
 
-    write = write_sweep_report if (folder / "sweep.json").is_file() else write_report
-    write = write_icl_report if (folder / "icl.toml").is_file() else write
+    own = {"sweep.json": write_sweep_report, "icl.toml": write_icl_report}
+    write = next((write for name, write in own.items() if (folder / name).is_file()), write_report)
     with writing(shlex.join(["fedpriv", "report", str(folder)])):
         path = write(folder)
     print_line(f"Report: {path}")

@@ -52,7 +52,8 @@ class Classifier:
         asked = [question, CONTENT_FREE] if self.config.calibrated else [question]
         endings = [self.wording.ending(text, any(prefixes)) for text in asked]
         found = self.language.after(prefixes, endings, self.wording.candidates)
-        return found[:, 0] - found[:, 1] if self.config.calibrated else found[:, 0]
+        scores: Floats = found[:, 0] - found[:, 1] if self.config.calibrated else found[:, 0]
+        return scores
 
     def zero_shot(self, question: str) -> Floats:
         """Return how likely each label is without examples, (labels,)."""
@@ -66,7 +67,8 @@ class Classifier:
             question: its text.
         """
         prefixes = [self.wording.prefix(examples) for examples in self._prompts(number)]
-        return self.scores(prefixes, question).argmax(axis=1)
+        named: NDArray[np.int64] = self.scores(prefixes, question).argmax(axis=1)
+        return named
 
     def _prompts(self, number: int) -> Iterator[list[Example]]:
         examples, config = self.wording.texts.examples, self.config
@@ -145,7 +147,8 @@ def answers(votes: NDArray[np.int64], labels: int, sigma: float, secret: Secret,
     """
     counts = np.array([np.bincount(row, minlength=labels) for row in votes])
     if sigma == 0:
-        return counts.argmax(axis=1)
+        plurality: NDArray[np.int64] = counts.argmax(axis=1)
+        return plurality
     generators = (secret.stream("icl-noise", level, number).numpy() for number in range(len(votes)))
     decided = [NoisyMax(sigma).decide(row, generator) for row, generator in zip(counts, generators, strict=True)]
     return np.array([answer for answer in decided if answer is not None])

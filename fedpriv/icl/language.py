@@ -174,7 +174,8 @@ class Transformer(Language):
 
     @override
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:
-        return self.after(prompts, [""], candidates)[:, 0]
+        scores: Floats = self.after(prompts, [""], candidates)[:, 0]
+        return scores
 
     @override
     def after(self, prefixes: Sequence[str], endings: Sequence[str], candidates: Sequence[str]) -> Floats:

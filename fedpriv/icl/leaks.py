@@ -132,7 +132,8 @@ def repeating(classifier: Classifier, config: LeaksConfig) -> PromptLeak:
     """
     examples, shots = classifier.wording.texts.examples, classifier.config.shots
     generator = numpy_stream(classifier.seed, "icl-repeats")
-    own, foreign = [], []
+    own: list[float] = []
+    foreign: list[float] = []
     for _ in range(config.repeats):
         held, others = drawn(len(examples), 2, shots, generator)
         prompt = classifier.wording.prefix([examples[row] for row in held]) + _REPEAT

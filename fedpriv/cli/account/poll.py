@@ -150,7 +150,8 @@ def _sampled(poll: Poll, rate: float) -> PollAnswer:
     if poll.answers is None or (poll.sigma is None) == (poll.target_epsilon is None):
         raise InputError("--sampling-rate needs --answers, and exactly one of --sigma and --target-epsilon")
     use = SampledUse(math.sqrt(2), rate, poll.answers, poll.delta)
-    aggregator = NoisyMax(use.least_sigma(poll.target_epsilon) if poll.sigma is None else poll.sigma)
+    found = poll.sigma if poll.target_epsilon is None else use.least_sigma(poll.target_epsilon)
+    aggregator = NoisyMax(found or 0.0)
     proven = use.guarantee(aggregator.sigma)
     if proven.epsilon is None:
         raise InputError(f"--sigma {aggregator.sigma:g}: nothing finite is proven")
