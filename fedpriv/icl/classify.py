@@ -57,7 +57,8 @@ class Classifier:
 
     def zero_shot(self, question: str) -> Floats:
         """Return how likely each label is without examples, (labels,)."""
-        return self.scores([""], question)[0]
+        scores: Floats = self.scores([""], question)[0]
+        return scores
 
     def votes(self, number: int, question: str) -> NDArray[np.int64]:
         """Return what each prompt votes for, (voters,); voters of one client stand together.

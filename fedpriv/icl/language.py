@@ -130,7 +130,8 @@ def _counted(prompt: str, labels: Sequence[str]) -> Floats:
         text, _, label = block.rpartition(":")
         if label.strip() in labels:
             scores[labels.index(label.strip())] += len(asked & _words(text.rpartition("\n")[0]))
-    return np.log(scores / scores.sum())
+    shares: Floats = np.log(scores / scores.sum())
+    return shares
 
 
 def _words(text: str) -> set[str]:
