@@ -89,7 +89,8 @@ def test_it_agrees_with_transformers(stories: Stories) -> None:
     tokens = [1, *stories.tokens("Lily and Tom went to the park. They saw a")]
     with torch.inference_mode():
         other = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1).numpy()
-    assert stories._scores(tokens) == pytest.approx(other, abs=1e-9)
+    # Transformers computes its rotary angles in float32.
+    assert stories._scores(tokens) == pytest.approx(other, abs=1e-4)
 
 
 def _renamed(weights: Any, heads: int, shared: int) -> dict[str, Any]:
