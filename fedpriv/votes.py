@@ -5,18 +5,23 @@ says what any number of answers costs. PATE asks it, and an endpoint that answer
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpriv.accounting.calibration import calibrate
 from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.proofs import Claim
+from fedpriv.accounting.release import Release
 from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim
 from fedpriv.errors import InputError
+from fedpriv.records import Guarantee
 
-__all__ = ["MOST_ANSWERS", "Aggregator", "ConfidentMax", "LaplaceMax", "NoisyMax", "least_sigma", "most_answers"]
+__all__ = ["MOST_ANSWERS", "Aggregator", "ConfidentMax", "LaplaceMax", "NoisyMax", "SampledUse", "least_sigma"]
+__all__ += ["most_answers"]
 
 MOST_ANSWERS = 10_000_000
 
@@ -220,6 +225,51 @@ def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> f
         InputError: epsilon or delta is out of range.
     """
     return votes * math.sqrt(2 * answers) / gaussian_mu(epsilon, delta)
+
+
+@dataclass(frozen=True)
+class SampledUse:
+    """Normal noise on sums to which few of many examples, drawn afresh each time, contribute.
+
+    A fixed number of examples is drawn without replacement, and each has a part in one contribution at most. A
+    neighbour has one example replaced, which changes one contribution: the ledger's fixed-size sampling, in which a
+    deviation of ``sigma`` sensitivities / 2 is a noise multiplier of ``sigma``.
+
+    Attributes:
+        sensitivity: by how much the sum moves (Euclidean norm) if one contribution becomes any other; sqrt(2) for a
+            vote, and for a probability vector.
+        rate: the share of the examples that is drawn, from 1e-12 to 1.
+        uses: how many sums are released.
+        delta: in (0, 1).
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    sensitivity: float
+    rate: float
+    uses: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        self._release(1.0)
+
+    def least_sigma(self, epsilon: float) -> float:
+        """Return the least deviation of the noise with which all uses are (epsilon, delta)-DP.
+
+        Raises:
+            InputError: no noise in range fits.
+        """
+        return calibrate(epsilon, self._release(1.0)) * self.sensitivity / 2
+
+    def guarantee(self, sigma: float) -> Guarantee:
+        """Return what is proven of noise of deviation ``sigma``."""
+        proven = guarantee(self._release(2 * sigma / self.sensitivity))
+        meaning = f"sensitivity {self.sensitivity:.4g} stands for 2 clip_norm here; "
+        return replace(proven, theorem={**proven.theorem, "epsilon": meaning + proven.theorem["epsilon"]}, notes=())
+
+    def _release(self, noise: float) -> Release:
+        return Release("gaussian", "example", "fixed", self.rate, self.uses, (1,), noise, self.delta)
 
 
 def _checked(counts: ArrayLike) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from fedpriv.cli.audit import audit
 from fedpriv.cli.certify import certify
 from fedpriv.cli.data import data
 from fedpriv.cli.deploy import deploy_app
+from fedpriv.cli.icl import icl
 from fedpriv.cli.init import init
 from fedpriv.cli.probe import probe_app
 from fedpriv.cli.serve import query, serve
@@ -39,7 +40,8 @@ from fedpriv.cli.terminal import (
     print_summary,
     print_warning,
 )
-from fedpriv.config import describe, json_schema, load_experiment
+from fedpriv.config import Experiment, describe, json_schema, load_experiment, read_toml
+from fedpriv.config.icl import Prompting, is_prompting, load_prompting
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
 from fedpriv.files import is_disk, stopped, writing
 
@@ -111,7 +113,7 @@ def run(
 
     with shown(quiet or as_json) as progress:
         if experiment is not None and file is not None:
-            path = out_dir or default_folder(experiment)
+            path = out_dir or default_folder(experiment.name)
             with reported(path):
                 summary = start_run(experiment, path, command_of("run", file, set_), progress)
         elif resume is not None:
@@ -132,6 +134,11 @@ app.command(
     epilog="Examples:\n\n  fedpriv serve runs/quickstart-20260101-120000 --set service.method=rounded:2\n\n"
     "  fedpriv serve runs/quickstart-20260101-120000 --status"
 )(serve)
+app.command(
+    epilog="Examples:\n\n  fedpriv icl configs/icl.toml\n\n"
+    "  fedpriv icl configs/icl.toml --set data.name=agnews --set icl.target_epsilon=1\n\n"
+    "  fedpriv icl --resume runs/icl-20260101-120000"
+)(icl)
 app.command(epilog="Example:\n\n  fedpriv query runs/quickstart-20260101-120000 --test 0:10")(query)
 app.command(
     epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
@@ -142,10 +149,11 @@ app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quick
 
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
 def report(folder: Run) -> None:
-    """Write report.html from DIR, the folder of a run, of a trial, or of a sweep."""
-    from fedpriv.report import write_report, write_sweep_report
+    """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
+    from fedpriv.report import write_icl_report, write_report, write_sweep_report
 
-    write = write_sweep_report if (folder / "sweep.json").is_file() else write_report
+    own = {"sweep.json": write_sweep_report, "icl.toml": write_icl_report}
+    write = next((write for name, write in own.items() if (folder / name).is_file()), write_report)
     with writing(shlex.join(["fedpriv", "report", str(folder)])):
         path = write(folder)
     print_line(f"Report: {path}")
@@ -160,12 +168,14 @@ def config_check(
     ] = False,
 ) -> None:
     """Say whether the settings in FILE are valid; --deep also tries what takes more than reading them."""
-    experiment = load_experiment(file, set_ or ())
-    if deep:
+    settings = _settings(file, set_)
+    if deep and isinstance(settings, Prompting):
+        raise InputError("--deep tries experiments; fedpriv icl reads texts and model before it begins")
+    if deep and isinstance(settings, Experiment):
         # Imported here: torch and Flower take seconds that reading the settings need not wait for.
         from fedpriv.lab import check_experiment
 
-        for text in check_experiment(experiment):
+        for text in check_experiment(settings):
             print_warning(text)
     said = "a run can start" if deep else "the settings are valid. To also load the data and the network, add --deep"
     print_line(f"{file}: {said}.")
@@ -174,21 +184,36 @@ def config_check(
 @config_app.command("show", epilog="Example:\n\n  fedpriv config show configs/quickstart.toml --json")
 def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
     """Show every setting in FILE with its value, default and meaning."""
-    experiment = load_experiment(file, set_ or ())
+    settings = _settings(file, set_)
     if as_json:
-        print_json(experiment.model_dump(mode="json"))
+        print_json(settings.model_dump(mode="json"))
         return
-    for key, value, default, meaning in describe(experiment):
+    for key, value, default, meaning in describe(settings):
         changed = value != default
         out.print(f"{key} = {plain(value)}", style="bold" if changed else "", markup=False)
         usual = f" (default: {plain(default)})" if changed else ""
         out.print(Padding(Text(f"{meaning}{usual}", style="dim"), (0, 0, 0, 4)))
 
 
-@config_app.command("schema", epilog="Example:\n\n  fedpriv config schema > experiment.schema.json")
-def config_schema() -> None:
+def _settings(file: Path, overrides: list[str] | None) -> Experiment | Prompting:
+    """An experiment, or a file of fedpriv icl."""
+    return (
+        load_prompting(file, overrides or ())
+        if is_prompting(read_toml(file))
+        else load_experiment(file, overrides or ())
+    )
+
+
+@config_app.command(
+    "schema",
+    epilog="Examples:\n\n  fedpriv config schema > experiment.schema.json\n\n"
+    "  fedpriv config schema --icl > icl.schema.json",
+)
+def config_schema(
+    of_icl: Annotated[bool, typer.Option("--icl", help="Of the files of fedpriv icl.")] = False,
+) -> None:
     """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
-    print_json(json_schema())
+    print_json(json_schema(Prompting if of_icl else Experiment))
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ def run(
     experiment = for_deployment(experiment, folder)
     insecure = DeploymentFolder(folder).read().insecure
     _warn(insecure)
-    path = out_dir or default_folder(experiment)
+    path = out_dir or default_folder(experiment.name)
     engine = Engine("insecure deployment" if insecure else "deployment", partial(federate, folder))
     with shown(quiet or as_json) as progress, reported(path):
         summary = start_run(experiment, path, command_of("deploy run", file, set_), progress, engine)

@@ -17,7 +17,7 @@ from fedpriv.registry import suggestion
 
 __all__ = ["init"]
 
-_SCHEMA = "experiment.schema.json"
+_SCHEMAS = ("experiment.schema.json", "icl.schema.json")
 
 
 def init(
@@ -41,11 +41,12 @@ def init(
         folder.mkdir(parents=True, exist_ok=True)
         text = _alone(examples[name].read_text(encoding="utf-8"))
         write_whole(folder / f"{name}.toml", text.encode())
-        if _SCHEMA in text:
-            write_whole(folder / _SCHEMA, (_home() / _SCHEMA).read_bytes())
+        schema = next((known for known in _SCHEMAS if f"#:schema {known}" in text), None)
+        if schema is not None:
+            write_whole(folder / schema, (_home() / schema).read_bytes())
         write_whole(folder / "README.md", _readme(name, _header(examples[name])).encode())
-    schema = f", {_SCHEMA} (for editors that complete keys)" if _SCHEMA in text else ""
-    print_line(f"{folder}: {name}.toml, README.md{schema}; begin with: cd {shlex.quote(str(folder))}")
+    beside = f", {schema} (for editors that complete keys)" if schema is not None else ""
+    print_line(f"{folder}: {name}.toml, README.md{beside}; begin with: cd {shlex.quote(str(folder))}")
 
 
 def _home() -> Path:

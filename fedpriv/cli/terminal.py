@@ -14,7 +14,6 @@ from rich.padding import Padding
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedpriv.config import Experiment
 from fedpriv.records import Interval, Summary
 
 __all__ = [
@@ -65,9 +64,9 @@ class FolderByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-def default_folder(experiment: Experiment) -> Path:
+def default_folder(name: str) -> Path:
     """Return where a run goes of which nobody says it: runs/NAME-TIME."""
-    return Path("runs") / f"{experiment.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    return Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def command_of(verb: str, file: Path, overrides: Sequence[str] | None) -> str:

@@ -335,9 +335,9 @@ _INDECISIVE = {
 }
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of experiment files, what installed packages add included."""
-    schema: dict[str, Any] = _in_terms_of_json(Experiment.model_json_schema())
+def json_schema(kind: type[BaseModel] = Experiment) -> dict[str, Any]:
+    """Return the JSON Schema of a kind of files, what installed packages add to experiments included."""
+    schema: dict[str, Any] = _in_terms_of_json(kind.model_json_schema())
     return schema
 
 
@@ -354,9 +354,9 @@ def _in_terms_of_json(node: Any) -> Any:
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
-def describe(experiment: Experiment) -> Iterator[tuple[str, Any, Any, str]]:
+def describe(settings: BaseModel) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (key, value, default, description) for every key, in the order of the sections."""
-    yield from _describe(experiment, "")
+    yield from _describe(settings, "")
 
 
 def _describe(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any, str]]:

@@ -15,6 +15,7 @@ from fedpriv.records.attacks import (
     recovered,
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
+from fedpriv.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.labels import LabelsTold, LabelSurvey
 from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
@@ -79,6 +80,9 @@ __all__ = [
     "Probe",
     "ProbeFigure",
     "ProbeResult",
+    "PromptLeak",
+    "PromptLevel",
+    "Prompts",
     "Reach",
     "Recovered",
     "Referee",
@@ -90,6 +94,7 @@ __all__ = [
     "Shown",
     "Stop",
     "Summary",
+    "Synthetic",
     "ThreatModel",
     "UserFacts",
     "VotedAnswer",

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
 from fedpriv.config import load_experiment
+from fedpriv.config.icl import is_prompting, load_prompting
 from fedpriv.sweep import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
 
@@ -58,7 +59,7 @@ def test_python_runs_as_it_stands(page: Path, clone: Path) -> None:
 
 
 @pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
-def test_toml_is_an_experiment_or_a_sweep(page: Path, clone: Path) -> None:
+def test_toml_is_an_experiment_a_sweep_or_a_file_of_prompts(page: Path, clone: Path) -> None:
     for number, block in enumerate(block for block in blocks(page) if block.language == "toml"):
         # A sweep names its base, which lies beside it or in the folder above.
         path = clone / "configs" / f"{number}.toml"
@@ -67,6 +68,8 @@ def test_toml_is_an_experiment_or_a_sweep(page: Path, clone: Path) -> None:
         path.write_text(block.text, encoding="utf-8")
         if "base" in tomllib.loads(block.text):
             assert load_sweep(path).trials
+        elif is_prompting(tomllib.loads(block.text)):
+            load_prompting(path)
         else:
             load_experiment(path, [])
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from fedpriv.config import Experiment, json_schema
+from fedpriv.config import Experiment, json_schema, read_toml
+from fedpriv.config.icl import is_prompting
 from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+EXPERIMENTS = [path for path in sorted(CONFIGS.glob("*.toml")) if not is_prompting(read_toml(path))]
 SCHEMA = json.loads((CONFIGS / "experiment.schema.json").read_text(encoding="utf-8"))
 
 
@@ -19,7 +21,7 @@ def test_the_file_is_the_schema_of_the_settings() -> None:
     assert json.loads(json.dumps(json_schema())) == SCHEMA
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_the_shipped_experiments_name_and_follow_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("#:schema experiment.schema.json\n")

@@ -1,11 +1,20 @@
 """From what was asked of votes to what they prove."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.errors import InputError
-from fedpriv.votes import MOST_ANSWERS, Aggregator, ConfidentMax, LaplaceMax, NoisyMax, least_sigma, most_answers
+from fedpriv.votes import (
+    MOST_ANSWERS,
+    Aggregator,
+    ConfidentMax,
+    LaplaceMax,
+    NoisyMax,
+    SampledUse,
+    least_sigma,
+    most_answers,
+)
 
 __all__ = ["Poll", "PollAnswer", "answered_poll"]
 
@@ -25,6 +34,7 @@ class Poll:
         target_epsilon: that the answers must keep to.
         votes: of the one who is protected.
         delta: of (epsilon, delta).
+        sampling_rate: the share of voters that is drawn afresh for each answer.
     """
 
     sigma: float | None
@@ -35,6 +45,7 @@ class Poll:
     target_epsilon: float | None
     votes: int
     delta: float
+    sampling_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,10 @@ _FILTER = (
     "The figure of the answers given may be claimed where a budget at or above it was fixed beforehand and answering "
     "stops before it (Gaussian filters: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2022)."
 )
+_SECRET_DRAWS = (
+    "Each answer has a fixed number of voters, drawn without replacement from all, and nobody may know who they are. "
+    "mu is of voters who are drawn every time."
+)
 _INDEPENDENT = "No figure here depends on the votes themselves; one that does is as private as they are."
 
 
@@ -92,6 +107,8 @@ def answered_poll(poll: Poll) -> PollAnswer:
         InputError: too much or too little is given, or a number is out of range.
     """
     _check(poll)
+    if poll.sampling_rate is not None:
+        return _sampled(poll, poll.sampling_rate)
     if poll.answers is not None and poll.target_epsilon is not None and poll.sigma is None and poll.scale is None:
         found = least_sigma(max(1, poll.answers), poll.target_epsilon, poll.delta, poll.votes)
         return _answered(poll, NoisyMax(found), poll.answers, poll.answers)
@@ -120,6 +137,34 @@ def _check(poll: Poll) -> None:
         raise InputError(f"--answers {poll.answers} is more than --asked {poll.asked}")
     if poll.asked is not None and poll.threshold_sigma is None:
         raise InputError("--asked is for confident answers: give --threshold-sigma, too, or leave it out")
+
+
+def _sampled(poll: Poll, rate: float) -> PollAnswer:
+    """Answers by a few voters, of whom nobody knows who they are."""
+    others = {"--threshold-sigma": poll.threshold_sigma, "--scale": poll.scale, "--asked": poll.asked}
+    given = [option for option, value in others.items() if value is not None]
+    if given or poll.votes != 1:
+        raise InputError(
+            f"--sampling-rate is for normal noise and one vote each, not for {(*given, '--votes-per-client')[0]}"
+        )
+    if poll.answers is None or (poll.sigma is None) == (poll.target_epsilon is None):
+        raise InputError("--sampling-rate needs --answers, and exactly one of --sigma and --target-epsilon")
+    use = SampledUse(math.sqrt(2), rate, poll.answers, poll.delta)
+    found = poll.sigma if poll.target_epsilon is None else use.least_sigma(poll.target_epsilon)
+    aggregator = NoisyMax(found or 0.0)
+    proven = use.guarantee(aggregator.sigma)
+    if proven.epsilon is None:
+        raise InputError(f"--sigma {aggregator.sigma:g}: nothing finite is proven")
+    return PollAnswer(
+        poll=replace(poll, sigma=aggregator.sigma, asked=poll.answers),
+        aggregator=aggregator.title,
+        is_pure=False,
+        spent=aggregator.spent(poll.answers, poll.answers),
+        epsilon=proven.epsilon,
+        epsilon_answered=proven.epsilon,
+        theorem=proven.theorem["epsilon"],
+        notes=(_SECRET_DRAWS, _INDEPENDENT),
+    )
 
 
 def _aggregator(poll: Poll) -> Aggregator:

@@ -175,6 +175,8 @@ def print_poll(answer: PollAnswer) -> None:
     figures.add_row(measure, _number(answer.spent), "of the answers given")
     out.print(figures)
     setting = {"aggregator": answer.aggregator, "adjacency": answer.adjacency, "votes of one voter": f"{poll.votes:,}"}
+    if poll.sampling_rate is not None:
+        setting["sampling"] = f"fixed, rate {poll.sampling_rate:.6g}"
     _print_grounds(setting, [answer.theorem], answer.notes)
 
 

@@ -14,7 +14,8 @@ __all__ = ["votes"]
     epilog="Examples:\n\n  fedpriv account votes --sigma 40 --answers 286\n\n"
     "  fedpriv account votes --sigma 40 --threshold-sigma 150 --asked 640 --answers 286\n\n"
     "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
-    "  fedpriv account votes --answers 100 --target-epsilon 1"
+    "  fedpriv account votes --answers 100 --target-epsilon 1\n\n"
+    "  fedpriv account votes --answers 500 --target-epsilon 1 --sampling-rate 0.0073368 --delta 1e-4"
 )
 def votes(
     sigma: Annotated[
@@ -40,15 +41,21 @@ def votes(
     votes_per_client: Annotated[
         int, typer.Option("--votes-per-client", help="How many votes the one has who is protected.")
     ] = 1,
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--sampling-rate", help="Voters are a fixed number of all, drawn afresh for each answer: their share."
+        ),
+    ] = None,
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Noisy answers by vote, as PATE gives them: what they prove, or how many of them a target allows."""
+    """Noisy answers by vote, as PATE and prompts give them: what they prove, or how many of them a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.cli.account.poll import Poll, answered_poll
     from fedpriv.cli.account.text import print_poll
 
-    poll = Poll(sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta)
+    poll = Poll(sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta, sampling_rate)
     result = answered_poll(poll)
     if as_json:
         print_json(result.to_json())

@@ -1,0 +1,103 @@
+"""The command ``fedpriv icl FILE``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from fedpriv.cli.terminal import (
+    Json,
+    Out,
+    Quiet,
+    Set,
+    default_folder,
+    out,
+    print_json,
+    print_line,
+    print_sentences,
+    share_words,
+)
+from fedpriv.config.icl import load_prompting
+from fedpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpriv.records import Prompts
+
+__all__ = ["icl"]
+
+
+def icl(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A file of prompts, such as configs/icl.toml.")
+    ] = None,
+    set_: Set = None,
+    out_dir: Out = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="DIR", exists=True, file_okay=False, help="Finish an interrupted run in this folder."
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Answer from private examples in prompts of a language model, privately, and attack the prompts."""
+    if (file is None) == (resume is None):
+        raise InputError("icl needs either a FILE or --resume DIR")
+    if resume is not None and (set_ or out_dir):
+        raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
+    settings = load_prompting(file, set_ or ()) if file is not None else None
+    # Imported here: torch takes seconds that --help and a mistyped key need not wait for.
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.icl import resume_icl, start_icl
+    from fedpriv.report import write_icl_report
+
+    with shown(quiet or as_json) as progress:
+        if settings is not None:
+            path = out_dir or default_folder(settings.name)
+            found = start_icl(settings, path, progress)
+        elif resume is not None:
+            path = resume
+            found = resume_icl(path, progress)
+    write_icl_report(path)
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "folder": str(path)})
+        return
+    out.print(_table(found))
+    print_sentences(_sentences(found))
+    print_line(f"Report: {path / 'report.html'}")
+
+
+def _table(found: "Prompts") -> Table:
+    """Accuracies, from a guess to answers without noise."""
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (("answers", "left"), ("noise", "right"), ("right", "right"), ("95 %", "right")):
+        table.add_column(heading, justify="right" if justify == "right" else "left")
+    rows = [("the commonest label", "", f"{found.majority:.1%}"), ("no examples", "", share_words(found.zero_shot))]
+    for level in found.levels:
+        name = "no noise" if level.epsilon is None else f"epsilon {level.epsilon:g}{' *' if level.released else ''}"
+        rows.append((name, f"{level.sigma:.3f}" if level.sigma else "", share_words(level.accuracy)))
+    if found.one_prompt is not None:
+        rows.append(("one prompt", "", share_words(found.one_prompt)))
+    for name, noise, words in rows:
+        value, _, ends = words.partition(" ")
+        table.add_row(name, noise, value, ends.strip("()"))
+    return table
+
+
+def _sentences(found: "Prompts") -> list[str]:
+    what = "" if found.is_language_model else " This is no language model, and no figure here says anything about one."
+    lines = [f"{found.model}; {found.examples:,} private examples, {found.queries:,} questions.{what}"]
+    if found.together is not None:
+        lines.append(
+            f"* is what the run releases, at delta = {found.delta:g}. All rows with noise together prove epsilon "
+            f"{found.together:.4g}; the row without noise proves nothing."
+        )
+    for leak in found.leaks:
+        for figure in leak.figures:
+            guess = "" if figure.guess is None else f", guess {figure.guess:.3g}"
+            proven = "nothing proven" if figure.ceiling is None else f"at most {figure.ceiling:.3g} proven"
+            ends = "" if figure.measured.ends is None else " ({:.3g} to {:.3g})".format(*figure.measured.ends)
+            lines.append(f"{leak.title}: {figure.what}: {figure.measured.value:.3g}{ends}{guess}, {proven}.")
+    return [*lines, *(f"Not made: {text}." for text in found.refusals)]

@@ -1,0 +1,180 @@
+"""Answers by votes of prompts (Wu, Panda, Wang and Mittal, "Privacy-preserving in-context learning", ICLR 2024).
+
+For each question M prompts of N examples are made, each example in one of them at most. Each prompt votes for the label
+that the model finds likeliest; the answer is the label with the largest count after normal noise. If one example is
+replaced, one prompt votes differently: the sensitivity is sqrt(2).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.config.icl import IclConfig
+from fedpriv.data.texts import Example
+from fedpriv.errors import InputError
+from fedpriv.icl.language import Floats, Language
+from fedpriv.icl.prompts import CONTENT_FREE, Wording, check_enough, drawn
+from fedpriv.randomness import Secret, numpy_stream
+from fedpriv.records import Guarantee
+from fedpriv.votes import NoisyMax, SampledUse, least_sigma
+
+__all__ = ["SENSITIVITY", "Classifier", "Noise", "answers", "noise_of", "together"]
+
+SENSITIVITY = math.sqrt(2)
+"""One voter moves two counts by one; of two probability vectors the largest Euclidean distance is the same."""
+
+_CLIENT = "replace-one-client: all examples of one client are replaced by any others"
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Who answers.
+
+    Attributes:
+        language: the model.
+        wording: of prompts; its texts are the examples.
+        config: how many prompts of how many examples.
+        secret: draws who is in which prompt; what is proven rests on nobody knowing it.
+        seed: shares the examples out to clients.
+    """
+
+    language: Language
+    wording: Wording
+    config: IclConfig
+    secret: Secret
+    seed: int
+
+    def scores(self, prefixes: Sequence[str], question: str) -> Floats:
+        """Return how likely each label is behind each prefix, (prefixes, labels); corrected if the settings say so."""
+        asked = [question, CONTENT_FREE] if self.config.calibrated else [question]
+        endings = [self.wording.ending(text, any(prefixes)) for text in asked]
+        found = self.language.after(prefixes, endings, self.wording.candidates)
+        scores: Floats = found[:, 0] - found[:, 1] if self.config.calibrated else found[:, 0]
+        return scores
+
+    def zero_shot(self, question: str) -> Floats:
+        """Return how likely each label is without examples, (labels,)."""
+        scores: Floats = self.scores([""], question)[0]
+        return scores
+
+    def votes(self, number: int, question: str) -> NDArray[np.int64]:
+        """Return what each prompt votes for, (voters,); voters of one client stand together.
+
+        Args:
+            number: of the question; each has draws of its own.
+            question: its text.
+        """
+        prefixes = [self.wording.prefix(examples) for examples in self._prompts(number)]
+        named: NDArray[np.int64] = self.scores(prefixes, question).argmax(axis=1)
+        return named
+
+    def _prompts(self, number: int) -> Iterator[list[Example]]:
+        examples, config = self.wording.texts.examples, self.config
+        for client, own in enumerate(self.shares()):
+            generator = self.secret.stream("icl-prompts", number, client).numpy()
+            for rows in own[drawn(len(own), config.prompts, config.shots, generator)]:
+                yield [examples[row] for row in rows]
+
+    def shares(self) -> list[NDArray[np.int64]]:
+        """Return the numbers of each client's examples; all of them together where examples are protected."""
+        count, clients = len(self.wording.texts.examples), self.config.clients
+        if clients == 1:
+            return [np.arange(count)]
+        if clients > count:
+            raise InputError(f"icl.clients = {clients}, and there are {count} examples")
+        order = numpy_stream(self.seed, "icl-clients").permutation(count)
+        return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise on counts, and what all answers together prove.
+
+    Attributes:
+        epsilon: that it was calibrated for.
+        sigma: deviation on each count, in votes.
+        guarantee: of all answers.
+    """
+
+    epsilon: float
+    sigma: float
+    guarantee: Guarantee
+
+
+def noise_of(config: IclConfig, examples: int, epsilon: float) -> Noise:
+    """Return the least noise with which all answers keep to ``epsilon``.
+
+    Args:
+        config: how many answers of how many prompts, what is protected, and delta.
+        examples: how many there are, which is public.
+        epsilon: of all answers together.
+
+    Raises:
+        InputError: there are too few examples, or no noise in range fits.
+    """
+    if config.unit == "client":
+        check_enough(examples // config.clients, config.prompts, config.shots)
+        sigma = least_sigma(config.queries, epsilon, config.delta, config.prompts)
+        return Noise(epsilon, sigma, _by_client(config, sigma))
+    use = _use(config, examples)
+    sigma = use.least_sigma(epsilon)
+    return Noise(epsilon, sigma, use.guarantee(sigma))
+
+
+def together(config: IclConfig, examples: int, noises: Sequence[Noise]) -> Guarantee:
+    """Return what is proven of answers with each of these noises, all of them released.
+
+    They are noise on the same votes, so all of them tell no more than one answer with less noise: precisions add up.
+    """
+    sigma = sum(noise.sigma**-2 for noise in noises) ** -0.5
+    return _by_client(config, sigma) if config.unit == "client" else _use(config, examples).guarantee(sigma)
+
+
+def answers(votes: NDArray[np.int64], labels: int, sigma: float, secret: Secret, level: int) -> NDArray[np.int64]:
+    """Answer each question by its votes.
+
+    Args:
+        votes: (questions, voters).
+        labels: how many there are.
+        sigma: deviation of the noise on each count; 0: none.
+        secret: draws the noise.
+        level: which noise this is; each has draws of its own.
+
+    Returns:
+        (questions,), the label of each.
+    """
+    counts = np.array([np.bincount(row, minlength=labels) for row in votes])
+    if sigma == 0:
+        plurality: NDArray[np.int64] = counts.argmax(axis=1)
+        return plurality
+    generators = (secret.stream("icl-noise", level, number).numpy() for number in range(len(votes)))
+    decided = [NoisyMax(sigma).decide(row, generator) for row, generator in zip(counts, generators, strict=True)]
+    return np.array([answer for answer in decided if answer is not None])
+
+
+def _use(config: IclConfig, examples: int) -> SampledUse:
+    taken = config.prompts * config.shots
+    check_enough(examples, config.prompts, config.shots)
+    return SampledUse(SENSITIVITY, taken / examples, config.queries, config.delta)
+
+
+def _by_client(config: IclConfig, sigma: float) -> Guarantee:
+    claim = NoisyMax(sigma).claim(config.queries, config.queries, config.delta, config.prompts)
+    return Guarantee(
+        adjacency=_CLIENT,
+        sampling="full",
+        participations=config.queries,
+        nominal_epsilon=None,
+        pure_epsilon=None,
+        epsilon=claim.epsilon,
+        delta=config.delta,
+        theorem={
+            "nominal_epsilon": "none is claimed",
+            "pure_epsilon": "normal noise has no finite pure epsilon",
+            "epsilon": claim.theorem,
+        },
+        notes=(f"A client has {config.prompts} votes in each question.",),
+    )

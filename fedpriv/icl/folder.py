@@ -1,0 +1,161 @@
+"""The folder of a run of prompts: icl.toml, ledger.json, icl.json, answers.jsonl, and what is private.
+
+A killed run goes on where it was: votes are kept, one line a question, and nobody draws prompts for it again.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from fedpriv.config.icl import Prompting, load_prompting
+from fedpriv.errors import InputError
+from fedpriv.files import append_line, is_empty, write_whole, writing_to
+from fedpriv.randomness import Secret
+from fedpriv.records import Ledger, Prompts, parse_json, read_file, read_text
+from fedpriv.records.reading import Record
+
+__all__ = ["FILE", "PromptFolder", "Votes"]
+
+T = TypeVar("T")
+
+FILE = "icl.toml"
+"""The resolved settings; they tell such a folder from that of a run."""
+
+_SECRET, _VOTES = "private/secret.key", "private/votes.jsonl"
+
+
+@dataclass(frozen=True)
+class Votes(Record):
+    """One line of private/votes.jsonl.
+
+    Attributes:
+        question: its number.
+        votes: the label that each prompt votes for.
+        zero_shot: the label that the model finds likeliest without examples.
+    """
+
+    question: int
+    votes: tuple[int, ...]
+    zero_shot: int
+
+
+_LINE, _LEDGER, _PROMPTS = TypeAdapter(Votes), TypeAdapter(Ledger), TypeAdapter(Prompts)
+
+
+class PromptFolder:
+    """The folder of one run; use :meth:`create` for a new one and :meth:`open` for one that exists.
+
+    Attributes:
+        path: the folder.
+        settings: the resolved settings.
+    """
+
+    def __init__(self, path: Path, settings: Prompting) -> None:
+        self.path, self.settings = path, settings
+
+    @staticmethod
+    def create(path: Path, settings: Prompting) -> "PromptFolder":
+        """Make the folder, with settings and secret in it.
+
+        Raises:
+            InputError: the folder exists and is not empty, or cannot be made.
+            RunFailedError: the disk is full.
+        """
+        with writing_to(path):
+            if path.exists() and not is_empty(path):
+                raise InputError(f"{path} exists already; choose another --out, or finish it with --resume {path}")
+            path.mkdir(parents=True, exist_ok=True)
+            folder = PromptFolder(path, settings)
+            (path / "private").mkdir(mode=0o700)
+            if settings.noise == "secret":
+                write_whole(path / _SECRET, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600, durable=True)
+            # Last: what holds this file can be resumed.
+            write_whole(path / FILE, settings.to_toml().encode(), durable=True)
+            return folder
+
+    @staticmethod
+    def open(path: Path) -> "PromptFolder":
+        """Return the folder of an earlier run.
+
+        Raises:
+            InputError: it is none, or its settings are damaged.
+        """
+        if not (path / FILE).is_file():
+            raise InputError(f"{path} is not the folder of fedpriv icl: it has no {FILE}")
+        return PromptFolder(path, load_prompting(path / FILE))
+
+    @property
+    def to_resume(self) -> str:
+        """The command that finishes this run."""
+        return shlex.join(["fedpriv", "icl", "--resume", str(self.path)])
+
+    def secret(self) -> Secret:
+        """Return what draws noise and prompts.
+
+        Raises:
+            InputError: it is no longer here.
+        """
+        if self.settings.noise == "reproducible":
+            return Secret.of_seed(self.settings.seed)
+        path = self.path / _SECRET
+        try:
+            return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            raise InputError(f"{path} is not there, or damaged: noise cannot be drawn again without it") from None
+
+    def votes(self) -> list[Votes]:
+        """Return the votes so far, a cut-off last line left out.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        lines = (read_text(self.path / _VOTES) or "").split("\n")[:-1]
+        where = str(self.path / _VOTES)
+        found = [parse_json(line, _LINE, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
+        if [line.question for line in found] != list(range(len(found))):
+            raise InputError(f"{where} is damaged: questions are missing")
+        return found
+
+    def keep_votes(self, known: Sequence[Votes]) -> None:
+        """Write these votes, and no cut-off line."""
+        text = "".join(f"{json.dumps(vars(line))}\n" for line in known)
+        write_whole(self.path / _VOTES, text.encode(), mode=0o600)
+
+    def add_votes(self, line: Votes) -> None:
+        """Add the votes on one question."""
+        append_line(self.path / _VOTES, json.dumps(vars(line)))
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a value as indented JSON; NaN and infinity are refused."""
+        write_whole(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
+        """Write one JSON object a line, the file whole."""
+        text = "".join(json.dumps(value, allow_nan=False) + "\n" for value in values)
+        write_whole(self.path / name, text.encode())
+
+    def ledger(self) -> Ledger:
+        """What is proven.
+
+        Raises:
+            InputError: the run is not finished.
+        """
+        return self._needed("ledger.json", read_file(self.path / "ledger.json", _LEDGER))
+
+    def prompts(self) -> Prompts:
+        """What the run found.
+
+        Raises:
+            InputError: the run is not finished.
+        """
+        return self._needed("icl.json", read_file(self.path / "icl.json", _PROMPTS))
+
+    def _needed(self, name: str, record: T | None) -> T:
+        if record is None:
+            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
+        return record

@@ -1,0 +1,113 @@
+"""Synthetic examples, token by token (Tang et al., "Privacy-preserving in-context learning with differentially private
+few-shot generation", ICLR 2024).
+
+For each token of a synthetic example of a label, M prompts of N examples of that label are drawn afresh. Each gives a
+distribution over the K tokens that are likeliest without private examples; the token with the largest mean probability
+after normal noise is written. If one example is replaced, one of M distributions becomes any other: the mean moves by
+sqrt(2) / M at most. Who draws a fixed number from all examples has replace-one, so that is the adjacency here, where
+the paper claims Poisson draws. What was written serves any number of questions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpriv.config.icl import IclConfig
+from fedpriv.data.texts import Example, Texts
+from fedpriv.icl.classify import SENSITIVITY, Noise
+from fedpriv.icl.language import Floats, Language
+from fedpriv.icl.prompts import Wording, check_enough, drawn
+from fedpriv.randomness import Secret
+from fedpriv.votes import SampledUse
+
+__all__ = ["Writer", "noise_of_label"]
+
+_ENDS = ("\n", "")  # an example is one line
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes synthetic examples.
+
+    Attributes:
+        language: the model.
+        wording: of prompts; its texts are the examples.
+        config: of prompts, tokens and candidates.
+        secret: draws examples and noise.
+    """
+
+    language: Language
+    wording: Wording
+    config: IclConfig
+    secret: Secret
+
+    def example(self, label: int, number: int, sigma: float) -> Example:
+        """Write one synthetic example.
+
+        Args:
+            label: of what it is to be an example.
+            number: of this one among those of its label; each has draws of its own.
+            sigma: deviation of the noise on each sum of M probabilities; 0: none.
+        """
+        own = [example for example in self.wording.texts.examples if example.label == label]
+        public, written = self._instruction(label), ""
+        for token in range(self.config.tokens):
+            stream = self.secret.stream("icl-tokens", label, number, token)
+            ending = f"{self._begun(label)}{written}"
+            candidates = _distinct(self.language.likeliest(public + ending, self.config.likeliest))
+            prefixes = [
+                public + "".join(f"{self._begun(label)} {self.wording.cut(own[row].text)}\n\n" for row in rows)
+                for rows in drawn(len(own), self.config.prompts, self.config.shots, stream.numpy())
+            ]
+            scores = self.language.after(prefixes, [ending], candidates)[:, 0]
+            chosen = candidates[_decided(scores, sigma, stream.numpy())]
+            if any(end in chosen if end else not chosen for end in _ENDS):
+                break
+            written += chosen
+        return Example(written.strip(), label)
+
+    def _instruction(self, label: int) -> str:
+        texts = self.wording.texts
+        return f"Examples of a {texts.text_word.lower()} with the {texts.label_word.lower()} {texts.labels[label]}.\n\n"
+
+    def _begun(self, label: int) -> str:
+        texts = self.wording.texts
+        return f"{texts.label_word}: {texts.labels[label]}\n{texts.text_word}:"
+
+
+def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
+    """Return the least noise with which all synthetic examples of a label keep to the target.
+
+    Labels are public and each has examples of its own, so that what is proven for each is proven for all.
+
+    Args:
+        config: how many tokens of how many prompts, and the target.
+        texts: how many examples the label has, which is public.
+        label: which one.
+
+    Raises:
+        InputError: the label has too few examples, or no noise in range fits.
+    """
+    count = sum(example.label == label for example in texts.examples)
+    check_enough(count, config.prompts, config.shots)
+    use = SampledUse(SENSITIVITY, config.prompts * config.shots / count, config.synthetic * config.tokens, config.delta)
+    sigma = use.least_sigma(config.target_epsilon)
+    return Noise(config.target_epsilon, sigma, use.guarantee(sigma))
+
+
+def _decided(scores: Floats, sigma: float, generator: np.random.Generator) -> int:
+    """The candidate with the largest sum of probabilities after noise.
+
+    Args:
+        scores: (prompts, candidates), log-probabilities; each row is made to add up to 1.
+        sigma: deviation of the noise on each sum.
+        generator: draws it.
+    """
+    shares = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
+    return int(np.argmax(shares.sum(axis=0) + generator.normal(0.0, sigma, shares.shape[1])))
+
+
+def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
+    """Tokens that differ as texts; bytes of a character do not."""
+    return tuple(dict.fromkeys(token for token in tokens if "\ufffd" not in token))

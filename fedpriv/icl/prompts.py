@@ -1,0 +1,78 @@
+"""From examples to prompts, and who is in which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.texts import Example, Texts
+from fedpriv.errors import InputError
+
+__all__ = ["CONTENT_FREE", "Wording", "check_enough", "drawn"]
+
+CONTENT_FREE = "N/A"
+"""A question without content (Zhao et al. 2021)."""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How examples and questions look: blocks apart by an empty line, which ends in what the model is to say.
+
+    Attributes:
+        texts: whose labels and words these are.
+        words: of a text that are kept.
+    """
+
+    texts: Texts
+    words: int
+
+    def cut(self, text: str) -> str:
+        """Return a text in one line, its first words only."""
+        return " ".join(text.split()[: self.words])
+
+    def example(self, example: Example) -> str:
+        """Return an example as a block with its label."""
+        return f"{self._asked(example.text)} {self.texts.labels[example.label]}"
+
+    def prefix(self, examples: Sequence[Example]) -> str:
+        """Return what stands before a question; empty without examples."""
+        return "\n\n".join(self.example(example) for example in examples)
+
+    def ending(self, text: str, has_prefix: bool) -> str:
+        """Return a question, apart from what stands before it."""
+        return ("\n\n" if has_prefix else "") + self._asked(text)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """What the model may say, one a label."""
+        return tuple(f" {label}" for label in self.texts.labels)
+
+    def _asked(self, text: str) -> str:
+        return f"{self.texts.text_word}: {self.cut(text)}\n{self.texts.label_word}:"
+
+
+def drawn(available: int, prompts: int, shots: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw who is in which prompt: so many of all examples without replacement, in a random order.
+
+    Returns:
+        (prompts, shots), numbers of examples; none twice, so that one example is in one prompt at most.
+
+    Raises:
+        InputError: there are too few examples.
+    """
+    check_enough(available, prompts, shots)
+    return generator.choice(available, prompts * shots, replace=False).reshape(prompts, shots)
+
+
+def check_enough(available: int, prompts: int, shots: int) -> None:
+    """Refuse more examples in prompts than there are.
+
+    Raises:
+        InputError: there are too few.
+    """
+    if prompts * shots > available:
+        raise InputError(
+            f"icl.prompts = {prompts} with icl.shots = {shots} take {prompts * shots} examples, and there are "
+            f"{available}"
+        )

@@ -1,0 +1,129 @@
+"""A language model behind an HTTP endpoint in OpenAI's form: /v1/completions with log-probabilities.
+
+llama.cpp's server, Ollama and vLLM have one. Prompts hold private examples: an address that is not the loopback is
+refused unless the settings allow it, and no proxy is used.
+"""
+
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from typing_extensions import override
+
+from fedpriv.config.icl import LanguageConfig
+from fedpriv.errors import InputError, one_line
+from fedpriv.icl.language import Floats, Language
+
+__all__ = ["Http"]
+
+_LARGEST = 16 << 20  # bytes of an answer
+
+
+class Http(Language):
+    """An endpoint; one request a prompt.
+
+    It says how likely its ``top`` likeliest tokens are. A candidate that is not among them gets the log-probability of
+    the least likely one, which it does not exceed.
+
+    Args:
+        config: its address.
+
+    Raises:
+        InputError: the address is not on the loopback and ``remote`` is not set, or it is no address.
+    """
+
+    def __init__(self, config: LanguageConfig) -> None:
+        parts = urlsplit(config.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"model.url = {config.url!r}: allowed are addresses such as http://127.0.0.1:8080/v1")
+        if not config.remote and not _is_loopback(parts.hostname):
+            raise InputError(
+                f"model.url = {config.url!r} is not on the loopback, and prompts hold private examples; use an address "
+                "such as http://127.0.0.1:8080/v1, or set model.remote = true"
+            )
+        self._config, self._url = config, f"{config.url.rstrip('/')}/completions"
+        # Not through a proxy, and no redirection leads elsewhere.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
+        self.title = f"{config.served or 'the model'} at {config.url}"
+
+    @override
+    def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:
+        return np.array([_likely(self._top(prompt, self._config.top), candidates) for prompt in prompts])
+
+    @override
+    def token(self, candidate: str) -> str:
+        return candidate.strip()
+
+    @override
+    def likeliest(self, prompt: str, count: int) -> tuple[str, ...]:
+        top = self._top(prompt, count)
+        return tuple(sorted(top, key=lambda token: -top[token])[:count])
+
+    def _top(self, prompt: str, count: int) -> dict[str, float]:
+        """The likeliest next tokens and their log-probabilities."""
+        asked = {"model": self._config.served, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": count}
+        answer = self._ask(json.dumps(asked).encode())
+        try:
+            found = _tops(json.loads(answer)["choices"][0]["logprobs"])
+        except (ValueError, LookupError, TypeError, AttributeError):
+            found = {}
+        if not found or not all(math.isfinite(value) and value <= 1e-6 for value in found.values()):
+            raise InputError(
+                f"{self._url} gives no log-probabilities of its likeliest tokens: choices[0].logprobs.top_logprobs is "
+                "wanted"
+            )
+        return found
+
+    def _ask(self, body: bytes) -> bytes:
+        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=self._config.timeout) as reply:
+                answer: bytes = reply.read(_LARGEST)
+                return answer
+        except urllib.error.HTTPError as error:
+            raise InputError(f"{self._url} refuses the question: HTTP {error.code} {error.reason}") from None
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise InputError(f"{self._url} does not answer: {one_line(reason)}") from None
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: it might lead off the loopback."""
+
+    @override
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tops(logprobs: Any) -> dict[str, float]:
+    """Of the first token: OpenAI's own form, or llama.cpp's, which is that of its chat completions."""
+    if "content" in logprobs:
+        return {str(each["token"]): float(each["logprob"]) for each in logprobs["content"][0]["top_logprobs"]}
+    return {str(token): float(value) for token, value in logprobs["top_logprobs"][0].items()}
+
+
+def _likely(top: dict[str, float], candidates: Sequence[str]) -> list[float]:
+    """Of each candidate: a token that is it, or else a beginning of it and of no other candidate."""
+    texts = [candidate.strip() for candidate in candidates]
+    floor = min(top.values())
+    own: list[list[float]] = [[] for _ in texts]
+    for token, value in top.items():
+        bare = token.strip()
+        meant = [number for number, text in enumerate(texts) if bare and text.startswith(bare)]
+        if len(meant) == 1:
+            own[meant[0]].append(value)
+    return [float(np.logaddexp.reduce(values)) if values else floor for values in own]

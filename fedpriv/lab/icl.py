@@ -1,0 +1,307 @@
+"""One file of ``fedpriv icl`` from its settings to its results: ask, vote, add noise, score, account, attack.
+
+Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.report`).
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.config.icl import IclConfig, Prompting
+from fedpriv.data.texts import Example, Texts, load_texts, text_root
+from fedpriv.errors import InputError
+from fedpriv.files import writing
+from fedpriv.icl.classify import Classifier, Noise, answers, noise_of, together
+from fedpriv.icl.folder import PromptFolder, Votes
+from fedpriv.icl.generate import Writer, noise_of_label
+from fedpriv.icl.language import Language, open_language
+from fedpriv.icl.leaks import candidates, membership, repeating
+from fedpriv.icl.prompts import Wording
+from fedpriv.progress import Progress
+from fedpriv.randomness import Secret, numpy_stream
+from fedpriv.records import Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
+from fedpriv.threads import cpu_threads
+
+__all__ = ["resume_icl", "start_icl"]
+
+_PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."
+_SEEN = "The claim is against whoever sees what is released; the model, and whoever runs it, reads the examples."
+
+
+def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
+    """Carry out a file of settings in a new folder.
+
+    Args:
+        settings: the resolved ones.
+        path: the folder.
+        progress: told what happens.
+
+    Returns:
+        What is written to icl.json.
+
+    Raises:
+        InputError: texts or model cannot be read, the settings do not fit them, or the folder is taken. Nothing was
+            written.
+        RunFailedError: the results cannot be written.
+    """
+    began = time.monotonic()
+    bench = _bench(settings, Secret.of_seed(settings.seed))
+    folder = PromptFolder.create(path, settings)
+    return _finish(replace(bench, secret=folder.secret()), folder, began, progress)
+
+
+def resume_icl(path: Path, progress: Progress) -> Prompts:
+    """Finish a run that was interrupted; one that is finished is scored again from the same votes.
+
+    Raises:
+        InputError: it is no such folder, or one of its files is damaged.
+        RunFailedError: the results cannot be written.
+    """
+    began = time.monotonic()
+    folder = PromptFolder.open(path)
+    return _finish(_bench(folder.settings, folder.secret()), folder, began, progress)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What a run works with.
+
+    Attributes:
+        settings: of the run.
+        texts: private examples and public questions.
+        questions: those that are asked.
+        language: the model.
+        noises: of each level, by falling noise; or, where examples are generated, of each label.
+        secret: draws noise and prompts.
+    """
+
+    settings: Prompting
+    texts: Texts
+    questions: tuple[Example, ...]
+    language: Language
+    noises: tuple[Noise, ...]
+    secret: Secret
+
+    @property
+    def classifier(self) -> Classifier:
+        """Who answers from the private examples."""
+        return Classifier(self.language, self.wording, self.settings.icl, self.secret, self.settings.seed)
+
+    @property
+    def wording(self) -> Wording:
+        """How prompts look."""
+        return Wording(self.texts, self.settings.data.words)
+
+    @property
+    def truth(self) -> NDArray[np.int64]:
+        """The labels of the questions."""
+        return np.array([question.label for question in self.questions])
+
+    def right(self, said: Sequence[int] | NDArray[np.int64]) -> Interval:
+        """The share of questions that are answered correctly."""
+        return rate_interval(int((np.asarray(said) == self.truth).sum()), len(self.truth))
+
+
+def _bench(settings: Prompting, secret: Secret) -> _Bench:
+    texts = load_texts(settings.data, settings.seed)
+    wanted = settings.icl.queries
+    if wanted > len(texts.questions):
+        raise InputError(f"icl.queries = {wanted}, and {texts.source} has {len(texts.questions)} test texts")
+    # Whoever asks more questions asks these first.
+    chosen = numpy_stream(settings.seed, "icl-questions").permutation(len(texts.questions))[:wanted]
+    language = open_language(settings.model, text_root(settings.data.root))
+    # Says now whether the model can tell the labels apart, and whether it can be asked.
+    language.check(Wording(texts, 1).candidates)
+    language.next_token(["Label:"], Wording(texts, 1).candidates)
+    questions = tuple(texts.questions[number] for number in chosen)
+    bench = _Bench(settings, texts, questions, language, _noises(settings.icl, texts), secret)
+    if settings.leaks.pairs and settings.icl.mode == "classify":
+        candidates(bench.classifier, settings.leaks.pairs)  # says now whether there are enough
+    return bench
+
+
+def _noises(icl: IclConfig, texts: Texts) -> tuple[Noise, ...]:
+    if icl.mode == "classify":
+        return tuple(noise_of(icl, len(texts.examples), epsilon) for epsilon in icl.levels)
+    return tuple(noise_of_label(icl, texts, label) for label in range(len(texts.labels)))
+
+
+def _finish(bench: _Bench, folder: PromptFolder, began: float, progress: Progress) -> Prompts:
+    with cpu_threads(bench.settings.model.threads), writing(folder.to_resume):
+        finish = _classified if bench.settings.icl.mode == "classify" else _generated
+        found, ledger = finish(bench, folder, progress)
+        leaks, refusals = _attacked(bench, progress)
+        found = found.model_copy(update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began})
+        folder.write_json("ledger.json", ledger.to_json())
+        folder.write_json("icl.json", found.model_dump(mode="json"))
+    return found
+
+
+# ---- answers by vote -------------------------------------------------------------------------------------------------
+
+
+def _classified(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple[Prompts, Ledger]:
+    icl, classifier, noises = bench.settings.icl, bench.classifier, bench.noises
+    votes, zero_shot = _votes(bench, folder, classifier, progress)
+    labels = len(bench.texts.labels)
+    levels = []
+    for level, noise in enumerate(noises):
+        said = answers(votes, labels, noise.sigma, bench.secret, level)
+        released = noise.epsilon == icl.target_epsilon
+        levels.append(PromptLevel(noise.epsilon, noise.sigma, bench.right(said), released))
+        if released:
+            lines = zip(bench.questions, said.tolist(), strict=True)
+            folder.write_jsonl(
+                "answers.jsonl", [{"question": one.text, "answer": bench.texts.labels[label]} for one, label in lines]
+            )
+    plain = answers(votes, labels, 0.0, bench.secret, 0)
+    levels.append(PromptLevel(None, 0.0, bench.right(plain)))
+    one_prompt = (votes == bench.truth[:, None]).mean(axis=1)
+    found = _result(
+        bench,
+        zero_shot=bench.right(zero_shot),
+        one_prompt=_mean_interval(one_prompt),
+        levels=tuple(levels),
+        together=together(icl, len(bench.texts.examples), noises).epsilon if len(noises) > 1 else None,
+    )
+    (own,) = [noise for noise in noises if noise.epsilon == icl.target_epsilon]
+    sizes = [len(share) for share in classifier.shares()]
+    return found, _ledger(bench, [(number, size, own) for number, size in enumerate(sizes)])
+
+
+def _votes(
+    bench: _Bench, folder: PromptFolder, classifier: Classifier, progress: Progress
+) -> tuple[NDArray[np.int64], list[int]]:
+    """What every prompt votes for, (questions, voters), and the answers without examples."""
+    known = folder.votes()
+    folder.keep_votes(known)
+    progress.stage(f"asking {bench.language.title} about {len(bench.questions) - len(known)} texts")
+    for number, question in list(enumerate(bench.questions))[len(known) :]:
+        votes = tuple(classifier.votes(number, question.text).tolist())
+        line = Votes(number, votes, int(classifier.zero_shot(question.text).argmax()))
+        folder.add_votes(line)
+        known.append(line)
+    return np.array([line.votes for line in known]), [line.zero_shot for line in known]
+
+
+# ---- synthetic examples ----------------------------------------------------------------------------------------------
+
+
+def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple[Prompts, Ledger]:
+    icl, texts = bench.settings.icl, bench.texts
+    noises = bench.noises
+    own, plain = (_written(bench, sigmas, progress) for sigmas in ([noise.sigma for noise in noises], None))
+    folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[one.label], "text": one.text} for one in own])
+    progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")
+    zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
+    worst = max(noises, key=lambda noise: noise.sigma)
+    found = _result(
+        bench,
+        zero_shot=bench.right(zero_shot),
+        levels=(
+            PromptLevel(icl.target_epsilon, worst.sigma, _served(bench, own), released=True),
+            PromptLevel(None, 0.0, _served(bench, plain)),
+        ),
+        synthetic=tuple(Synthetic(texts.labels[one.label], one.text) for one in own),
+    )
+    sizes = [sum(example.label == label for example in texts.examples) for label in range(len(texts.labels))]
+    return found, _ledger(bench, [(label, sizes[label], noise) for label, noise in enumerate(noises)])
+
+
+def _written(bench: _Bench, sigmas: Sequence[float] | None, progress: Progress) -> list[Example]:
+    """Synthetic examples of each label in turn; with ``None`` without noise."""
+    icl = bench.settings.icl
+    writer = Writer(bench.language, bench.wording, icl, bench.secret)
+    progress.stage(f"writing synthetic examples {'with' if sigmas else 'without'} noise")
+    return [
+        writer.example(label, number, sigmas[label] if sigmas else 0.0)
+        for number in range(icl.synthetic)
+        for label in range(len(bench.texts.labels))
+    ]
+
+
+def _served(bench: _Bench, written: Sequence[Example]) -> Interval:
+    """How many questions are answered correctly behind synthetic examples."""
+    classifier = bench.classifier
+    prefix = classifier.wording.prefix(written)
+    return bench.right([int(classifier.scores([prefix], one.text).argmax()) for one in bench.questions])
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def _attacked(bench: _Bench, progress: Progress) -> tuple[tuple[PromptLeak, ...], tuple[str, ...]]:
+    leaks, classifier, refusals = bench.settings.leaks, bench.classifier, []
+    found: list[PromptLeak] = []
+    if leaks.pairs and bench.settings.icl.mode == "classify":
+        progress.stage(f"membership of 1-shot prompts, {leaks.pairs} pairs")
+        found.append(membership(classifier, leaks, bench.noises))
+    elif leaks.pairs:
+        refusals.append("membership of a 1-shot prompt is about answers by vote (icl.mode = 'classify')")
+    if leaks.repeats:
+        progress.stage(f"prompts that repeat, {leaks.repeats}")
+        found.append(repeating(classifier, leaks))
+    return tuple(found), tuple(refusals)
+
+
+def _result(bench: _Bench, **figures: object) -> Prompts:
+    """What both modes have in common, with these figures."""
+    icl, texts = bench.settings.icl, bench.texts
+    return Prompts.model_validate(
+        {
+            "mode": icl.mode,
+            "model": bench.language.title,
+            "is_language_model": bench.language.is_language_model,
+            "source": texts.source,
+            "examples": len(texts.examples),
+            "labels": texts.labels,
+            "queries": len(bench.questions),
+            "majority": float(np.bincount(bench.truth).max() / len(bench.truth)),
+            "delta": icl.delta,
+            "seconds": 0.0,
+            **figures,
+        }
+    )
+
+
+def _ledger(bench: _Bench, lines: Sequence[tuple[int, int, Noise]]) -> Ledger:
+    """The ledger of (client or label, its examples, its noise)."""
+    icl = bench.settings.icl
+    parameters = {"sigma": max(noise.sigma for _, _, noise in lines), "prompts": icl.prompts, "shots": icl.shots,
+                  "noise": bench.settings.noise}  # fmt: skip
+    if icl.mode == "generate":
+        parameters |= {"tokens": icl.tokens, "synthetic": icl.synthetic}
+    return Ledger.of(
+        icl.unit,
+        "prompts (votes, normal noise)" if icl.mode == "classify" else "prompts (noisy next tokens)",
+        parameters,
+        [
+            LedgerLine.of(number, size, replace(noise.guarantee, notes=tuple(_notes(bench, noise))), noise=noise.sigma)
+            for number, size, noise in lines
+        ],
+    )
+
+
+def _notes(bench: _Bench, noise: Noise) -> Iterator[str]:
+    icl = bench.settings.icl
+    yield from noise.guarantee.notes
+    yield _PARTICIPATION if icl.unit == "example" else "A participation is a question, in which every client votes."
+    yield _SEEN
+    if icl.mode == "generate":
+        yield "Labels and how many examples each has are public; a line is a label, whose examples are its own."
+    if bench.settings.noise == "reproducible":
+        yield "noise = 'reproducible': whoever knows the seed can subtract the noise."
+
+
+def _mean_interval(values: NDArray[np.float64]) -> Interval:
+    """A mean and its normal interval."""
+    mean, reach = (
+        float(values.mean()),
+        1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0,
+    )
+    return Interval(mean, max(0.0, mean - reach), min(1.0, mean + reach))

@@ -1,0 +1,73 @@
+"""The page of a run of prompts: its section "Prompts", its ledger and its settings; put into icl.html."""
+
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Template
+
+from fedpriv.config import describe
+from fedpriv.files import write_whole
+from fedpriv.icl.folder import PromptFolder
+from fedpriv.records import Interval, ProbeFigure
+from fedpriv.report.filters import plain, template
+from fedpriv.report.numbers import figure, percent
+from fedpriv.report.probe import probe_value
+
+__all__ = ["write_icl_report"]
+
+
+def write_icl_report(path: Path) -> Path:
+    """Write ``report.html`` into the folder of ``fedpriv icl`` and return its path; the same folder, the same bytes.
+
+    Raises:
+        InputError: it is no such folder, the run is not finished, or a file is damaged.
+        WriteError: the report cannot be written.
+    """
+    folder = PromptFolder.open(path)
+    prompts, ledger = folder.prompts(), folder.ledger()
+    page = _template().render(
+        title=folder.settings.name,
+        prompts=prompts,
+        ledger=ledger,
+        rows=_rows(folder),
+        statements=list(dict.fromkeys(text for line in ledger.clients for text in line.theorem.values())),
+        notes=list(dict.fromkeys(note for line in ledger.clients for note in line.notes)),
+        settings=[(key, plain(value), value != usual, meaning) for key, value, usual, meaning in
+                  describe(folder.settings)],
+    )  # fmt: skip
+    report = path / "report.html"
+    write_whole(report, page.encode())
+    return report
+
+
+def _rows(folder: PromptFolder) -> list[tuple[str, str, str, str, str]]:
+    """(answers, noise, right, interval, proven) of each row, from a guess to what nothing protects."""
+    prompts = folder.prompts()
+    rows = [
+        ("Guess: the commonest label", "", percent(prompts.majority), "", "needs no example"),
+        ("Guess: the model without examples", "", *_shares(prompts.zero_shot), "needs no example"),
+    ]
+    for level in prompts.levels:
+        if level.epsilon is None:
+            rows.append(("Without noise", "none", *_shares(level.accuracy), "nothing proven"))
+        else:
+            proven = f"ε {figure(level.epsilon)} at δ {figure(prompts.delta)}{', released' if level.released else ''}"
+            rows.append(("With noise", figure(level.sigma), *_shares(level.accuracy), proven))
+    if prompts.one_prompt is not None:
+        rows.append(("One prompt", "none", *_shares(prompts.one_prompt), "nothing proven"))
+    return rows
+
+
+def _shares(share: Interval) -> tuple[str, str]:
+    ends = share.ends
+    return percent(share.value), "" if ends is None else f"{percent(ends[0])} to {percent(ends[1])}"
+
+
+def _leak_value(shown: ProbeFigure, value: float | None) -> str:
+    return probe_value(shown, value, "nothing proven" if value is None else "")
+
+
+@cache
+def _template() -> Template:
+    """The page without its content; compiled once a process."""
+    return template("icl.html", leak_value=_leak_value)
