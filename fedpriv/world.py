@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.config import Experiment
-from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.data.partition import partition_indices
 from fedpriv.errors import InputError
 from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
@@ -248,7 +248,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
-    dataset = load_dataset(experiment.data, experiment.seed)
+    dataset = load_dataset(experiment.data, experiment.seed, secret)
     if experiment.pate is not None and experiment.pate.queries >= len(dataset.x_test):
         raise InputError(
             f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
@@ -279,7 +279,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns)
     if experiment.smoothing is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")
@@ -296,7 +296,7 @@ def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Sm
 
     def public(wanted: int) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(public_rows(experiment.seed, len(dataset.x_test), wanted))
-        images = dataset.x_test[rows].to(_precision(experiment)) / 255
+        images = unit_scale(dataset.x_test[rows], _precision(experiment))
         return images.to(first.blank().device), dataset.y_test[rows].to(first.blank().device)
 
     first = first_layer(dataset, model)

@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from fedpriv.config.table import TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.errors import InputError
+from fedpriv.randomness import Secret
 
 __all__ = ["DatasetStatus", "Embedded", "Place", "Source", "home"]
 
@@ -25,12 +27,16 @@ class Place:
         root: the folder of the data sets.
         download: whether what is not there is fetched.
         memory: MiB that reading a file may take.
+        table: what the columns of a table of your own are.
+        secret: what the noise on estimates of its bounds is keyed by; ``None``: nothing is estimated.
     """
 
     path: str
     root: Path
     download: bool
     memory: int
+    table: TableConfig | None = None
+    secret: Secret | None = None
 
 
 def home(path: str) -> Path:
@@ -75,6 +81,7 @@ class Source(ABC):
         std: as mean.
         class_names: one a class; empty: they come with the images.
         needs_path: whether ``data.path`` has to name its file.
+        needs_table: whether ``data.table`` says what its columns are.
     """
 
     name: ClassVar[str]
@@ -83,6 +90,7 @@ class Source(ABC):
     std: ClassVar[tuple[float, ...]] = ()
     class_names: ClassVar[tuple[str, ...]] = ()
     needs_path: ClassVar[bool] = False
+    needs_table: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

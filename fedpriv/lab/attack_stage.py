@@ -27,6 +27,7 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import Scores, Truth, missed, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.attack_pictures import png, save_pictures
@@ -178,7 +179,7 @@ def _attack_observations(
         stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
         heard, leakage = _joined(heard, leakage, progress)
     # The test images are public in this laboratory; no client has any of them.
-    images = world.dataset.x_test.float() / 255
+    images = unit_scale(world.dataset.x_test)
     public = guesses(images, world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.classes)
     known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}

@@ -28,6 +28,7 @@ from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
 from fedpriv.config import load_experiment, load_run
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.victims import Target, truth
@@ -153,7 +154,7 @@ def tune_attack(
         progress.warn(text)
     with cpu_threads(experiment.engine.threads):
         rehearsed = _rehearse(world, _parameters(world, source), victims)
-        public = guesses(world.dataset.x_test.float() / 255)
+        public = guesses(unit_scale(world.dataset.x_test))
         progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")
         trials = tuple(_trial(world, attack, config, keys, rehearsed, public, progress) for keys, config in configs)
         guess = _guess_mse(rehearsed, public, world)
@@ -295,7 +296,7 @@ def _unrehearsed(world: World, rehearsed: Sequence[_Victim]) -> Tensor:
     """The public images in no rehearsed upload, (M, C, H, W) on [0, 1]: what the attack may know beforehand."""
     kept = torch.ones(len(world.dataset.x_test), dtype=torch.bool)
     kept[torch.cat([victim.rows for victim in rehearsed])] = False
-    return world.dataset.x_test[kept].float() / 255
+    return unit_scale(world.dataset.x_test[kept])
 
 
 def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: World) -> float:

@@ -1,7 +1,8 @@
 """Location-30: which of 446 places in Bangkok a person has checked in at, and one of 30 kinds of person.
 
 The data set of the first membership inference attacks (Shokri et al. 2017), from public Foursquare check-ins
-(github.com/privacytrustlab/datasets). An "image" is one row of 446 pixels, black or white.
+(github.com/privacytrustlab/datasets). A row has 446 flags, which lie in memory as one line of
+pixels, black or white.
 """
 
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
+from fedpriv.columns import Column
 from fedpriv.data.files import Arrays, check_labels, check_memory, checked
 from fedpriv.data.source import DatasetStatus, Place, Source
 from fedpriv.errors import InputError
@@ -45,7 +47,9 @@ class Location30(Source):
         rows = np.arange(len(labels))
         train, test = train_test_split(rows, test_size=_TEST / 5010, stratify=labels, random_state=0)
         images = places[:, None, :] * np.uint8(255)
-        return checked(Arrays(images[train], labels[train], images[test], labels[test], ()), str(path)), str(path)
+        columns = tuple(Column(f"place {number}", "flag", ("no", "yes")) for number in range(1, places.shape[1] + 1))
+        parts = Arrays(images[train], labels[train], images[test], labels[test], (), columns)
+        return checked(parts, str(path)), str(path)
 
     @classmethod
     @override
