@@ -70,7 +70,7 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
     rates = []
     for group in groups:
         trials = [_trial(score, score.recovered, min(1.0, chance * score.offered), limit) for score in group]
-        rate = _rate("recovered", trials)
+        rate = _rate("row" if world.dataset.columns else "recovered", trials)
         rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{_ESTIMATED}: {rate.theorem}"))
     return tuple(rates)
 

@@ -171,6 +171,7 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
         other_labels=world.dataset.y_train[others],
         labels_known=_labels_told(world),
         releases=None if asked is None else _releases(world, target, rows, asked),
+        columns=world.dataset.columns,
     )
 
 

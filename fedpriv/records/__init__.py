@@ -5,13 +5,17 @@
 
 from fedpriv.records.attacks import (
     CONFIDENCE,
+    NUMBER_TOLERANCE,
     AttackResult,
     Interval,
     LeakageRate,
     Recovered,
+    RowResult,
+    RowScore,
     Score,
     ThreatModel,
     best_rates,
+    kind_of,
     recovered,
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
@@ -40,6 +44,7 @@ __all__ = [
     "BOUNDS",
     "COMPLETED",
     "CONFIDENCE",
+    "NUMBER_TOLERANCE",
     "AnswersAudit",
     "Asked",
     "AttackResult",
@@ -81,6 +86,8 @@ __all__ = [
     "Released",
     "Robustness",
     "RoundRecord",
+    "RowResult",
+    "RowScore",
     "Score",
     "Service",
     "Stop",
@@ -89,6 +96,7 @@ __all__ = [
     "UserFacts",
     "VotedAnswer",
     "best_rates",
+    "kind_of",
     "mean_radius",
     "middle",
     "parse_json",
