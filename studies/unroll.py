@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
         scored = score(reconstruction, "unprotected", truth, guess, world.dataset.std, SUCCESS, perceptual=False)
         scores += [line for line in scored.scores if line.chosen]
     generator = numpy_stream(options.seed, "benchmark interval")
-    psnr = median_interval([line.psnr for line in scores], generator, groups=[line.client for line in scores])
+    psnr = median_interval([line.psnr for line in scores if line.psnr is not None], generator, groups=[line.client for line in scores])
     asked = {key: value for key, value in vars(options).items() if key not in ("json", "device", "tv", "rate", "steps")}
     return {
         **asked,

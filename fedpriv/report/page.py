@@ -249,8 +249,8 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
         probability = "n/a" if score.loss is None else numbers.percent(math.exp(-score.loss))
         return [("Probability", probability)]
     rows = [
-        ("SSIM", numbers.decimal(score.ssim or 0.0)),
-        ("PSNR", numbers.decibel(score.psnr or 0.0)),
+        ("SSIM", numbers.decimal(score.ssim)),
+        ("PSNR", numbers.decibel(score.psnr)),
         ("MSE", numbers.figure(score.mse, 3)),
     ]
     return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]

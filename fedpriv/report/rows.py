@@ -18,7 +18,8 @@ class Cell:
 
     Attributes:
         text: as a person reads it.
-        state: read (right, or within the tolerance), wrong, or empty where it was not scored.
+        state: read (right, or within the tolerance), right (the same, of a guess), wrong, or empty where it was not
+            scored.
         off: the error of a number that is not read, as a share of its column's range; else empty.
     """
 
@@ -64,7 +65,7 @@ def column_table(results: tuple[AttackResult, ...]) -> list[tuple[str, list[str]
 
 
 def _is_read(cell: Cell) -> bool:
-    return cell.state == "read"
+    return cell.state in ("read", "right")
 
 
 def _cell(candidate: Candidate, name: str) -> Cell:
@@ -72,7 +73,8 @@ def _cell(candidate: Candidate, name: str) -> Cell:
     scores = candidate.score.cells if candidate.score else None
     if scores is None:
         return Cell(text, "")
-    return Cell(text, "read" if _right(scores, name) else "wrong", _off(scores.numbers, name))
+    right = "right" if candidate.upload == "none" else "read"
+    return Cell(text, right if _right(scores, name) else "wrong", _off(scores.numbers, name))
 
 
 def _right(scores: RowScore, name: str) -> bool:
