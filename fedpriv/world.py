@@ -248,7 +248,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
-    dataset = load_dataset(experiment.data, experiment.seed, secret)
+    dataset = load_dataset(experiment.data, experiment.seed)
     if experiment.pate is not None and experiment.pate.queries >= len(dataset.x_test):
         raise InputError(
             f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "

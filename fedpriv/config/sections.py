@@ -71,6 +71,11 @@ class DataConfig(Section):
         tree: dict[str, Any] = dump(self)
         return {key: value for key, value in tree.items() if key != "table" or value is not None}
 
+    @property
+    def bounds_epsilon(self) -> float:
+        """What an estimate of the table's bounds cost; 0 where they are public constants."""
+        return 0.0 if self.table is None or self.table.bounds_epsilon is None else self.table.bounds_epsilon
+
     @model_validator(mode="after")
     def _has_its_file(self) -> Self:
         source = DATASETS[self.name]

@@ -54,7 +54,7 @@ class TableConfig(Section):
         "refuse", description="values of a category that are not told or not in the training rows. other: one value"
     )
     bounds_epsilon: Epsilon | None = Field(
-        None, description="low and high of numbers without them are estimated with this pure epsilon, all together"
+        None, description="pure epsilon of the low and high told here, if fedpriv data --bounds made them of the rows"
     )
 
     @model_validator(mode="after")

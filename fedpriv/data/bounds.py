@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedpriv.errors import InputError
 from fedpriv.randomness import Secret
 
-__all__ = ["EDGES", "THEOREM", "estimated_bounds"]
+__all__ = ["EDGES", "estimated_bounds"]
 
 SMALLEST, LARGEST = -10, 50  # exponents of the edges
 _POSITIVE = 2.0 ** np.arange(SMALLEST, LARGEST + 1)
@@ -22,11 +22,6 @@ EDGES: NDArray[np.float64] = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE]
 
 FALSE_ALARMS = 0.01  # chance that any empty bin of a column is taken for one that is not
 _SENSITIVITY = 2  # replacing a row takes one from a count and adds one to another
-
-THEOREM = (
-    "geometric mechanism on counts of sensitivity 2 (Ghosh, Roughgarden and Sundararajan 2009), columns composed by "
-    "adding epsilon (Dwork et al. 2006); bounds are made of the noisy counts alone (Wilson et al. 2020)"
-)
 
 
 def estimated_bounds(
@@ -53,7 +48,7 @@ def estimated_bounds(
         full = np.flatnonzero(counts > threshold)
         if not len(full):
             raise InputError(
-                f"data.table.bounds_epsilon = {epsilon:g}: too little for so few rows: the bounds of {name!r} are lost "
+                f"epsilon = {epsilon:g} is too little for so few rows: the bounds of {name!r} are lost "
                 "in noise; tell low and high, or allow more"
             )
         found[name] = float(EDGES[full[0]]), float(EDGES[full[-1] + 1])

@@ -14,10 +14,10 @@ from fedpriv.columns import Column
 from fedpriv.config import DataConfig
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
-from fedpriv.randomness import Secret, numpy_stream
+from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
 
-__all__ = ["Dataset", "DatasetStatus", "list_datasets", "load_dataset", "unit_scale"]
+__all__ = ["Dataset", "DatasetStatus", "list_datasets", "load_dataset", "place_of", "unit_scale"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,23 +95,24 @@ def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return values if images.is_floating_point() else values / 255
 
 
-def load_dataset(config: DataConfig, seed: int, secret: Secret | None = None) -> Dataset:
+def load_dataset(config: DataConfig, seed: int) -> Dataset:
     """Load the data set that the config names, once in a process.
 
     Args:
         config: reads name, path, root, download, memory, table and train_examples.
         seed: draws the subset of ``train_examples`` training examples. The subset is public: the adversary may know it.
-        secret: what the noise on estimates of a table's bounds is keyed by; ``None``: it follows from the seed.
 
     Raises:
         InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
             ``data.memory``, or fewer training examples than asked for.
     """
-    estimates = config.table is not None and config.table.bounds_epsilon is not None
-    noise = (secret or Secret.of_seed(seed)) if estimates else None
-    place = Place(config.path, _root(config.root), config.download, config.memory, config.table, noise)
-    complete = _complete(config.name, place)
+    complete = _complete(config.name, place_of(config))
     return complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
+
+
+def place_of(config: DataConfig) -> Place:
+    """Return where the config says that its data set lies."""
+    return Place(config.path, _root(config.root), config.download, config.memory, config.table)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:

@@ -13,7 +13,6 @@ from typing_extensions import override
 from fedpriv.config.table import TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.errors import InputError
-from fedpriv.randomness import Secret
 
 __all__ = ["DatasetStatus", "Embedded", "Place", "Source", "home"]
 
@@ -28,7 +27,6 @@ class Place:
         download: whether what is not there is fetched.
         memory: MiB that reading a file may take.
         table: what the columns of a table of your own are.
-        secret: what the noise on estimates of its bounds is keyed by; ``None``: nothing is estimated.
     """
 
     path: str
@@ -36,7 +34,6 @@ class Place:
     download: bool
     memory: int
     table: TableConfig | None = None
-    secret: Secret | None = None
 
 
 def home(path: str) -> Path:

@@ -20,7 +20,7 @@ from fedpriv.records.attacks import (
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
-from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
+from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
@@ -55,6 +55,7 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "DataFacts",
+    "DataRelease",
     "Deployed",
     "EpsilonBound",
     "Evasion",

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Ceiling", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
+__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,27 @@ class LedgerLine(Guarantee, _Client):
 
 
 @dataclass(frozen=True)
+class DataRelease(Record):
+    """What was released of the data before the training: a line of its own, which the clients' lines include.
+
+    Attributes:
+        what: was released.
+        mechanism: in words.
+        adjacency: which two data sets must look alike, in words.
+        epsilon: pure.
+        theorem: what it rests on.
+        notes: what a reader must know with it.
+    """
+
+    what: str
+    mechanism: str
+    adjacency: str
+    epsilon: float
+    theorem: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Ledger(Record):
     """ledger.json: all lines of a run, worst client first; build it with :meth:`of`.
 
@@ -110,12 +131,14 @@ class Ledger(Record):
         mechanism: its name.
         parameters: the mechanism's public parameters, plain values.
         clients: at least one, worst first.
+        releases: what was released of the data before the training.
     """
 
     unit: str
     mechanism: str
     parameters: dict[str, Any] = field(default_factory=dict)
     clients: tuple[LedgerLine, ...] = ()
+    releases: tuple[DataRelease, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -137,7 +160,8 @@ class Ledger(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
-        return {**asdict(self), "worst": asdict(self.worst)}
+        tree = {**asdict(self), "worst": asdict(self.worst)}
+        return {key: value for key, value in tree.items() if key != "releases" or value}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A table of your own: the CSV or Parquet file that ``data.path`` names, and what ``data.table`` says of its columns.
 
 What is told of a column is public. What is not told is read off the training rows: whether it holds numbers, and the
-values of a category. Bounds of numbers are never read off the rows as they are: they are told, or estimated privately.
+values of a category. Bounds of numbers are told, and never read off the rows: but a private estimate of
+them is at hand.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,13 @@ from fedpriv.config.table import ColumnConfig, TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, Source, home
 from fedpriv.errors import InputError
-from fedpriv.randomness import numpy_stream
+from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.registry import DATASETS
 
 if TYPE_CHECKING:
     from fedpriv.data.tables import Cells
 
-__all__ = ["OwnTable"]
+__all__ = ["OwnTable", "private_bounds"]
 
 PUBLIC_SEED = 0  # the choice of test rows is part of the data set, the same for every experiment
 LOOKED_AT = 1000  # first cells that tell what a column holds
@@ -50,7 +51,7 @@ class OwnTable(Source):
         train, test = _parts(place, place.table)
         schema = _Schema(train, place.table)
         schema.check()
-        columns = schema.columns(place)
+        columns = schema.columns()
         if not columns:
             raise InputError(f"{train.where}: no column but the label is read")
         classes = place.table.classes or _values(train, place.table.label)
@@ -83,6 +84,29 @@ def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
     return rows_of(cells, np.sort(order[tests:])), rows_of(cells, np.sort(order[:tests]))
 
 
+def private_bounds(place: Place, epsilon: float, secret: Secret) -> dict[str, tuple[float, float]]:
+    """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row.
+
+    Raises:
+        InputError: there are none, or as :func:`~fedpriv.data.bounds.estimated_bounds`; whether a row is refused that
+            cannot be read is no part of what is proven.
+    """
+    from fedpriv.data.bounds import estimated_bounds
+    from fedpriv.data.tables import number_cells
+
+    if place.table is None:
+        raise InputError("bounds are estimated of a table of your own: data.name = 'csv'")
+    train, _ = _parts(place, place.table)
+    schema = _Schema(train, place.table)
+    schema.check()
+    names = schema.open_numbers()
+    if not names:
+        raise InputError(f"{train.where}: every column of numbers has its low and high told already")
+    return estimated_bounds(
+        {name: number_cells(train, name, name in schema.inferred) for name in names}, epsilon, secret
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Schema:
     """What is told, completed by what the training rows show."""
@@ -103,13 +127,10 @@ class _Schema:
                     f"{', '.join(self.train.names)}"
                 )
 
-    def columns(self, place: Place) -> tuple[Column, ...]:
+    def columns(self) -> tuple[Column, ...]:
         """All columns that are read, in the order of the file."""
-        open_ones = [config.name for config in self._read() if self._is_number(config) and config.low is None]
-        bounds = self._estimated(open_ones, place) if open_ones else {}
         return tuple(
-            self._number(config, bounds) if self._is_number(config) else self._category(config)
-            for config in self._read()
+            self._number(config) if self._is_number(config) else self._category(config) for config in self._read()
         )
 
     @property
@@ -164,25 +185,20 @@ class _Schema:
             )
         return Column(config.name, "category", (*values, *slots))
 
-    def _number(self, config: ColumnConfig, bounds: Mapping[str, tuple[float, float]]) -> Column:
-        low, high = bounds.get(config.name, (config.low, config.high))
+    def _number(self, config: ColumnConfig) -> Column:
+        if config.low is None or config.high is None:
+            raise InputError(
+                f"{self.train.where}: column {config.name!r} holds numbers: tell low and high, which are public "
+                "constants; fedpriv data --bounds EPSILON estimates them privately"
+            )
         optional = self.table.missing == "own"
         first = self.train.column(config.name)[:LOOKED_AT].drop_null().to_pylist()
         whole = all(text.lstrip("+-").isdigit() for text in first)
-        return Column(config.name, "number", (), float(low or 0.0), float(high or 0.0), whole, optional)
+        return Column(config.name, "number", (), config.low, config.high, whole, optional)
 
-    def _estimated(self, names: list[str], place: Place) -> Mapping[str, tuple[float, float]]:
-        """Bounds of columns that have none told."""
-        from fedpriv.data.bounds import estimated_bounds
-        from fedpriv.data.tables import number_cells
-
-        if self.table.bounds_epsilon is None or place.secret is None:
-            raise InputError(
-                f"{self.train.where}: column {names[0]!r} holds numbers: tell low and high, which are public "
-                "constants, or set data.table.bounds_epsilon to estimate them privately"
-            )
-        numbers = {name: number_cells(self.train, name, name in self.inferred) for name in names}
-        return estimated_bounds(numbers, self.table.bounds_epsilon, place.secret)
+    def open_numbers(self) -> tuple[str, ...]:
+        """Columns of numbers whose bounds nobody has told."""
+        return tuple(config.name for config in self._read() if self._is_number(config) and config.low is None)
 
 
 def _values(cells: "Cells", name: str) -> tuple[str, ...]:
