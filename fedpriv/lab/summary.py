@@ -29,6 +29,7 @@ from fedpriv.records import (
     Score,
     Stop,
     best_rates,
+    kind_of,
     recovered,
     shown_epsilon,
 )
@@ -177,7 +178,7 @@ def verdict(
     sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += _cells(scores)
-    sentences += [_between(ties) for ties in _notable(rates, scores)]
+    sentences += [_between(ties, kind_of(scores)) for ties in _notable(rates, scores)]
     sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
     if not finished:
@@ -352,14 +353,14 @@ def _is_chance(rate: LeakageRate, attacks: int) -> bool:
     return bool(round(attacks * chance, 9) >= _CHANCE)
 
 
-def _between(ties: tuple[LeakageRate, ...]) -> str:
+def _between(ties: tuple[LeakageRate, ...], kind: str) -> str:
     """Guess, measured, best decision and ceiling in one sentence; an attack without a success is not named."""
     rate = ties[0]
     how = "with the mechanism" if rate.upload == "protected" else "without protection"
     by = f" ({', '.join(each.attack for each in ties)})" if rate.hits else ""
     figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images}{by}"]
     if rate.best is not None:
-        figures.append(f"the best decision on these images {rate.best.value:.1%}")
+        figures.append(f"the best decision on these {kind}s {rate.best.value:.1%}")
     if rate.ceiling is not None:
         figures.append(f"the ceiling for any attack {rate.ceiling:.1%}")
     return f"{rate.success[0].upper()}{rate.success[1:]}, {how}: {', '.join(figures)}."
