@@ -69,7 +69,7 @@ class Column:
             return self.values[int(code)]
         if np.isnan(code):
             return MISSING
-        return f"{code:.0f}" if self.whole else f"{code:.4g}"
+        return f"{code:z.0f}" if self.whole else f"{code:z.4g}"
 
 
 def features_of(columns: Sequence[Column]) -> int:

@@ -80,8 +80,8 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
     if as_json:
         print_json({"bounds_epsilon": epsilon, "columns": columns})
         return
-    parts = [{"data": {"table": {"bounds_epsilon": epsilon}}}, *columns]
-    text = "\n[[data.table.columns]]\n".join(map(tomli_w.dumps, parts))
+    head = tomli_w.dumps({"data": {"table": {"bounds_epsilon": epsilon}}})
+    text = "\n[[data.table.columns]]\n".join([head, *(tomli_w.dumps(column) for column in columns)])
     out.print(text.strip(), markup=False, highlight=False, soft_wrap=True)
 
 

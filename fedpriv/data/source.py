@@ -14,7 +14,7 @@ from fedpriv.config.table import TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.errors import InputError
 
-__all__ = ["DatasetStatus", "Embedded", "Place", "Source", "home"]
+__all__ = ["DatasetStatus", "Embedded", "Place", "SingleFile", "Source", "home"]
 
 
 @dataclass(frozen=True)
@@ -129,3 +129,43 @@ class Embedded(Source):
     @override
     def status(cls, place: Place) -> DatasetStatus:
         return DatasetStatus(cls.name, True, cls.where, cls.examples, "needs no file")
+
+
+class SingleFile(Source):
+    """A data set that is one file in the folder of the data sets, and is not downloaded.
+
+    Attributes:
+        file: its name.
+        kind: of file, in words.
+    """
+
+    file: ClassVar[str]
+    kind: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def count(cls, path: Path, memory: int) -> int:
+        """Return how many examples the file holds; errors are those of :meth:`~Source.read`."""
+
+    @classmethod
+    def found(cls, place: Place) -> Path:
+        """Return where the file is.
+
+        Raises:
+            InputError: it is not there.
+        """
+        path = place.root / cls.file
+        if not path.is_file():
+            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded")
+        return path
+
+    @classmethod
+    @override
+    def status(cls, place: Place) -> DatasetStatus:
+        path = place.root / cls.file
+        if not path.is_file():
+            return DatasetStatus(cls.name, False, "", None, f"no {cls.file} in {place.root}")
+        try:
+            return DatasetStatus(cls.name, True, str(path), cls.count(path, place.memory), cls.kind)
+        except InputError as error:
+            return DatasetStatus(cls.name, False, str(path), None, str(error))

@@ -18,8 +18,8 @@ class Cell:
 
     Attributes:
         text: as a person reads it.
-        state: read (right, or within the tolerance), right (the same, of a guess), wrong, or empty where it was not
-            scored.
+        state: read (right, or within the tolerance, where the guess is not), right (so is the guess), wrong, or empty
+            where it was not scored.
         off: the error of a number that is not read, as a share of its column's range; else empty.
     """
 
@@ -47,7 +47,8 @@ def row_table(victim: Victim) -> RowTable:
     """Return what the report shows of an attacked row; it has cells."""
     true = victim.cells or {}
     shown = tuple(candidate for candidate in victim.candidates if candidate.cells is not None)
-    lines = [(name, text, tuple(_cell(candidate, name) for candidate in shown)) for name, text in true.items()]
+    guess = next((candidate.score.cells for candidate in shown if candidate.upload == "none" and candidate.score), None)
+    lines = [(name, text, tuple(_cell(candidate, name, guess) for candidate in shown)) for name, text in true.items()]
     kept = lines
     if len(lines) > MOST_COLUMNS:
         order = sorted(range(len(lines)), key=lambda place: (all(_is_read(cell) for cell in lines[place][2]), place))
@@ -68,12 +69,12 @@ def _is_read(cell: Cell) -> bool:
     return cell.state in ("read", "right")
 
 
-def _cell(candidate: Candidate, name: str) -> Cell:
+def _cell(candidate: Candidate, name: str, guess: RowScore | None) -> Cell:
     text = (candidate.cells or {}).get(name, "n/a")
     scores = candidate.score.cells if candidate.score else None
     if scores is None:
         return Cell(text, "")
-    right = "right" if candidate.upload == "none" else "read"
+    right = "right" if guess is not None and _right(guess, name) else "read"
     return Cell(text, right if _right(scores, name) else "wrong", _off(scores.numbers, name))
 
 

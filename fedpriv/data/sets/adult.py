@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from fedpriv.columns import Column
 from fedpriv.data.files import Arrays, checked
-from fedpriv.data.source import DatasetStatus, Place, Source
-from fedpriv.errors import InputError
+from fedpriv.data.source import Place, SingleFile
 from fedpriv.registry import DATASETS
 
 __all__ = ["ADULT", "Adult"]
@@ -68,11 +67,13 @@ _SPLIT, _PARTS = "split", ("train", "test")
 
 
 @DATASETS.register
-class Adult(Source):
+class Adult(SingleFile):
     """A CSV file with a header, the 15 columns and ``split``: train or test."""
 
     name = "adult"
     title = "Adult, the census of 1994"
+    file = "adult.csv.gz"
+    kind = "a CSV file"
     mean = (0.0,)
     std = (1.0,)
     class_names = _CLASSES
@@ -82,9 +83,7 @@ class Adult(Source):
     def read(cls, place: Place) -> tuple[Arrays, str]:
         from fedpriv.data.tables import encode, label_numbers, read_cells, rows_of
 
-        path = cls._path(place.root)
-        if not path.is_file():
-            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded")
+        path = cls.found(place)
         cells = read_cells(path, ",", (), place.memory)
         part = label_numbers(cells, _SPLIT, _PARTS)
         labels = label_numbers(cells, _LABEL, _CLASSES)
@@ -95,18 +94,7 @@ class Adult(Source):
 
     @classmethod
     @override
-    def status(cls, place: Place) -> DatasetStatus:
-        path = cls._path(place.root)
-        if not path.is_file():
-            return DatasetStatus(cls.name, False, "", None, f"no {path.name} in {place.root}")
-        try:
-            from fedpriv.data.tables import read_cells
+    def count(cls, path: Path, memory: int) -> int:
+        from fedpriv.data.tables import read_cells
 
-            count = len(read_cells(path, ",", (), place.memory))
-        except InputError as error:
-            return DatasetStatus(cls.name, False, str(path), None, str(error))
-        return DatasetStatus(cls.name, True, str(path), count, "a CSV file")
-
-    @classmethod
-    def _path(cls, root: Path) -> Path:
-        return root / f"{cls.name}.csv.gz"
+        return len(read_cells(path, ",", (), memory))
