@@ -22,7 +22,6 @@ class TabularSettings(MatchingSettings):
     reference: ClassVar[str] = (
         "after Vero, Balunović, Dimitrov and Vechev: TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023"
     )
-    tunable: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     iterations: Count = Field(1000, description="steps of Adam")
     restarts: Count = Field(16, description="random starts, of which the pool is made")

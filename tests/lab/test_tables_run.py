@@ -48,6 +48,7 @@ def experiment(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.essential
 def test_a_run_speaks_of_rows_and_accounts_for_bounds(tmp_path: Path) -> None:
     plain = load_experiment(experiment(tmp_path))
     summary = start_run(plain, tmp_path / "run", "", Silent())
