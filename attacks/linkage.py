@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.columns import slices
 from fedpriv.data.datasets import Dataset
 from fedpriv.errors import InputError
 from fedpriv.records import Interval
@@ -12,13 +13,16 @@ __all__ = ["facts_of", "unicity"]
 
 
 def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
-    """Return which facts hold of whom, (N, D): of training and test data.
+    """Return which facts hold of whom, (N, D): of training and test data; of a table its categories and flags.
 
     Raises:
-        InputError: a feature is neither black nor white.
+        InputError: a feature of images is neither black nor white.
     """
     rows = np.concatenate([images.flatten(1).numpy() for images in (dataset.x_train, dataset.x_test)])
-    if not np.isin(rows, (0, 255)).all():
+    if dataset.columns:
+        named = [where for column, where in slices(dataset.columns) if not column.is_number]
+        rows = np.concatenate([rows[:, :0], *(rows[:, where] for where in named)], axis=1)
+    elif not np.isin(rows, (0, 255)).all():
         raise InputError(f"{dataset.name} has features between 0 and 1; facts hold or do not, as in location30")
     return rows > 0
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedpriv.attacks.candidates import Candidates
+from fedpriv.columns import Column, features_of
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
@@ -59,6 +60,7 @@ class PublicSettings:
             never a target. Where it is withheld, it is ``none``: an adversary who knows of no mechanism assumes none.
         clients: how many clients' uploads are averaged in the one that was heard; their numbers of steps and of
             examples are then their means.
+        columns: of the table whose rows the examples are; empty: these are images.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -77,8 +79,11 @@ class PublicSettings:
     client_examples: Count
     mechanism: dict[str, Any]
     clients: Count = 1
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.columns and (1, 1, features_of(self.columns)) != self.shape:
+            raise ValueError(f"columns have {features_of(self.columns)} features, rows the shape {self.shape}")
         channels = self.shape[0]
         if len(self.mean) != channels or len(self.std) != channels:
             raise ValueError(f"mean and std need one number for each of the {channels} channels")
@@ -174,7 +179,7 @@ def write_observation(folder: Path, observation: Observation) -> Path:
     Raises:
         WriteError: one cannot be written.
     """
-    about = {"round": observation.round, "client": observation.client, "settings": asdict(observation.settings)}
+    about = {"round": observation.round, "client": observation.client, "settings": _plain(observation.settings)}
     if observation.labels is not None:
         about["labels"] = observation.labels
     text = json.dumps(about, indent=2, allow_nan=False) + "\n"
@@ -187,6 +192,12 @@ def write_observation(folder: Path, observation: Observation) -> Path:
     write_whole(path.with_suffix(".json"), text.encode(), durable=True)
     write_whole(path, save(copies), durable=True)
     return path
+
+
+def _plain(settings: PublicSettings) -> dict[str, Any]:
+    """As they are written; those of images have the bytes that they had before there were tables."""
+    tree = asdict(settings)
+    return {key: value for key, value in tree.items() if key != "columns" or value}
 
 
 def list_observations(folder: Path) -> tuple[Path, ...]:

@@ -19,7 +19,9 @@ from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.reconstruction import Optimum, Reconstruction
-from fedpriv.records import Score
+from fedpriv.attacks.rows import row_scores
+from fedpriv.columns import Column
+from fedpriv.records import RowScore, Score
 
 __all__ = ["Scores", "Truth", "missed", "score", "score_guesses"]
 
@@ -44,6 +46,7 @@ class Truth:
         labels_known: whether the adversary knows the originals' labels, and so which of the others are out.
         candidates: what an attack picks from that is given a list for each image; ``None``: no attack is.
         used_labels: int64 (B,), those that went into the upload, where clients change labels; ``None``: ``labels``.
+        columns: of the table whose rows the "images" are; empty: they are images.
         optima: for each image, how often the best decision among it and the others is right; ``None``: not known.
         releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
     """
@@ -61,6 +64,7 @@ class Truth:
     releases: tuple[int, ...] | None = None
     optima: tuple[Optimum, ...] | None = None
     used_labels: Tensor | None = None
+    columns: tuple[Column, ...] = ()
 
     @property
     def used(self) -> Tensor:
@@ -139,8 +143,7 @@ def score(
             perceptual=chosen and perceptual,
             labels=labels,
             bar=bar,
-            # What was in the adversary's hands already is not recovered.
-            success_ssim=math.inf if reconstruction.picked else success_ssim,
+            success_ssim=success_ssim,
             # An attack that shows fewer pictures than it may has chosen when to guess.
             offered=1 if reconstruction.picked else max(len(attempt.images), len(truth.images)),
             picked=reconstruction.picked,
@@ -260,16 +263,17 @@ def _lines(
 ) -> tuple[list[Score], str | None]:
     """Compare images (B, C, H, W) with the true ones of these numbers (B,); return one line each, why without LPIPS.
 
-    Recovered is what reaches the SSIM and has an MSE below the bar of its true image. ``offered``: images from which
+    Recovered is what reaches the SSIM, or is a recovered row, and has an MSE below the bar of its true image; but what
+    was in the adversary's hands already is not. ``offered``: images from which
     the one that goes with a true image was chosen by its error. ``about``: the fields of :class:`Score` that all lines
     have in common.
     """
     originals, scale = truth.images[rows], torch.tensor(std, dtype=torch.float64)[:, None, None]
-    mse, ssim = metrics.mse(originals, images), metrics.ssim(originals, images)
+    mse = metrics.mse(originals, images)
     normalised = metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale)
-    psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
+    likeness = _rows(truth, originals, images) if truth.columns else _pictures(originals, images, success_ssim, mse)
     ranks, candidates = _picks(truth, rows, images) if picked else _ranks(originals, images, truth.others)
-    lpips, reason = _lpips(originals, images) if perceptual else ([None] * len(images), None)
+    lpips, reason = _lpips(truth, originals, images) if perceptual else ([None] * len(images), None)
     lines = []
     for k, (image, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
         client, number = truth.place(image)
@@ -283,10 +287,11 @@ def _lines(
             label_correct=None if label is None else label == true_label,
             mse=float(mse[k]),
             mse_normalised=float(normalised[k]),
-            psnr=float(psnr[k]),
-            ssim=float(ssim[k]),
+            psnr=likeness[k].psnr,
+            ssim=likeness[k].ssim,
             lpips=lpips[k],
-            recovered=float(ssim[k]) >= success_ssim and float(mse[k]) < float(bar[image]),
+            recovered=not picked and likeness[k].is_alike and float(mse[k]) < float(bar[image]),
+            cells=likeness[k].cells,
             clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
@@ -296,6 +301,26 @@ def _lines(
         )
         lines.append(line)
     return lines, reason
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """What is compared beside the MSE: of pictures PSNR and SSIM, of rows the cells; and whether that is enough."""
+
+    is_alike: bool
+    psnr: float | None = None
+    ssim: float | None = None
+    cells: RowScore | None = None
+
+
+def _pictures(originals: Tensor, images: Tensor, success_ssim: float, mse: Tensor) -> list[_Likeness]:
+    psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
+    pairs = zip(psnr.tolist(), metrics.ssim(originals, images).tolist(), strict=True)
+    return [_Likeness(ssim >= success_ssim, decibel, ssim) for decibel, ssim in pairs]
+
+
+def _rows(truth: Truth, originals: Tensor, images: Tensor) -> list[_Likeness]:
+    return [_Likeness(cells.is_recovered, cells=cells) for cells in row_scores(truth.columns, originals, images)]
 
 
 def _odds(truth: Truth, image: int, offered: int, *, picked: bool) -> dict[str, Any]:
@@ -393,7 +418,9 @@ def _picks(truth: Truth, rows: Tensor, images: Tensor) -> tuple[list[int | None]
     return ranks, counts
 
 
-def _lpips(originals: Tensor, images: Tensor) -> tuple[list[float | None], str | None]:
+def _lpips(truth: Truth, originals: Tensor, images: Tensor) -> tuple[list[float | None], str | None]:
+    if truth.columns:
+        return [None] * len(images), "it is for pictures, these are rows"
     if originals.shape[1] not in (1, 3):
         return [None] * len(images), f"it is for 1 or 3 channels, the images have {len(originals[0])}"
     result = metrics.lpips_scores(originals, images)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -134,7 +133,7 @@ def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[W
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
         world, client = _own_world(context, *known), _partition(context)
-        if images.dtype != torch.uint8 or images.shape[1:] != world.dataset.shape:
+        if images.dtype != world.dataset.x_train.dtype or images.shape[1:] != world.dataset.shape:
             raise RefusedError(f"asked about {tuple(images.shape)} as {images.dtype}, which are no images of this run")
         asked = asked_about(world, images)
         shared = _shared_secret(world, secret is not None)

@@ -114,9 +114,17 @@ class Poll:
     bytes_up: int
 
 
-def picture_name(round_number: int, client: int, what: str, image: int | None = None) -> str:
-    """Return the name of a picture in reconstructions/; with ``image`` where a client has several."""
-    return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ".png"
+def picture_name(round_number: int, client: int, what: str, image: int | None = None, ending: str = ".png") -> str:
+    """Return the name of a picture in reconstructions/, or of a row there.
+
+    Args:
+        round_number: the round.
+        client: the client.
+        what: original, a guess's name, or an attack's with the kind of upload.
+        image: its number, where a client has several.
+        ending: .png, or .json of a row.
+    """
+    return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ending
 
 
 class RunFolder:
@@ -479,7 +487,7 @@ class RunFolder:
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """Write scores.jsonl."""
-        self.write_jsonl(_SCORES, [asdict(score) for score in scores])
+        self.write_jsonl(_SCORES, [score.to_json() for score in scores])
 
     def final_summary(self) -> Summary:
         """The summary of a run that has ended.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
-from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import partition_indices
 from fedpriv.erm import problem_of, usual_length
@@ -326,7 +326,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed)
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns)
     if experiment.smoothing is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")
@@ -343,7 +343,7 @@ def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Sm
 
     def public(wanted: int) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(public_rows(experiment.seed, len(dataset.x_test), wanted))
-        images = dataset.x_test[rows].to(_precision(experiment)) / 255
+        images = unit_scale(dataset.x_test[rows], _precision(experiment))
         return images.to(first.blank().device), dataset.y_test[rows].to(first.blank().device)
 
     first = first_layer(dataset, model)

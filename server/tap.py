@@ -121,4 +121,5 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         momentum=experiment.training.momentum,
         client_examples=plan.sampling.examples,
         mechanism=plan.config.model_dump(mode="json", exclude_none=True),
+        columns=dataset.columns,
     )

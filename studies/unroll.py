@@ -47,7 +47,8 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
         scored = score(reconstruction, "unprotected", truth, guess, world.dataset.std, SUCCESS, perceptual=False)
         scores += [line for line in scored.scores if line.chosen]
     generator = numpy_stream(options.seed, "benchmark interval")
-    psnr = median_interval([line.psnr for line in scores], generator, groups=[line.client for line in scores])
+    known = [(line.psnr, line.client) for line in scores if line.psnr is not None]
+    psnr = median_interval([level for level, _ in known], generator, groups=[client for _, client in known])
     asked = {key: value for key, value in vars(options).items() if key not in ("json", "device", "tv", "rate", "steps")}
     return {
         **asked,

@@ -21,6 +21,7 @@ from fedpriv.attacks.membership.references import Pool, train_references
 from fedpriv.attacks.membership.scores import auc_interval, bootstrap_intervals, curve
 from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
 from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
 from fedpriv.randomness import numpy_stream
@@ -217,7 +218,7 @@ class ExactQuestions:
     def ask(self, images: Tensor) -> Answers:
         """Answer exactly."""
         self.asked += len(images)
-        scores = self._referee.scores(images.double() / (1 if images.is_floating_point() else 255)).double().numpy()
+        scores = self._referee.scores(unit_scale(images, torch.float64)).double().numpy()
         return Answers(scores.argmax(axis=1), softmax(scores))
 
 

@@ -117,7 +117,7 @@ def _together(attack: type[AttackSettings], heard: Heard, victims: Sequence[Vict
 
 
 def _same_scene(settings: Sequence[PublicSettings]) -> None:
-    if len({(public.shape, public.classes, public.mean, public.std) for public in settings}) > 1:
+    if len({(public.shape, public.classes, public.mean, public.std, public.columns) for public in settings}) > 1:
         raise AttackRefused("the observations are of different data sets; attack each data set's by themselves")
 
 

@@ -11,6 +11,7 @@ from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.columns import Column
 from fedpriv.randomness import torch_stream
 
 __all__ = ["Progress", "Report", "Scene", "Trace"]
@@ -33,6 +34,7 @@ class Scene:
         mean: (C, 1, 1), the public mean.
         std: (C, 1, 1), the public standard deviation.
         public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; ``None``: there are none.
+        columns: of the table whose rows the "images" are; empty: they are images.
     """
 
     network: Network
@@ -41,6 +43,7 @@ class Scene:
     mean: Tensor
     std: Tensor
     public_images: Tensor | None = None
+    columns: tuple[Column, ...] = ()
 
     @staticmethod
     def of(
@@ -51,7 +54,7 @@ class Scene:
             torch.tensor(values, dtype=dtype, device=network.device)[:, None, None]
             for values in (settings.mean, settings.std)
         )
-        return Scene(network, settings.shape, settings.classes, mean, std, public_images)
+        return Scene(network, settings.shape, settings.classes, mean, std, public_images, settings.columns)
 
     @property
     def pixels(self) -> int:

@@ -28,6 +28,7 @@ from fedpriv.records import AttackResult
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.lab import Tuning
+    from fedpriv.lab.tune import Trial
 
 __all__ = ["attack_app"]
 
@@ -35,6 +36,12 @@ _TUNED = "medians over images; identified: nearer to its original than to 99 oth
 _ATTACKED = (
     "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "
     "one that candidate picks"
+)
+_OF_ROWS = ("right", "off by")
+_ROWS_ATTACKED = (
+    "right: of the categories; off by: the numbers' error as a share of their range, median of rows; recovered: all "
+    "categories right and each number within 1 %; picked out: of 100 rows the original is the nearest, or the one that "
+    "candidate picks"
 )
 
 AttackNames = Annotated[
@@ -91,7 +98,8 @@ def attack_folder(
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
     if summary.attacks and not as_json:
         out.print(_results(summary.attacks))
-        out.print(_ATTACKED, style="dim")
+        rows = any(result.rows is not None for result in summary.attacks)
+        out.print(_ROWS_ATTACKED if rows else _ATTACKED, style="dim")
     print_summary(summary, path, as_json)
 
 
@@ -150,7 +158,9 @@ def tune(
 def _trials(tuning: "Tuning") -> Table:
     """One row for each combination of settings, in a table that fits into 80 columns for up to two keys."""
     table = Table(box=None, pad_edge=False)
-    for heading in (*tuning.keys, "MSE", "95 % interval", "PSNR", "SSIM", "identified"):
+    rows = any(trial.rows is not None for trial in tuning.trials)
+    likeness = _OF_ROWS if rows else ("SSIM", "PSNR")
+    for heading in (*tuning.keys, "MSE", "95 % interval", *likeness, "identified"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for trial in tuning.trials:
@@ -159,8 +169,7 @@ def _trials(tuning: "Tuning") -> Table:
             *(f"{value:g}" for value in trial.values),
             f"{trial.mse.value:.4f}",
             "n/a" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}",
-            f"{trial.psnr:.1f}",
-            f"{trial.ssim:.3f}",
+            *_likeness_words(trial),
             f"{trial.identified} of {trial.images}",
             "best" if trial is tuning.best else "",
         )
@@ -197,12 +206,26 @@ def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
     }
 
 
+def _likeness_words(result: "AttackResult | Trial") -> tuple[str, str]:
+    """Of pictures SSIM and PSNR; of rows the share of right categories and the numbers' error."""
+    if result.rows is None:
+        return _figure_text(result.ssim, ".3f"), _figure_text(result.psnr, ".1f")
+    return _figure_text(result.rows.share_right, ".1%"), _figure_text(result.rows.median_error, ".2%")
+
+
+def _figure_text(value: float | None, form: str) -> str:
+    """A figure, or n/a where there is none."""
+    return "n/a" if value is None else format(value, form)
+
+
 def _results(results: Sequence[AttackResult]) -> Table:
     """The attacks' rows of the summary, as a table that fits into 80 columns."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("attack", overflow="fold")
     table.add_column("upload", overflow="fold")
-    for heading in ("recovered", "picked out", "SSIM", "PSNR", "MSE", "labels"):
+    rows = any(result.rows is not None for result in results)
+    likeness = _OF_ROWS if rows else ("SSIM", "PSNR")
+    for heading in ("recovered", "picked out", *likeness, "MSE", "labels"):
         table.add_column(heading, justify="right")
     for result in results:
         name = result.attack.replace(",", ", ")  # lines break at spaces only
@@ -211,7 +234,7 @@ def _results(results: Sequence[AttackResult]) -> Table:
             result.upload,
             "n/a" if result.picked else f"{result.recovered} of {result.victims}",
             "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
-            *(("n/a",) * 3 if result.picked else (f"{result.ssim:.3f}", f"{result.psnr:.1f}", f"{result.mse:.2g}")),
+            *(("n/a",) * 3 if result.picked else (*_likeness_words(result), f"{result.mse:.2g}")),
             "n/a" if result.label_accuracy is None or result.picked else f"{result.label_accuracy:.0%}",
         )
     return table

@@ -1,12 +1,13 @@
 """The command ``fedpriv data``: which data sets are here, and how few facts single out a person in one."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
-from fedpriv.config import DataConfig, validated
+from fedpriv.config import DataConfig, load_experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.registry import DATASETS
 
@@ -21,15 +22,28 @@ def data(
         int | None,
         typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
     ] = None,
+    bounds: Annotated[
+        float | None,
+        typer.Option("--bounds", metavar="EPSILON", help="Instead: estimate bounds of your table's numbers privately."),
+    ] = None,
     name: Annotated[
-        str, typer.Option("--of", metavar="NAME", help="The data set of --unicity; default: the first of yes and no.")
+        str,
+        typer.Option(
+            "--of",
+            metavar="NAME",
+            help="The data set of --unicity (default: the first of yes and no), or the experiment file of --bounds.",
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
     """List the data sets: what is here, where, and what can be downloaded."""
-    if known is None and name:
-        raise InputError(f"--of {name} is for --unicity K")
-    if known is None:
+    if known is not None and bounds is not None:
+        raise InputError("--unicity K and --bounds EPSILON are two things; ask for one of them")
+    if bounds is not None:
+        _bounds(name, bounds, as_json)
+    elif known is None and name:
+        raise InputError(f"--of {name} is for --unicity K and --bounds EPSILON")
+    elif known is None:
         _list(root, as_json)
     else:
         given = {"name": name or _of_facts(), "root": root}
@@ -57,6 +71,29 @@ def _list(root: str, as_json: bool) -> None:
 def _of_facts() -> str:
     """The first data set that says yes or no in every feature."""
     return next(name for name, source in DATASETS.items() if source.is_facts)
+
+
+def _bounds(file: str, epsilon: float, as_json: bool) -> None:
+    """Print what an experiment file says of the columns from then on."""
+    import tomli_w
+
+    from fedpriv.data.datasets import place_of
+    from fedpriv.data.sets.csv import private_bounds
+    from fedpriv.randomness import Secret
+
+    if not file:
+        raise InputError("--bounds needs --of FILE, the experiment file that names your table")
+    if not 0 < epsilon < float("inf"):
+        raise InputError(f"--bounds {epsilon:g}: allowed is a finite epsilon above 0")
+    experiment = load_experiment(Path(file))
+    found = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
+    columns = [{"name": name, "low": low, "high": high} for name, (low, high) in found.items()]
+    if as_json:
+        print_json({"bounds_epsilon": epsilon, "columns": columns})
+        return
+    head = tomli_w.dumps({"data": {"table": {"bounds_epsilon": epsilon}}})
+    text = "\n[[data.table.columns]]\n".join([head, *(tomli_w.dumps(column) for column in columns)])
+    out.print(text.strip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _single_out(config: DataConfig, known: int, as_json: bool) -> None:

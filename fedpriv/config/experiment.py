@@ -193,6 +193,20 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
+    def _bounds_are_accounted(self) -> Self:
+        """The estimate of a table's bounds is about examples, and is added to what is proven of a training."""
+        if not self.data.bounds_epsilon:
+            return self
+        for key, clash in (
+            ("federation.target_epsilon, which counts the training alone", self.federation.target_epsilon is not None),
+            ("mechanism.unit = 'update': it protects single rows", self.mechanism.unit == "update"),
+            ("federation.algorithm = 'pate', whose ledger is of votes", self.pate is not None),
+        ):
+            if clash:
+                raise ValueError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
+        return self
+
+    @model_validator(mode="after")
     def _target_can_be_kept(self) -> Self:
         stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
         if stop is None:

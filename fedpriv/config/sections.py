@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
+from fedpriv.config.table import TableConfig
 from fedpriv.names import MOST_LABEL_EPSILON
 from fedpriv.registry import ATTACKS, DATASETS, RULES
 from fedpriv.settings import (
@@ -54,7 +55,7 @@ class DataConfig(Section):
     """Which data, where they lie, and how clients share them."""
 
     name: Annotated[str, Registered(DATASETS)] = Field("digits", description="data set, as fedpriv data lists them")
-    path: str = Field("", description="your own .npz file: x_train, y_train, x_test, y_test; other data sets ignore it")
+    path: str = Field("", description="your own file, for npz and csv; other data sets ignore it")
     root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
     download: bool = Field(True, description="fetch a data set that is not in the folder")
     memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
@@ -72,11 +73,27 @@ class DataConfig(Section):
     partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
+    table: TableConfig | None = Field(None, description="what the columns of your own table are, for csv; else unset")
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Data without a table have the bytes that they had before there were any."""
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "table" or value is not None}
+
+    @property
+    def bounds_epsilon(self) -> float:
+        """What an estimate of the table's bounds cost; 0 where they are public constants."""
+        return 0.0 if self.table is None or self.table.bounds_epsilon is None else self.table.bounds_epsilon
 
     @model_validator(mode="after")
     def _has_its_file(self) -> Self:
-        if DATASETS[self.name].needs_path and not self.path:
-            raise ValueError(f"name = {self.name!r} needs data.path, the .npz file")
+        source = DATASETS[self.name]
+        if source.needs_path and not self.path:
+            raise ValueError(f"name = {self.name!r} needs data.path, the file")
+        if source.needs_table != (self.table is not None):
+            wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
+            raise ValueError(f"name = {self.name!r} needs {wanted}")
         return self
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.columns import Column
 from fedpriv.config import DataConfig
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
@@ -17,7 +18,15 @@ from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
 from fedpriv.settings import Groups
 
-__all__ = ["Dataset", "DatasetStatus", "group_numbers", "list_datasets", "load_dataset"]
+__all__ = [
+    "Dataset",
+    "DatasetStatus",
+    "group_numbers",
+    "list_datasets",
+    "load_dataset",
+    "place_of",
+    "unit_scale",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +35,17 @@ class Dataset:
 
     Attributes:
         name: as in ``data.name``.
-        x_train: uint8 (N, C, H, W).
+        x_train: (N, C, H, W), uint8, or float32 on [0, 1] as tables may have it.
         y_train: int64 (N,), from 0 to ``classes`` - 1.
-        x_test: uint8 (M, C, H, W).
+        x_test: (M, C, H, W), likewise.
         y_test: int64 (M,).
         class_names: one a class.
         mean: one a channel, on the [0, 1] scale. Public constants of the data set, never computed from the examples
             at hand.
         std: as mean.
         source: one line that says where the images came from.
+        columns: of a table, whose rows are "images" of one line, (1, 1, features); empty: these are images.
+        notes: what a reader of anything proven about the data must know.
     """
 
     name: str
@@ -46,6 +57,8 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     source: str
+    columns: tuple[Column, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,9 +90,7 @@ class Dataset:
         Returns:
             (image - mean) / std, of the same shape and on the same device.
         """
-        values = images.to(dtype)
-        if not images.is_floating_point():
-            values = values / 255
+        values = unit_scale(images, dtype)
         return (values - _channels(self.mean, values)) / _channels(self.std, values)
 
     def denormalise(self, x: Tensor) -> Tensor:
@@ -87,19 +98,24 @@ class Dataset:
         return x * _channels(self.std, x) + _channels(self.mean, x)
 
 
+def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return images as a data set holds them, uint8 or floating point on [0, 1], as floating point on [0, 1]."""
+    values = images.to(dtype)
+    return values if images.is_floating_point() else values / 255
+
+
 def load_dataset(config: DataConfig, seed: int) -> Dataset:
     """Load the data set that the config names, once in a process.
 
     Args:
-        config: reads name, path, root, download, memory, train_examples and groups.
+        config: reads name, path, root, download, memory, table, train_examples and groups.
         seed: draws the subset of ``train_examples`` training examples. The subset is public: the adversary may know it.
 
     Raises:
         InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
             ``data.memory``, fewer training examples than asked for, or a class in no group.
     """
-    place = Place(config.path, _root(config.root), config.download, config.memory)
-    complete = _complete(config.name, place)
+    complete = _complete(config.name, place_of(config))
     chosen = complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
     return chosen if config.groups is None else _grouped(chosen, config.groups)
 
@@ -123,6 +139,11 @@ def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
     if bool((numbers < 0).any()):
         raise InputError(f"{what}: class {int(numbers.argmin())} is in no group; each of 0 to {classes - 1} is in one")
     return numbers
+
+
+def place_of(config: DataConfig) -> Place:
+    """Return where the config says that its data set lies."""
+    return Place(config.path, _root(config.root), config.download, config.memory, config.table)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
@@ -150,7 +171,8 @@ def _complete(name: str, place: Place) -> Dataset:
     if channels != len(mean):
         raise InputError(f"{said}: images have {channels} channels; {name} has {len(mean)}")
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
-    return Dataset(name, x_train, _labels(arrays.y_train), x_test, _labels(arrays.y_test), names, mean, std, said)
+    y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
+    return Dataset(name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes)
 
 
 @lru_cache(maxsize=4)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpriv.columns import Column, features_of
 from fedpriv.errors import InputError
 from fedpriv.npz import Header, read_arrays, read_headers
 
@@ -25,11 +26,14 @@ class Arrays:
     """Images and labels as they lie in files.
 
     Attributes:
-        x_train: uint8 (N, H, W) or (N, H, W, C) with C = 1 or 3.
+        x_train: uint8 (N, H, W) or (N, H, W, C) with C = 1 or 3; of a table (N, 1, features), there also float32 on
+            [0, 1].
         y_train: integers (N,), 0-based.
         x_test: as x_train.
         y_test: as y_train.
         class_names: one a class, or empty: the labels are then named by their numbers.
+        columns: of a table; empty: these are images.
+        notes: what a reader of anything proven about them must know.
     """
 
     x_train: np.ndarray
@@ -37,6 +41,8 @@ class Arrays:
     x_test: np.ndarray
     y_test: np.ndarray
     class_names: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_npz(path: Path, memory: int) -> Arrays:
@@ -118,8 +124,12 @@ def checked(arrays: Arrays, where: str) -> Arrays:
             images differ in shape; a label is negative or has no class; without class_names, a label below the
             largest one occurs in no training example (labels that do not start at 0 show here).
     """
-    _check_images(arrays.x_train, f"{where}: x_train")
-    _check_images(arrays.x_test, f"{where}: x_test")
+    check = _check_rows if arrays.columns and arrays.x_train.dtype == np.float32 else _check_images
+    check(arrays.x_train, f"{where}: x_train")
+    check(arrays.x_test, f"{where}: x_test")
+    features = features_of(arrays.columns)
+    if arrays.columns and arrays.x_train.shape[1:] != (1, features):
+        raise InputError(f"{where}: x_train has shape {arrays.x_train.shape}; its columns have {features} features")
     if arrays.x_train.shape[1:] != arrays.x_test.shape[1:]:
         raise InputError(
             f"{where}: images of x_train have shape {arrays.x_train.shape[1:]}, of x_test {arrays.x_test.shape[1:]}"
@@ -140,6 +150,13 @@ def _check_images(images: np.ndarray | Header, what: str) -> None:
         raise InputError(f"{what} has shape {images.shape}; (N, H, W, C) with C = 1 or 3 is wanted{hint}")
     if images.size == 0:
         raise InputError(f"{what} is empty: shape {images.shape}")
+
+
+def _check_rows(rows: np.ndarray, what: str) -> None:
+    if rows.dtype != np.float32 or rows.ndim != 3 or rows.size == 0:
+        raise InputError(f"{what} is {rows.dtype} of shape {rows.shape}; float32 (N, 1, features) is wanted")
+    if not (rows.min() >= 0 and rows.max() <= 1):
+        raise InputError(f"{what} has values from {rows.min():g} to {rows.max():g}; 0 to 1 is wanted")
 
 
 def check_labels(labels: np.ndarray, images: int, what: str) -> None:

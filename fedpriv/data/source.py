@@ -10,10 +10,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from fedpriv.config.table import TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.errors import InputError
 
-__all__ = ["DatasetStatus", "Embedded", "Place", "Source", "home"]
+__all__ = ["DatasetStatus", "Embedded", "Place", "SingleFile", "Source", "home"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Place:
         root: the folder of the data sets.
         download: whether what is not there is fetched.
         memory: MiB that reading a file may take.
+        table: what the columns of a table of your own are.
     """
 
     path: str
     root: Path
     download: bool
     memory: int
+    table: TableConfig | None = None
 
 
 def home(path: str) -> Path:
@@ -76,6 +79,7 @@ class Source(ABC):
         class_names: one a class; empty: they come with the images.
         is_facts: whether every feature is black or white: a fact that holds, or does not.
         needs_path: whether ``data.path`` has to name its file.
+        needs_table: whether ``data.table`` says what its columns are.
     """
 
     name: ClassVar[str]
@@ -85,6 +89,7 @@ class Source(ABC):
     class_names: ClassVar[tuple[str, ...]] = ()
     is_facts: ClassVar[bool] = False
     needs_path: ClassVar[bool] = False
+    needs_table: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -126,3 +131,43 @@ class Embedded(Source):
     @override
     def status(cls, place: Place) -> DatasetStatus:
         return DatasetStatus(cls.name, True, cls.where, cls.examples, "needs no file")
+
+
+class SingleFile(Source):
+    """A data set that is one file in the folder of the data sets, and is not downloaded.
+
+    Attributes:
+        file: its name.
+        kind: of file, in words.
+    """
+
+    file: ClassVar[str]
+    kind: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def count(cls, path: Path, memory: int) -> int:
+        """Return how many examples the file holds; errors are those of :meth:`~Source.read`."""
+
+    @classmethod
+    def found(cls, place: Place) -> Path:
+        """Return where the file is.
+
+        Raises:
+            InputError: it is not there.
+        """
+        path = place.root / cls.file
+        if not path.is_file():
+            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded")
+        return path
+
+    @classmethod
+    @override
+    def status(cls, place: Place) -> DatasetStatus:
+        path = place.root / cls.file
+        if not path.is_file():
+            return DatasetStatus(cls.name, False, "", None, f"no {cls.file} in {place.root}")
+        try:
+            return DatasetStatus(cls.name, True, str(path), cls.count(path, place.memory), cls.kind)
+        except InputError as error:
+            return DatasetStatus(cls.name, False, str(path), None, str(error))

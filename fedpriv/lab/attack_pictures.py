@@ -1,26 +1,37 @@
-"""Pictures of the attack stage: originals, guesses and what the attacks made of the uploads."""
+"""Pictures of the attack stage, and rows of tables: originals, guesses and what the attacks made of the uploads."""
 
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.referee import Truth
+from fedpriv.columns import Column, cell_texts
 from fedpriv.runs import RunFolder, picture_name
 
-__all__ = ["png", "save_pictures"]
+__all__ = ["png", "save_pictures", "save_shared"]
 
 
 def save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
-    """Write images (C, H, W) on [0, 1] as PNG, numbered where a client has several."""
+    """Write images (C, H, W) on [0, 1] as PNG, or rows as JSON, numbered where a client has several."""
     sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
     for number, image in pictures.items():
         client, place = known.place(number)
-        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None)
-        folder.write_bytes(f"reconstructions/{name}", png(image))
+        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None, "")
+        save_shared(folder, name, image, known.columns)
+
+
+def save_shared(folder: RunFolder, name: str, image: Tensor, columns: Sequence[Column]) -> None:
+    """Write one image, or the cells of one row, under a name without ending."""
+    if not columns:
+        folder.write_bytes(f"reconstructions/{name}.png", png(image))
+        return
+    texts = cell_texts(columns, image.flatten().cpu().numpy())
+    cells = {column.name: text for column, text in zip(columns, texts, strict=True)}
+    folder.write_json(f"reconstructions/{name}.json", cells)
 
 
 def png(image: Tensor) -> bytes:

@@ -27,9 +27,10 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import Truth, missed, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
-from fedpriv.lab.attack_pictures import png, save_pictures
+from fedpriv.lab.attack_pictures import save_pictures, save_shared
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.rates import leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
@@ -147,8 +148,9 @@ def _attack_observations(
         stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
         heard, leakage = _joined(heard, leakage, progress)
     # The test images are public in this laboratory; no client has any of them.
-    images = world.dataset.x_test.float() / 255
-    public = guesses(images, world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.classes)
+    images = unit_scale(world.dataset.x_test)
+    told, columns = world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.columns
+    public = guesses(images, told, world.dataset.classes, columns)
     known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}
     silent: list[Score] = []
@@ -186,15 +188,14 @@ def _attack_observations(
         save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
         save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
-        folder.write_bytes(f"reconstructions/{guess.name}.png", png(guess.image))
+        save_shared(folder, guess.name, guess.image, columns)
     unread = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
     rates = leakage_rates(world, (*scores, *silent))
     if any(rate.ceiling is not None for rate in rates):
-        rates += recovery_rates(
-            world, (*scores, *silent), recovery_chance(images, public, world.experiment.adversary.success_ssim)
-        )
+        threshold = world.experiment.adversary.success_ssim
+        rates += recovery_rates(world, (*scores, *silent), recovery_chance(images, public, threshold, columns))
     return replace(leakage, scores=scores, unattacked=leakage.unattacked + unread, rates=rates)
 
 

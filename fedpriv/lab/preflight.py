@@ -34,6 +34,7 @@ def warnings_for(world: World) -> tuple[str, ...]:
         return erm_warnings(world)
     check_crafting(world)
     lines = [
+        *(f"data: {note[0].lower()}{note[1:]}" for note in world.dataset.notes if experiment.mechanism.protects),
         *_ignored_settings(experiment.mechanism),
         *_masked(experiment),
         *experiment.federation.rule.warnings(_asked(experiment)),

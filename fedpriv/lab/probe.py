@@ -18,7 +18,7 @@ from fedpriv.attacks.endpoint.scene import Counted, Network, Public, Referee, Re
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
 from fedpriv.attacks.threat import Access, ThreatModel, prober
 from fedpriv.config import Experiment
-from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.lab.attack_pictures import png
@@ -163,7 +163,7 @@ def _scene(
         budget=budget,
         classes=dataset.classes,
         shape=dataset.shape,
-        copy=lambda seed: build_model(experiment.model, dataset.shape, dataset.classes, seed).double(),
+        copy=lambda seed: build_model(experiment.model, dataset.shape, dataset.classes, seed, dataset.columns).double(),
         normalise=_normalised(world),
         seed=experiment.seed,
         labels_only=endpoint.policy.labels_only,
@@ -236,8 +236,9 @@ def _class_means(images: Tensor, labels: Tensor, classes: int) -> Tensor:
     sums = torch.zeros((classes, *images.shape[1:]), dtype=torch.float64)
     for some, own in zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
         sums.index_add_(0, own, some.double())
-    return sums / 255 / labels.bincount(minlength=classes)[:, None, None, None]
+    unit = 1 if images.is_floating_point() else 255
+    return sums / unit / labels.bincount(minlength=classes)[:, None, None, None]
 
 
 def _pixels(images: Tensor) -> Tensor:
-    return images.double() / 255
+    return unit_scale(images, torch.float64)

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from fedpriv.accounting import Ceiling, Release, ceilings
+from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.intervals import best_interval, rate_interval
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Interval, LeakageRate, Score
@@ -70,7 +71,7 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
     rates = []
     for group in groups:
         trials = [_trial(score, score.recovered, min(1.0, chance * score.offered), limit) for score in group]
-        rate = _rate("recovered", trials)
+        rate = _rate("row" if world.dataset.columns else "recovered", trials)
         rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{_ESTIMATED}: {rate.theorem}"))
     return tuple(rates)
 
@@ -119,7 +120,8 @@ def _limits(world: World) -> Limit:
         release = replace(
             plan.accounted(()), sampling="full", rate=1.0, participations=score.releases, adjacency="replace-one"
         )
-        return proven(release, chance)
+        # Bounds that were estimated of the rows were released beforehand.
+        return proven(release, surer(chance, world.experiment.data.bounds_epsilon))
 
     return limit
 

@@ -13,6 +13,7 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
+from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError, reason_of
 from fedpriv.mechanisms import mechanism_settings
@@ -93,7 +94,7 @@ def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
 
 def _random_records(stage: World, examples: int) -> Candidates:
     """The images of the upload, and as many random ones as the upload is said to be of; all of them in each list."""
-    images, draws = stage.dataset.x_train.float() / 255, torch_stream(stage.experiment.seed, "rehearsal records")
+    images, draws = unit_scale(stage.dataset.x_train), torch_stream(stage.experiment.seed, "rehearsal records")
     records = torch.cat([images, torch.rand(examples, *stage.dataset.shape, generator=draws)])
     return Candidates.of_all(records, torch.arange(len(records)) % stage.dataset.classes, examples)
 

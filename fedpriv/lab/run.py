@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from fedpriv.accounting import Ceiling, Ledger, LedgerLine, Release, ceilings, guarantee
+from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import Budget
 from fedpriv.clients.app import client_app
@@ -27,7 +28,7 @@ from fedpriv.lab.summary import attack_results, early_end, verdict, versions
 from fedpriv.lab.victims import OTHERS
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.records import COMPLETED, DataFacts, ModelFacts, Partition, Stop, Summary
+from fedpriv.records import COMPLETED, DataFacts, DataRelease, ModelFacts, Partition, Stop, Summary
 from fedpriv.runs import RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
@@ -294,14 +295,16 @@ def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
 def _ledger(world: World, folder: RunFolder) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
     asked = folder.asked()
-    proven = cache(guarantee)  # most clients of a run share one answer, and some take a second
+    bounds = world.experiment.data.bounds_epsilon
+    # Most clients of a run share one answer, and some take a second.
+    proven = cache(lambda release: with_bounds(guarantee(release), bounds) if bounds else guarantee(release))
     lines = [
         LedgerLine.of(
             client=plan.client,
             examples=plan.sampling.examples,
             guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
             noise=model_noise(world, plan),
-            ceilings=_ceilings(plan.accounted(rounds_of(plan.client, asked)), counts),
+            ceilings=_ceilings(plan.accounted(rounds_of(plan.client, asked)), counts, bounds),
         )
         for plan, counts in zip(world.plans, world.class_counts(), strict=True)
     ]
@@ -311,15 +314,28 @@ def _ledger(world: World, folder: RunFolder) -> Ledger:
     config = world.plans[ledger.worst.client].config
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
-    return replace(ledger, parameters={**parameters, **noise, **erm_parameters(world)})
+    parameters = {**parameters, **noise, **erm_parameters(world)}
+    return replace(ledger, parameters=parameters, releases=_releases(world))
 
 
-def _ceilings(release: Release, class_counts: Sequence[int]) -> dict[str, Ceiling]:
-    """What no attack can exceed: which of 100 images it is, and of which class, whose largest share a guess has."""
+def _releases(world: World) -> tuple[DataRelease, ...]:
+    """What was released of the data before the training: bounds of columns, where they are no public constants."""
+    table, bounds = world.experiment.data.table, world.experiment.data.bounds_epsilon
+    if table is None or not bounds:
+        return ()
+    return (bounds_release(bounds, [column.name for column in table.columns if column.low is not None]),)
+
+
+def _ceilings(release: Release, class_counts: Sequence[int], bounds: float) -> dict[str, Ceiling]:
+    """What no attack can exceed: which of 100 images it is, and of which class, whose largest share a guess has.
+
+    ``bounds``: what an estimate of a table's bounds cost beforehand.
+    """
     baselines = {"told": 1 / (OTHERS + 1), "label": max(class_counts) / sum(class_counts)}
     # Where all examples are of one class there is nothing to tell.
     uncertain = {name: k0 for name, k0 in baselines.items() if k0 < 1}
-    return dict(zip(uncertain, ceilings(release, uncertain.values()), strict=True))
+    found = ceilings(release, [surer(k0, bounds) for k0 in uncertain.values()])
+    return {name: told_from(each, uncertain[name], bounds) for name, each in zip(uncertain, found, strict=True)}
 
 
 def _partition(world: World) -> Partition:

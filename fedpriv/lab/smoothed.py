@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedpriv.config import RobustnessConfig
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.finished import final_checkpoint, final_state
 from fedpriv.randomness import torch_stream
@@ -134,7 +135,7 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
 
 def pixel_images(world: World, rows: Tensor) -> Tensor:
     """Return test images (B, C, H, W) on [0, 1], in the numbers of the experiment, on the CPU."""
-    return world.dataset.x_test[rows].to(next(iter(world.initial.parameters.values())).dtype) / 255
+    return unit_scale(world.dataset.x_test[rows], next(iter(world.initial.parameters.values())).dtype)
 
 
 def _made(world: World, first: FirstLayer, smoothing: Smoothing, noise: NoiseFacts) -> SmoothedModel:

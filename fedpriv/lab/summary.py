@@ -27,14 +27,16 @@ from fedpriv.records import (
     LabelSurvey,
     LeakageRate,
     RoundRecord,
+    RowResult,
     Score,
     Stop,
     best_rates,
+    kind_of,
     recovered,
     shown_epsilon,
 )
 
-__all__ = ["attack_results", "early_end", "verdict", "versions"]
+__all__ = ["attack_results", "early_end", "row_result", "verdict", "versions"]
 
 _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
 
@@ -86,9 +88,9 @@ def _condense(
         success_ssim=success_ssim,
         mse=statistics.median(score.mse for score in group),
         mse_normalised=statistics.median(score.mse_normalised for score in group),
-        psnr=statistics.median(score.psnr for score in group),
-        ssim=statistics.median(score.ssim for score in group),
-        lpips=statistics.median(perceptual) if perceptual else None,
+        psnr=_median(score.psnr for score in group),
+        ssim=_median(score.ssim for score in group),
+        lpips=_median(perceptual),
         lpips_reason=None if perceptual else lpips_reason,
         label_accuracy=sum(labels) / len(labels) if labels else None,
         missing=images - len(group),
@@ -97,7 +99,29 @@ def _condense(
         intervals=_intervals(group, seed),
         active=is_active(group[0].attack),
         picked=group[0].picked,
+        rows=row_result(group),
     )
+
+
+def row_result(group: Sequence[Score]) -> RowResult | None:
+    """Return what was read of rows, column by column; ``None`` where these are images."""
+    cells = [score.cells for score in group if score.cells is not None]
+    if not cells:
+        return None
+    right = [each.share_right for each in cells if each.share_right is not None]
+    errors = (each.mean_error for each in cells if each.mean_error is not None)
+    return RowResult(
+        categories={name: statistics.fmean(each.categories[name] for each in cells) for name in cells[0].categories},
+        numbers={name: statistics.median(each.numbers[name] for each in cells) for name in cells[0].numbers},
+        share_right=statistics.fmean(right) if right else None,
+        median_error=_median(errors),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _identified(group: Sequence[Score]) -> int | None:
@@ -157,7 +181,8 @@ def verdict(
     sentences = [] if knowledge is None else knowledge_sentences(knowledge)
     sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
-    sentences += [_between(ties) for ties in _notable(rates, scores)]
+    sentences += _cells(scores)
+    sentences += [_between(ties, kind_of(scores)) for ties in _notable(rates, scores)]
     sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
     if not finished:
@@ -217,20 +242,21 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
             ]
         return ["No upload could be attacked, so nothing is said about what the uploads leak."]
     if mechanism == "none" and bare is not None:
-        return [f"Without protection the eavesdropper recovers {bare} images."]
+        return [f"Without protection the eavesdropper recovers {bare}."]
     if experiment.hears_masked and protected is not None:
         return [
-            f"From masked uploads (secure aggregation) the eavesdropper recovers {protected} "
-            "images; what their sum tells is another question: adversary.threat_model = 'secure-aggregation'."
+            f"From masked uploads (secure aggregation) the eavesdropper recovers {protected}; "
+            "what their sum tells is another question: adversary.threat_model = 'secure-aggregation'."
         ]
     if bare is None and protected is not None:
         return [
-            f"With {mechanism} the eavesdropper recovers {protected} images; without "
+            f"With {mechanism} the eavesdropper recovers {protected}; without "
             "adversary.counterfactual it is not known whether that is the mechanism's merit."
         ]
     if bare is None or protected is None:
         return ["The attacks on the protected uploads did not finish, so nothing is said about the mechanism."]
-    sentence = f"Without protection the eavesdropper recovers {bare} images, with {mechanism} {protected}."
+    sentence = f"Without protection the eavesdropper recovers {bare}, with {mechanism} "
+    sentence += f"{protected.images} of {protected.attacked}."
     if bare.images == 0:
         return [sentence, "The attacks fail even without protection, so this run says nothing about the mechanism."]
     named, victims = _labels_named(scores)
@@ -245,7 +271,7 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     results = {kind: part for kind in kinds if (part := recovered(scores, kind)) is not None}
     if not results:
         return ["The active server (imprint) could not attack any upload, so nothing is said about that worst case."]
-    parts = [f"{part} images {kinds[kind]}" for kind, part in results.items()]
+    parts = [f"{part} {kinds[kind]}" for kind, part in results.items()]
     sentences = [
         f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making (imprint) "
         f"recovers {', '.join(parts)}."
@@ -259,6 +285,33 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         sentences.append("It fails even without protection, so that says nothing about the mechanism.")
     sentences.append("The uploads of the clients that it deceived are not part of the trained model.")
     return sentences
+
+
+def _cells(scores: Sequence[Score]) -> list[str]:
+    """Of rows: the best attack's share of right categories and error of numbers, beside the guess."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.chosen and not score.picked:
+            groups.setdefault((score.attack, score.upload), []).append(score)
+    results = {key: result for key, group in groups.items() if (result := row_result(group)) is not None}
+    guessed = [result for (_, upload), result in results.items() if upload == "none"]
+    sentences = []
+    for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
+        mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
+        if mine and guessed:
+            best = max(mine, key=lambda attack: (mine[attack].share_right or 0.0, -(mine[attack].median_error or 0.0)))
+            guess = max(guessed, key=lambda result: result.share_right or 0.0)
+            sentences.append(f"Cells read {how}: {best} {_cells_words(mine[best])}; a guess {_cells_words(guess)}.")
+    return sentences
+
+
+def _cells_words(result: RowResult) -> str:
+    parts = []
+    if result.share_right is not None:
+        parts.append(f"{result.share_right:.1%} of the categories right")
+    if result.median_error is not None:
+        parts.append(f"numbers off by {result.median_error:.2%} of their range (median of rows)")
+    return ", ".join(parts)
 
 
 def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
@@ -306,14 +359,14 @@ def _is_chance(rate: LeakageRate, attacks: int) -> bool:
     return bool(round(attacks * chance, 9) >= _CHANCE)
 
 
-def _between(ties: tuple[LeakageRate, ...]) -> str:
+def _between(ties: tuple[LeakageRate, ...], kind: str) -> str:
     """Guess, measured, best decision and ceiling in one sentence; an attack without a success is not named."""
     rate = ties[0]
     how = "with the mechanism" if rate.upload == "protected" else "without protection"
     by = f" ({', '.join(each.attack for each in ties)})" if rate.hits else ""
     figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images}{by}"]
     if rate.best is not None:
-        figures.append(f"the best decision on these images {rate.best.value:.1%}")
+        figures.append(f"the best decision on these {kind}s {rate.best.value:.1%}")
     if rate.ceiling is not None:
         figures.append(f"the ceiling for any attack {rate.ceiling:.1%}")
     return f"{rate.success[0].upper()}{rate.success[1:]}, {how}: {', '.join(figures)}."

@@ -28,12 +28,14 @@ from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
 from fedpriv.config import load_experiment, load_run
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
+from fedpriv.lab.summary import attack_results
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
-from fedpriv.records import Interval, Score
+from fedpriv.records import Interval, RowResult, Score
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
@@ -56,16 +58,18 @@ class Trial:
         values: of the tuned keys.
         images: how many there were.
         mse: median on the [0, 1] scale, with its interval over uploads.
-        psnr: median, in dB.
-        ssim: median.
+        psnr: median, in dB; ``None`` of rows.
+        ssim: median; likewise.
+        rows: what was read of a table's rows; ``None``: these are images.
         identified: how many originals were told from 99 others.
     """
 
     values: tuple[float, ...]
     images: int
     mse: Interval
-    psnr: float
-    ssim: float
+    psnr: float | None
+    ssim: float | None
+    rows: RowResult | None
     identified: int
 
 
@@ -153,7 +157,7 @@ def tune_attack(
         progress.warn(text)
     with cpu_threads(experiment.engine.threads):
         rehearsed = _rehearse(world, _parameters(world, source), victims)
-        public = guesses(world.dataset.x_test.float() / 255)
+        public = guesses(unit_scale(world.dataset.x_test), columns=world.dataset.columns)
         progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")
         trials = tuple(_trial(world, attack, config, keys, rehearsed, public, progress) for keys, config in configs)
         guess = _guess_mse(rehearsed, public, world)
@@ -281,12 +285,14 @@ def _trial(
         lines += [(number, line) for line in scored.scores if line.chosen]
     scores = [line for _, line in lines]
     stream = numpy_stream(world.experiment.seed, "bootstrap")
+    (result,) = attack_results(scores, threshold, None)
     return Trial(
         values=values,
         images=len(scores),
         mse=median_interval([line.mse for line in scores], stream, groups=[number for number, _ in lines]),
-        psnr=statistics.median(line.psnr for line in scores),
-        ssim=statistics.median(line.ssim for line in scores),
+        psnr=result.psnr,
+        ssim=result.ssim,
+        rows=result.rows,
         identified=sum(line.rank == 1 for line in scores),
     )
 
@@ -295,7 +301,7 @@ def _unrehearsed(world: World, rehearsed: Sequence[_Victim]) -> Tensor:
     """The public images in no rehearsed upload, (M, C, H, W) on [0, 1]: what the attack may know beforehand."""
     kept = torch.ones(len(world.dataset.x_test), dtype=torch.bool)
     kept[torch.cat([victim.rows for victim in rehearsed])] = False
-    return world.dataset.x_test[kept].float() / 255
+    return unit_scale(world.dataset.x_test[kept])
 
 
 def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: World) -> float:

@@ -23,6 +23,7 @@ from fedpriv.attacks.observation import (
 from fedpriv.attacks.referee import Truth
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
+from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import numpy_stream
@@ -162,15 +163,16 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
     return Truth(
         round=target.round,
         client=target.client,
-        images=world.dataset.x_train[chosen_rows].float() / 255,
+        images=unit_scale(world.dataset.x_train[chosen_rows]),
         labels=world.true_labels[chosen_rows],
         used_labels=world.dataset.y_train[chosen_rows],
         owners=tuple(owners),
         clients=len(target.clients),
-        others=world.dataset.x_train[others].float() / 255,
+        others=unit_scale(world.dataset.x_train[others]),
         other_labels=world.dataset.y_train[others],
         labels_known=_labels_told(world),
         releases=None if asked is None else _releases(world, target, rows, asked),
+        columns=world.dataset.columns,
     )
 
 
@@ -191,7 +193,7 @@ def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
     order = torch.from_numpy(stream.permutation(own + len(others)))
     place = torch.empty_like(order).index_put((order,), torch.arange(len(order)))
     lists = torch.cat([place[:own, None], place[own:].view(own, each)], dim=1).sort(dim=1).values
-    images, labels = world.dataset.x_train[others].float() / 255, world.dataset.y_train[others]
+    images, labels = unit_scale(world.dataset.x_train[others]), world.dataset.y_train[others]
     return Candidates(torch.cat([known.images, images])[order], torch.cat([known.used, labels])[order], lists)
 
 

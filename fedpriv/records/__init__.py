@@ -5,20 +5,24 @@
 
 from fedpriv.records.attacks import (
     CONFIDENCE,
+    NUMBER_TOLERANCE,
     AttackResult,
     Interval,
     LeakageRate,
     Recovered,
+    RowResult,
+    RowScore,
     Score,
     ThreatModel,
     best_rates,
+    kind_of,
     recovered,
 )
 from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.labels import LabelsTold, LabelSurvey
-from fedpriv.records.ledger import Ceiling, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
+from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
@@ -42,6 +46,7 @@ __all__ = [
     "BOUNDS",
     "COMPLETED",
     "CONFIDENCE",
+    "NUMBER_TOLERANCE",
     "AnswersAudit",
     "AnswersCurve",
     "Asked",
@@ -53,6 +58,7 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "DataFacts",
+    "DataRelease",
     "Deployed",
     "EpsilonBound",
     "Evasion",
@@ -89,6 +95,8 @@ __all__ = [
     "Released",
     "Robustness",
     "RoundRecord",
+    "RowResult",
+    "RowScore",
     "Score",
     "Service",
     "Shown",
@@ -99,6 +107,7 @@ __all__ = [
     "UserFacts",
     "VotedAnswer",
     "best_rates",
+    "kind_of",
     "mean_radius",
     "middle",
     "parse_json",

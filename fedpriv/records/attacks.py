@@ -1,24 +1,36 @@
 """The records of attacks on uploads: each reconstruction's scores, an attack's figures, and who listened."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import model_validator
 
 from fedpriv.records.reading import Record
 
 __all__ = [
     "CONFIDENCE",
+    "NUMBER_TOLERANCE",
     "AttackResult",
     "Interval",
     "LeakageRate",
     "Recovered",
+    "RowResult",
+    "RowScore",
     "Score",
     "ThreatModel",
     "best_rates",
+    "kind_of",
     "recovered",
 ]
 
 CONFIDENCE = 0.95
 """Nominal coverage of all intervals."""
+
+NUMBER_TOLERANCE = 0.01
+"""By how much of its column's range a number may be off in a row that counts as recovered."""
+
+_OF_IMAGES = ("psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True)
@@ -44,8 +56,40 @@ class Interval(Record):
 
 
 @dataclass(frozen=True)
+class RowScore(Record):
+    """How well the cells of one row of a table were read.
+
+    Attributes:
+        categories: name of a column of categories -> whether its value is right.
+        numbers: name of a column of numbers -> the error as a share of the column's range, from 0 to 1; 1 where a
+            number is told and there is none, or the other way round.
+    """
+
+    categories: dict[str, bool]
+    numbers: dict[str, float]
+
+    @property
+    def share_right(self) -> float | None:
+        """Of the categories."""
+        return sum(self.categories.values()) / len(self.categories) if self.categories else None
+
+    @property
+    def mean_error(self) -> float | None:
+        """Of the numbers."""
+        return sum(self.numbers.values()) / len(self.numbers) if self.numbers else None
+
+    @property
+    def is_recovered(self) -> bool:
+        """Whether every category is right, and every number within :data:`NUMBER_TOLERANCE` of its column's range."""
+        return all(self.categories.values()) and all(error <= NUMBER_TOLERANCE for error in self.numbers.values())
+
+
+@dataclass(frozen=True)
 class Score(Record):
     """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
+
+    Or one true row of a table: then the key ``image`` is written as ``row``, there is no PSNR, SSIM and LPIPS, and
+    ``cells`` says what was read.
 
     Attributes:
         round: the round.
@@ -61,10 +105,11 @@ class Score(Record):
         label_correct: whether they agree; ``None`` without a label.
         mse: on the [0, 1] scale.
         mse_normalised: on the scale of the network's input.
-        psnr: in dB, at most 200.
-        ssim: at most 1.
+        psnr: in dB, at most 200; ``None`` of a row.
+        ssim: at most 1; likewise.
         lpips: ``None`` where not computed; only chosen restarts and guesses have one.
-        recovered: SSIM of at least the threshold and an MSE below every guess's.
+        recovered: SSIM of at least the threshold and an MSE below every guess's; of a row :attr:`RowScore.is_recovered`
+            instead of the former.
         note: what the attack said about its result; may be empty.
         clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
         rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
@@ -77,6 +122,7 @@ class Score(Record):
         releases: in how many releases the image was used by the time of the upload; ``None`` where that is not known.
         best: how often the best decision among the candidates is right (estimated); ``None`` where it was not computed.
         draws: uploads from which that was estimated.
+        cells: of a row of a table; ``None``: it is an image.
     """
 
     round: int
@@ -92,8 +138,8 @@ class Score(Record):
     label_correct: bool | None
     mse: float
     mse_normalised: float
-    psnr: float
-    ssim: float
+    psnr: float | None
+    ssim: float | None
     lpips: float | None
     recovered: bool
     note: str
@@ -106,6 +152,22 @@ class Score(Record):
     releases: int | None = None
     best: float | None = None
     draws: int = 0
+    cells: RowScore | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_row(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "row" not in given:
+            return given
+        return {**dict.fromkeys(_OF_IMAGES), **given, "image": given["row"]}
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, plain values."""
+        tree = asdict(self)
+        cells = tree.pop("cells")
+        if cells is None:
+            return tree
+        return {"row" if key == "image" else key: tree[key] for key in tree if key not in _OF_IMAGES} | {"cells": cells}
 
     @property
     def victim(self) -> tuple[int, int, int]:
@@ -120,13 +182,14 @@ class Score(Record):
 
 @dataclass(frozen=True)
 class Recovered:
-    """How many images some attack recovered, out of how many it was tried on."""
+    """How many images, or rows, some attack recovered, out of how many it was tried on."""
 
     images: int
     attacked: int
+    kind: str = "image"
 
     def __str__(self) -> str:
-        return f"{self.images} of {self.attacked}"
+        return f"{self.images} of {self.attacked} {self.kind}s"
 
 
 def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
@@ -138,7 +201,31 @@ def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
     chosen = [score for score in scores if score.chosen and score.upload == upload and not score.picked]
     sources = {score.source for score in chosen}
     victims = {score.victim for score in scores if score.source in sources}
-    return Recovered(len({score.victim for score in chosen if score.recovered}), len(victims)) if victims else None
+    if not victims:
+        return None
+    return Recovered(len({score.victim for score in chosen if score.recovered}), len(victims), kind_of(scores))
+
+
+def kind_of(scores: Iterable[Score]) -> str:
+    """Return what the scores are about: image or row."""
+    return "row" if any(score.cells is not None for score in scores) else "image"
+
+
+@dataclass(frozen=True)
+class RowResult(Record):
+    """What an attack read of all rows, column by column.
+
+    Attributes:
+        categories: name of a column of categories -> the share of rows in which its value is right.
+        numbers: name of a column of numbers -> the median error as a share of the column's range.
+        share_right: of all categories of all rows; ``None`` where there are none.
+        median_error: of the rows' mean errors; ``None`` where there are no numbers.
+    """
+
+    categories: dict[str, float]
+    numbers: dict[str, float]
+    share_right: float | None
+    median_error: float | None
 
 
 @dataclass(frozen=True)
@@ -162,6 +249,7 @@ class AttackResult(Record):
             what a listener finds.
         picked: whether the images were picked out of lists that the adversary held: then the errors say nothing, and
             ``identified`` is the result.
+        rows: what was read of a table's rows, which have no PSNR, SSIM and LPIPS; ``None``: these are images.
     """
 
     attack: str
@@ -171,8 +259,8 @@ class AttackResult(Record):
     success_ssim: float
     mse: float
     mse_normalised: float
-    psnr: float
-    ssim: float
+    psnr: float | None
+    ssim: float | None
     lpips: float | None
     lpips_reason: str | None
     label_accuracy: float | None
@@ -183,6 +271,7 @@ class AttackResult(Record):
     confidence: float = CONFIDENCE
     active: bool = False
     picked: bool = False
+    rows: RowResult | None = None
 
 
 @dataclass(frozen=True)
@@ -191,7 +280,7 @@ class LeakageRate(Record):
 
     Attributes:
         event: what counts as success. told: the original is picked out of the candidates, as the nearest to a picture
-            or directly; label: its label is named; recovered: the picture is similar.
+            or directly; label: its label is named; recovered: the picture is similar; row: the row is recovered.
         attack: the attack's name, with the settings by which it differs from the run's.
         upload: protected or unprotected.
         hits: successes.
@@ -231,7 +320,9 @@ class LeakageRate(Record):
         """The event in words."""
         if self.event == "told":
             return f"picked out of {self.candidates or 'other images'}"
-        return {"label": "label named", "recovered": "image recovered"}.get(self.event, self.event)
+        return {"label": "label named", "recovered": "image recovered", "row": "row recovered"}.get(
+            self.event, self.event
+        )
 
 
 def best_rates(rates: Iterable[LeakageRate]) -> tuple[LeakageRate, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Ceiling", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
+__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,27 @@ class LedgerLine(Guarantee, _Client):
 
 
 @dataclass(frozen=True)
+class DataRelease(Record):
+    """What was released of the data before the training: a line of its own, which the clients' lines include.
+
+    Attributes:
+        what: was released.
+        mechanism: in words.
+        adjacency: which two data sets must look alike, in words.
+        epsilon: pure.
+        theorem: what it rests on.
+        notes: what a reader must know with it.
+    """
+
+    what: str
+    mechanism: str
+    adjacency: str
+    epsilon: float
+    theorem: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Ledger(Record):
     """ledger.json: all lines of a run, worst client first; build it with :meth:`of`.
 
@@ -112,6 +133,7 @@ class Ledger(Record):
         clients: at least one, worst first.
         labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
             clients'. ``None``: they do not.
+        releases: what was released of the data before the training.
     """
 
     unit: str
@@ -119,6 +141,7 @@ class Ledger(Record):
     parameters: dict[str, Any] = field(default_factory=dict)
     clients: tuple[LedgerLine, ...] = ()
     labels: Guarantee | None = None
+    releases: tuple[DataRelease, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -141,7 +164,8 @@ class Ledger(Record):
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
         tree = {**asdict(self), "worst": asdict(self.worst)}
-        return {key: value for key, value in tree.items() if key != "labels" or value is not None}
+        absent = {name for name in ("labels", "releases") if not tree[name]}
+        return {key: value for key, value in tree.items() if key not in absent}
 
 
 @dataclass(frozen=True)

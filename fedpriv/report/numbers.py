@@ -35,14 +35,14 @@ def percent(share: float, places: int = 1) -> str:
     return _minus(f"{share:z.{places}%}")
 
 
-def decimal(value: float, places: int = 3) -> str:
+def decimal(value: float | None, places: int = 3) -> str:
     """Return a number with a fixed number of decimals, so that a column of them compares; zero has no sign."""
-    return _minus(f"{value:z.{places}f}")
+    return "n/a" if value is None else _minus(f"{value:z.{places}f}")
 
 
-def decibel(value: float) -> str:
+def decibel(value: float | None) -> str:
     """Return a level in decibels with one decimal."""
-    return _minus(f"{value:z.1f} dB")
+    return "n/a" if value is None else _minus(f"{value:z.1f} dB")
 
 
 def duration(seconds: float) -> str:

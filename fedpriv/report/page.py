@@ -33,6 +33,7 @@ from fedpriv.report.robustness import (
     size_rows,
     truth,
 )
+from fedpriv.report.rows import column_table, row_table
 from fedpriv.report.sandwich import sandwich_plot
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
@@ -49,8 +50,9 @@ NAMES = {
     "guess-mean": "Guess: mean image",
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
+    "guess-mode": "Guess: most frequent values",
 }
-EVENTS = {"told": 0, "label": 1, "recovered": 2}  # the order in which a reader wants them
+EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2}  # the order in which a reader wants them
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
@@ -183,7 +185,8 @@ def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
         "report.html", attack_name=_attack_name, evasion_title=evasion_title, picture_uri=_picture_uri,
-        score_rows=_score_rows, share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
+        score_rows=_score_rows, row_table=row_table, column_table=column_table,
+        share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
     )  # fmt: skip
 
 

@@ -66,7 +66,37 @@ def worst_line(view: View) -> Guarantee | None:
 
 def tiles(view: View) -> tuple[Tile, ...]:
     """Return the key figures of a run, in reading order."""
-    return (*_leakage(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
+    return (*_leakage(view), *_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
+
+
+def _those(view: View) -> str:
+    """What was attacked, at the beginning of a title."""
+    return f"{view.kind.capitalize()}s"
+
+
+def _cells(view: View) -> list[Tile]:
+    """Of rows: the best share of right categories, without protection and behind the mechanism, beside the guess."""
+    results = view.summary.attacks if view.summary else ()
+    guesses = [result.rows.share_right for result in results if result.rows is not None and result.upload == "none"]
+    guess = max((share for share in guesses if share is not None), default=None)
+    found = []
+    for upload, how in (
+        ("unprotected", "without protection"),
+        ("protected", f"with {view.experiment.mechanism.title}"),
+    ):
+        shares = [
+            (result.rows.share_right, result.attack)
+            for result in results
+            if result.upload == upload and not result.picked and result.rows and result.rows.share_right is not None
+        ]
+        if not shares or guess is None:
+            continue
+        share, attack = max(shares)
+        conditions = (("attack", attack), ("guess", f"{percent(guess)}: the most frequent values"))
+        found.append(
+            Tile(f"Categories right {how}", percent(share), conditions=conditions, share=share, alarm=share > guess)
+        )
+    return found
 
 
 def _membership(view: View) -> list[Tile]:
@@ -229,7 +259,7 @@ def _leakage(view: View) -> list[Tile]:
     if view.experiment.pate is not None:
         return _answers(view.knowledge)
     if not adversary.attacks:
-        return [Tile("Images recovered", "not attacked", words=True, remark="This run has no attacks.")]
+        return [Tile(f"{_those(view)} recovered", "not attacked", words=True, remark="This run has no attacks.")]
     parts = by_conduct(view.scores)
     heard, stolen = parts[False], parts[True]
     listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
@@ -254,7 +284,7 @@ def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
     if view.experiment.mechanism.protects:
         kinds.append(("protected", f"with {view.experiment.mechanism.title}"))
     counted = [
-        _counted(f"Worst case, active server: images recovered {how}", part, ACTIVE)
+        _counted(f"Worst case, active server: {view.kind}s recovered {how}", part, ACTIVE)
         for kind, how in kinds
         if (part := recovered(scores, kind)) is not None
     ]
@@ -269,7 +299,7 @@ def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
     if bare is None and shielded is None:
         done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
         remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."
-        return [Tile("Images recovered", "not known", words=True, remark=remark)]
+        return [Tile(f"{_those(view)} recovered", "not known", words=True, remark=remark)]
     if view.experiment.hears_masked:
         return [_shielded(view, bare, shielded)]
     first = _bare(view, bare)
@@ -289,7 +319,7 @@ def _told(view: View) -> list[Tile]:
     conditions = [("attack", ", ".join(each.attack for each in ties))] if rate.hits else []
     conditions.append(("guess", percent(rate.chance)))
     if rate.best is not None:
-        conditions.append(("best decision", f"{percent(rate.best.value)} on these images"))
+        conditions.append(("best decision", f"{percent(rate.best.value)} on these {view.kind}s"))
     conditions.append(("ceiling", "none" if rate.ceiling is None else f"{percent(rate.ceiling)}: no attack exceeds it"))
     title = f"{rate.success[0].upper()}{rate.success[1:]} with {view.experiment.mechanism.title}"
     tile = _counted(title, Recovered(rate.hits, rate.images), "")
@@ -298,7 +328,7 @@ def _told(view: View) -> list[Tile]:
 
 
 def _bare(view: View, result: Recovered | None) -> Tile:
-    title = "Images recovered without protection"
+    title = f"{_those(view)} recovered without protection"
     if result is None:
         remark = "The unprotected upload was not attacked, so it is not known how strong the attack is."
         return Tile(title, "not tried", words=True, remark=remark)
@@ -311,7 +341,7 @@ def _bare(view: View, result: Recovered | None) -> Tile:
 def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> Tile:
     masked = view.experiment.hears_masked
     how = "from masked uploads" if masked else f"with {view.experiment.mechanism.title}"
-    title = f"Images recovered {how}"
+    title = f"{_those(view)} recovered {how}"
     if result is not None and masked:
         return _counted(title, result, "What the sum of the uploads tells is another question.")
     if result is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
+from pydantic import TypeAdapter
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
@@ -33,6 +34,8 @@ from fedpriv.records import (
     Service,
     Summary,
     VotedAnswer,
+    kind_of,
+    read_file,
 )
 from fedpriv.runs import RunFolder, picture_name
 
@@ -50,12 +53,21 @@ class Picture:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One attempt at a victim's image: by which attack, from which upload (protected, unprotected, none), how good."""
+    """One attempt at a victim's image: by which attack, from which upload (protected, unprotected, none), how good.
+
+    Of a row of a table ``cells`` has the text of each column.
+    """
 
     attack: str
     upload: str
     score: Score | None
     picture: Picture | None
+    cells: Mapping[str, str] | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is something to show."""
+        return self.picture is not None or self.cells is not None
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,7 @@ class Victim:
     original: Picture | None
     true_label: int | None
     candidates: tuple[Candidate, ...]
+    cells: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,11 @@ class View:
     probe: Probe | None = None
     probe_pictures: Mapping[str, Picture] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        """What was attacked: image or row."""
+        return "row" if any(victim.cells is not None for victim in self.victims) else kind_of(self.scores)
+
 
 def load_view(folder: Path) -> View:
     """Read the folder of a run.
@@ -149,7 +167,7 @@ def load_view(folder: Path) -> View:
     run = RunFolder(folder)
     experiment = run.experiment()
     summary, scores = run.checked_summary(), run.scores()
-    pictures = {path.name: path for path in run.reconstructions.glob("*.png")}
+    pictures = {path.name: path for ending in _ENDINGS for path in run.reconstructions.glob(f"*{ending}")}
     victims = _victim_keys(scores, pictures)
     shown = victims[: experiment.report.pictures]
     return View(
@@ -186,8 +204,10 @@ def _probe_pictures(folder: Path) -> dict[str, Picture]:
     return {name: picture for name, picture in found.items() if picture is not None}
 
 
-_ORIGINAL = re.compile(r"(\d+)-(\d+)-original(?:-(\d+))?\.png")
-_COMMON_GUESSES = ("guess-mean", "guess-grey")
+_ENDINGS = (".png", ".json")  # of pictures, and of rows
+_ORIGINAL = re.compile(r"(\d+)-(\d+)-original(?:-(\d+))?\.(?:png|json)")
+_COMMON_GUESSES = ("guess-mean", "guess-grey", "guess-mode")
+_CELLS = TypeAdapter(dict[str, str])
 
 _Key = tuple[int, int, int]  # round, client, image
 _Pictures = Mapping[str, Path]  # name of a file -> where it is
@@ -196,7 +216,8 @@ _Pictures = Mapping[str, Path]  # name of a file -> where it is
 def _find(pictures: _Pictures, key: _Key, what: str) -> Path | None:
     """The picture of one image, or the only one of its upload, or the one for all uploads."""
     number, client, image = key
-    names = (picture_name(number, client, what, image), picture_name(number, client, what), f"{what}.png")
+    stems = (picture_name(number, client, what, image, ""), picture_name(number, client, what, None, ""), what)
+    names = (f"{stem}{ending}" for stem in stems for ending in _ENDINGS)
     return next((pictures[name] for name in names if name in pictures), None)
 
 
@@ -216,17 +237,17 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
     possible += [(guess, "none") for guess in _COMMON_GUESSES]
     pictured = [pair for pair in possible if _find(pictures, key, _stem(*pair))]
     tried = sorted(dict.fromkeys([*scored, *pictured]), key=lambda pair: _rank(pair, attacks))
-    candidates = [
-        Candidate(*pair, scored.get(pair), _load_picture(_find(pictures, key, _stem(*pair)))) for pair in tried
-    ]
-    guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.picture]
+    candidates = [Candidate(*pair, scored.get(pair), *_load(_find(pictures, key, _stem(*pair)))) for pair in tried]
+    guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.is_shown]
+    original, cells = _load(_find(pictures, key, "original"))
     return Victim(
         round=key[0],
         client=key[1],
         image=key[2],
-        original=_load_picture(_find(pictures, key, "original")),
+        original=original,
         true_label=mine[0].true_label if mine else None,
         candidates=(*(each for each in candidates if each.upload != "none"), *sorted(guesses, key=_error)[:1]),
+        cells=cells,
     )
 
 
@@ -245,6 +266,13 @@ def _error(candidate: Candidate) -> float:
 def _stem(attack: str, upload: str) -> str:
     """What the name of the picture says."""
     return attack if upload == "none" else f"{attack}-{upload}"
+
+
+def _load(path: Path | None) -> tuple[Picture | None, Mapping[str, str] | None]:
+    """A picture, or the cells of a row."""
+    if path is None or path.suffix == ".png":
+        return _load_picture(path), None
+    return None, read_file(path, _CELLS)
 
 
 def _load_picture(path: Path | None) -> Picture | None:

@@ -90,7 +90,7 @@ def test_they_are_settings_like_ours(installed: Path) -> None:
     mistakes = ("--set", "mechanism.stepp=3", "--set", "model.hidden=[3]")
     wrong = fedpriv(installed, "config", "check", "mine.toml", *mistakes)
     assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean mechanism.step?" in wrong.stderr
-    assert "unknown key model.hidden: mlp reads it, narrow reads init, units; leave it out" in wrong.stderr
+    assert "unknown key model.hidden: embedding and mlp read it, narrow reads init, units; leave it out" in wrong.stderr
     schema = json.loads(fedpriv(installed, "config", "schema").stdout)
     assert schema["$defs"]["RoundedSettings"]["properties"]["name"]["const"] == "rounded"
     assert schema["$defs"]["NarrowSettings"]["properties"]["name"]["const"] == "narrow"

@@ -40,13 +40,14 @@ class AttributeInference(EndpointAttack):
         from fedpriv.attacks.endpoint.asked_membership import draw_game, pairs_within
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.intervals import rate_interval
+        from fedpriv.data.datasets import unit_scale
         from fedpriv.records import Interval, ProbeFigure, ProbeResult
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
         count = pairs_within(scene.budget, self.pairs, 2 * len(hidden))
         game = draw_game(scene.known_training(), count, scene.seed)
         rows = torch.from_numpy(game.candidates.rows)
-        images, labels = game.images[rows].double() / 255, game.pool.labels.cpu()[rows].numpy()
+        images, labels = unit_scale(game.images[rows], torch.float64), game.pool.labels.cpu()[rows].numpy()
         truth = np.stack([truth_of(one, images) for one in hidden])
         right = np.stack([guessed_values(endpoint, one, images, labels) for one in hidden]) == truth
         prior = np.array([one.prior > 0.5 for one in hidden])[:, None] == truth

@@ -36,13 +36,14 @@ class MembershipByLabels(EndpointAttack):
         import torch
 
         from fedpriv.attacks.endpoint.asked_membership import draw_game, membership_figures, pairs_within
+        from fedpriv.data.datasets import unit_scale
         from fedpriv.randomness import numpy_stream
         from fedpriv.records import ProbeResult
 
         endpoint, each = scene.open(), 1 + self.noisy
         game = draw_game(scene.known_training(), pairs_within(scene.budget, self.pairs, each), scene.seed)
         rows = torch.from_numpy(game.candidates.rows)
-        images, labels = game.images[rows].double() / 255, game.pool.labels.cpu()[rows].numpy()
+        images, labels = unit_scale(game.images[rows], torch.float64), game.pool.labels.cpu()[rows].numpy()
         draws = numpy_stream(scene.seed, "probe-noisy-images")
         gap = (endpoint.ask(images).labels == labels).astype(np.float64)
         right = gap.copy()

@@ -58,7 +58,8 @@ def scaled(spectrum: Spectrum, mixing: Tensor) -> Tensor | None:
     """Scale the columns of a mixing (B, B) such that each image ends in a one; ``None`` where it cannot be inverted."""
     ones, failed = torch.linalg.solve_ex(mixing, spectrum.scaled[:, -1])
     usable = not int(failed) and bool(torch.isfinite(ones).all()) and bool((ones != 0).all())
-    return mixing * ones if usable else None
+    # Lengths of many orders of magnitude make a matrix singular that was nearly so.
+    return mixing * ones if usable and not int(torch.linalg.inv_ex(mixing * ones).info) else None
 
 
 def images_of(spectrum: Spectrum, mixing: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Recipe:
         optimiser: lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of
             :data:`SIGNS`.
         schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
-        variables: pixels, or decorrelated (``matching.coordinates``).
+        variables: pixels, decorrelated (``matching.coordinates``), or relaxed, of rows (``matching.relaxation``).
         start: a key of :data:`STARTS` or of :data:`FOUND`.
         box: whether images stay within the valid range of pixels.
         priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
@@ -53,7 +53,7 @@ class Recipe:
     objective: Literal["squared-distance", "cosine", "likelihood"]
     optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
     schedule: Literal["constant", "steps", "cosine"] = "constant"
-    variables: Literal["pixels", "decorrelated"] = "pixels"
+    variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"
     start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
     box: bool = False
     priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()

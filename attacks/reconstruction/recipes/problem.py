@@ -11,6 +11,7 @@ from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.labels.last_layer import JOINT, read_labels
 from fedpriv.attacks.reconstruction.matching.coordinates import Coordinates, coordinates_of
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
+from fedpriv.attacks.reconstruction.matching.relaxation import Relaxation, relaxation_of
 from fedpriv.attacks.reconstruction.recipes.parts import (
     AROUND,
     FOUND,
@@ -93,7 +94,9 @@ class Problem:
         self._scene = scene
         self._dtype = torch.float64 if precise else scene.mean.dtype
         self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)
-        self._coordinates: Coordinates | None = None
+        self._coordinates: Coordinates | Relaxation | None = None
+        if recipe.variables == "relaxed":
+            self._coordinates = relaxation_of(scene)
         if recipe.variables == "decorrelated":
             self._coordinates = coordinates_of(scene.shape).to(scene.mean.double() if precise else scene.mean)
         weights = {
@@ -159,7 +162,7 @@ class Problem:
             return self.project(numbers)
         images = make(self._scene, rows, numbers) if make is not None else _around(found, rows, numbers)
         images = self._scene.box(images)
-        return images if self._coordinates is None else self._coordinates.of(images.to(self._coordinates.down))
+        return images if self._coordinates is None else self._coordinates.of(images.to(self._dtype))
 
 
 def _found(name: str, scene: Scene, rows: Sequence[Victim]) -> list[Start | None]:

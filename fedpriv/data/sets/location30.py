@@ -1,7 +1,8 @@
 """Location-30: which of 446 places in Bangkok a person has checked in at, and one of 30 kinds of person.
 
 The data set of the first membership inference attacks (Shokri et al. 2017), from public Foursquare check-ins
-(github.com/privacytrustlab/datasets). An "image" is one row of 446 pixels, black or white.
+(github.com/privacytrustlab/datasets). A row has 446 flags, which lie in memory as one line of
+pixels, black or white.
 """
 
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
+from fedpriv.columns import Column
 from fedpriv.data.files import Arrays, check_labels, check_memory, checked
-from fedpriv.data.source import DatasetStatus, Place, Source
+from fedpriv.data.source import Place, SingleFile
 from fedpriv.errors import InputError
 from fedpriv.npz import Header, read_arrays, read_headers
 from fedpriv.registry import DATASETS
@@ -21,21 +23,21 @@ _TEST = 1010  # of 5,010 people; a fixed stratified choice
 
 
 @DATASETS.register
-class Location30(Source):
+class Location30(SingleFile):
     """An archive with x (N, 446), 0 or 1, and y (N,)."""
 
     name = "location30"
     title = "Location-30, check-ins of people"
     is_facts = True
+    file = "location30.npz"
+    kind = "an .npz file"
 
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
 
-        path = cls._path(place.root)
-        if not path.is_file():
-            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded")
+        path = cls.found(place)
         headers = _headers(path)
         check_memory(path, sum(4 * header.nbytes for header in headers.values()), place.memory)
         arrays = read_arrays(path, headers)
@@ -46,23 +48,14 @@ class Location30(Source):
         rows = np.arange(len(labels))
         train, test = train_test_split(rows, test_size=_TEST / 5010, stratify=labels, random_state=0)
         images = places[:, None, :] * np.uint8(255)
-        return checked(Arrays(images[train], labels[train], images[test], labels[test], ()), str(path)), str(path)
+        columns = tuple(Column(f"place {number}", "flag", ("no", "yes")) for number in range(1, places.shape[1] + 1))
+        parts = Arrays(images[train], labels[train], images[test], labels[test], (), columns)
+        return checked(parts, str(path)), str(path)
 
     @classmethod
     @override
-    def status(cls, place: Place) -> DatasetStatus:
-        path = cls._path(place.root)
-        if not path.is_file():
-            return DatasetStatus(cls.name, False, "", None, f"no {path.name} in {place.root}")
-        try:
-            count = _headers(path)["y"].size
-        except InputError as error:
-            return DatasetStatus(cls.name, False, str(path), None, str(error))
-        return DatasetStatus(cls.name, True, str(path), count, "an .npz file")
-
-    @classmethod
-    def _path(cls, root: Path) -> Path:
-        return root / f"{cls.name}.npz"
+    def count(cls, path: Path, memory: int) -> int:
+        return _headers(path)["y"].size
 
 
 def _headers(path: Path) -> dict[str, Header]:

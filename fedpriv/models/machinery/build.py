@@ -1,20 +1,24 @@
 """From settings to a network: built, tried on blank images, its weights drawn; and the digest of one."""
 
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedpriv.columns import Column
 from fedpriv.errors import InputError, reason_of
-from fedpriv.models.machinery.settings import ModelSettings, Shape
+from fedpriv.models.machinery.settings import ModelSettings, Shape, TableModelSettings
 from fedpriv.randomness import seeded_generators, torch_stream
 
 __all__ = ["build_model", "model_digest"]
 
 
-def build_model(config: ModelSettings, shape: Shape, classes: int, seed: int) -> nn.Module:
+def build_model(
+    config: ModelSettings, shape: Shape, classes: int, seed: int, columns: Sequence[Column] = ()
+) -> nn.Module:
     """Build the network that the config names, on the CPU in float32, in training mode.
 
     The weights depend on the seed alone: global generators are neither read nor changed. An own function's weights do
@@ -26,13 +30,14 @@ def build_model(config: ModelSettings, shape: Shape, classes: int, seed: int) ->
         shape: (C, H, W) of an image.
         classes: number of logits.
         seed: the experiment's seed.
+        columns: of the table whose rows the network takes; empty: it takes images.
 
     Raises:
         InputError: the image is too small, or an own function cannot be found, raises, or returns something that is
             not a network for such images.
     """
     with seeded_generators(torch_stream(seed, "model").initial_seed(), torch.device("cpu")):
-        model = _construct(config, shape, classes).to(device="cpu", dtype=torch.float32)
+        model = _construct(config, shape, classes, columns).to(device="cpu", dtype=torch.float32)
         _check_output(model, config, shape, classes)
     if config.init == "uniform":
         _draw_uniform(model, torch_stream(seed, "model"))
@@ -67,7 +72,9 @@ def _code(module: str) -> bytes:
     return Path(path).read_bytes() if path else b""
 
 
-def _construct(config: ModelSettings, shape: Shape, classes: int) -> nn.Module:
+def _construct(config: ModelSettings, shape: Shape, classes: int, columns: Sequence[Column]) -> nn.Module:
+    if isinstance(config, TableModelSettings):
+        return config.table_network(columns, classes)
     if not config.is_own:
         return config.network(shape, classes)
     builder = config.name.partition(":")[2] or config.name

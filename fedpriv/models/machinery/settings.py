@@ -4,15 +4,20 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpriv.errors import InputError
 from fedpriv.registry import MODELS
 from fedpriv.settings import Choice, Section
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
-__all__ = ["MODEL", "ModelSettings", "Shape", "model_settings", "recorded_model"]
+    from fedpriv.columns import Column
+
+__all__ = ["MODEL", "ModelSettings", "Shape", "TableModelSettings", "model_settings", "recorded_model"]
 
 Shape = tuple[int, int, int]
 
@@ -60,6 +65,18 @@ class ModelSettings(Section):
         """Return the settings for digests and observations, the same ones as up to version 0.2."""
         tree = self.model_dump(mode="json")
         return tree | {key: value for key, value in _ONCE_OF_ALL.items() if key not in tree}
+
+
+class TableModelSettings(ModelSettings):
+    """The section of a network that looks at the columns of a table, and takes no images."""
+
+    @override
+    def network(self, shape: Shape, classes: int) -> "nn.Module":
+        return self.table_network((), classes)
+
+    @abstractmethod
+    def table_network(self, columns: "Sequence[Column]", classes: int) -> "nn.Module":
+        """Return a new network for rows (B, 1, 1, features) of these columns; else as :meth:`network`."""
 
 
 MODEL = Choice[ModelSettings]("model", MODELS, "lenet", open_name="package.module:function")

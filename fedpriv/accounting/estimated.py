@@ -1,0 +1,72 @@
+"""What an estimate of a table's bounds costs, beside the training that uses them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedpriv.records import Ceiling, DataRelease, Guarantee
+
+__all__ = ["bounds_release", "surer", "told_from", "with_bounds"]
+
+_THEOREM = (
+    "geometric mechanism on counts, sensitivity 2 (Ghosh, Roughgarden and Sundararajan 2009); columns add up (Dwork et "
+    "al. 2006); bounds are made of the noisy counts alone (Wilson et al. 2020)"
+)
+_PLUS = "plus that of the bounds of the table's columns, by sequential composition (Dwork et al. 2006)"
+
+
+def bounds_release(epsilon: float, columns: Sequence[str]) -> DataRelease:
+    """Return the ledger's line of such an estimate.
+
+    Args:
+        epsilon: pure, of all columns together.
+        columns: their names.
+    """
+    return DataRelease(
+        what=f"bounds (low and high) of {', '.join(columns)}",
+        mechanism="geometric noise on histograms with powers of two as edges",
+        adjacency="replace-one",
+        epsilon=epsilon,
+        theorem=_THEOREM,
+        notes=(
+            "Estimated once from all training rows, before the run, by somebody who holds them (fedpriv data "
+            "--bounds); the figure is the one that the experiment file tells.",
+        ),
+    )
+
+
+def with_bounds(guarantee: Guarantee, epsilon: float) -> Guarantee:
+    """Return what is proven of the training and of the bounds together; where nothing is proven, nothing still is."""
+    pure, mixed = guarantee.pure_epsilon, guarantee.epsilon
+    theorem = {
+        name: f"{text}; {_PLUS}" if getattr(guarantee, name) is not None and name != "nominal_epsilon" else text
+        for name, text in guarantee.theorem.items()
+    }
+    return replace(
+        guarantee,
+        pure_epsilon=None if pure is None else pure + epsilon,
+        epsilon=None if mixed is None else mixed + epsilon,
+        theorem=theorem,
+    )
+
+
+def surer(k0: float, epsilon: float) -> float:
+    """Return the best chance of a guess by whoever knows what was released with this pure epsilon, at the most.
+
+    By Bayes' rule the odds of a value against all others grow by a factor of exp(epsilon) or less.
+
+    Args:
+        k0: of a guess that knows nothing, in (0, 1).
+        epsilon: pure, for replacing the example; 0: nothing was released.
+    """
+    if epsilon == 0:
+        return k0
+    return 1 / (1 + (1 - k0) / k0 * math.exp(-epsilon))
+
+
+def told_from(ceiling: Ceiling, k0: float, epsilon: float) -> Ceiling:
+    """Return a ceiling that was computed for :func:`surer`, as one for k0."""
+    return ceiling if epsilon == 0 else replace(ceiling, k0=k0, theorem=f"{ceiling.theorem}; {_BAYES}")
+
+
+_BAYES = "the bounds of the table's columns raise the odds of a guess by exp(epsilon) at the most (Bayes)"

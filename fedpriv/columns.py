@@ -1,0 +1,122 @@
+"""What the columns of a table are, how a row becomes numbers from 0 to 1, and how these are read back."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+
+__all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "slices"]
+
+MISSING, OTHER = "(missing)", "(other)"
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A public description of one column; nothing in it may be computed from the rows unless that is accounted for.
+
+    Attributes:
+        name: what it is called.
+        kind: category (one feature a value, one of them 1), flag (one feature, 0 or 1) or number (one feature, scaled
+            from ``low`` and ``high`` to 0 and 1, and cut there).
+        values: of a category, one a feature; of a flag, what 0 and 1 mean; of a number none.
+        low: the number that becomes 0.
+        high: the number that becomes 1, above ``low``.
+        whole: whether numbers are integers.
+        optional: whether a number has a second feature, which is 1 where there is no number. The first is then 0.5.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    name: str
+    kind: Literal["category", "flag", "number"]
+    values: tuple[str, ...] = ()
+    low: Finite = 0.0
+    high: Finite = 1.0
+    whole: bool = False
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind == "category" and (len(self.values) < 1 or len(set(self.values)) < len(self.values)):
+            raise ValueError(f"column {self.name!r}: a category needs distinct values, at least one")
+        if self.kind == "flag" and len(self.values) != 2:
+            raise ValueError(f"column {self.name!r}: a flag has two values")
+        if self.kind == "number" and not self.low < self.high:
+            raise ValueError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
+
+    @property
+    def width(self) -> int:
+        """Features."""
+        return len(self.values) if self.kind == "category" else 1 + self.optional
+
+    @property
+    def is_number(self) -> bool:
+        """Whether an error has a size."""
+        return self.kind == "number"
+
+    @property
+    def span(self) -> float:
+        """From ``low`` to ``high``, in the column's own unit."""
+        return self.high - self.low
+
+    def text(self, code: float) -> str:
+        """A decoded cell for a person: the value's name, or the number; see :func:`decode`."""
+        if not self.is_number:
+            return self.values[int(code)]
+        if np.isnan(code):
+            return MISSING
+        return f"{code:z.0f}" if self.whole else f"{code:z.4g}"
+
+
+def features_of(columns: Sequence[Column]) -> int:
+    """Numbers in one row."""
+    return sum(column.width for column in columns)
+
+
+def slices(columns: Sequence[Column]) -> Iterator[tuple[Column, slice]]:
+    """Each column and its features."""
+    begin = 0
+    for column in columns:
+        yield column, slice(begin, begin + column.width)
+        begin += column.width
+
+
+def groups(columns: Sequence[Column]) -> tuple[slice, ...]:
+    """The features of which exactly one is 1: those of each category."""
+    return tuple(where for column, where in slices(columns) if column.kind == "category")
+
+
+def decode(columns: Sequence[Column], rows: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Read cells off rows that need not be any that the table could hold, such as reconstructions.
+
+    Args:
+        columns: of the table.
+        rows: (N, features) on the [0, 1] scale; numbers outside are cut.
+
+    Returns:
+        (N, columns). A category's cell is the number of its largest feature, the first of several; a flag's is 1 from
+        0.5 on; a number's is the number, rounded where it is whole, and NaN where none is told.
+    """
+    cells = np.empty((len(rows), len(columns)))
+    for place, (column, where) in enumerate(slices(columns)):
+        part = np.asarray(rows[:, where], dtype=np.float64)
+        cells[:, place] = part.argmax(axis=1) if column.kind == "category" else _single(column, part)
+    return cells
+
+
+def _single(column: Column, part: NDArray[np.float64]) -> NDArray[np.float64]:
+    if column.kind == "flag":
+        return (part[:, 0] >= 0.5).astype(np.float64)
+    numbers = column.low + column.span * part[:, 0].clip(0, 1)
+    if column.whole:
+        numbers = np.rint(numbers)
+    return np.where(part[:, -1] >= 0.5, np.nan, numbers) if column.optional else numbers
+
+
+def cell_texts(columns: Sequence[Column], row: NDArray[np.floating]) -> tuple[str, ...]:
+    """One row (features,) for a person, a text a column."""
+    return tuple(column.text(code) for column, code in zip(columns, decode(columns, row[None])[0], strict=True))

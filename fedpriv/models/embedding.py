@@ -1,0 +1,58 @@
+"""A table's categories as learnt vectors: one table of vectors a category, then Linear layers as in the perceptron.
+
+The input is one-hot, so that a row's vector is a product: the same network as one that looks numbers up, in which each
+example's gradient follows the rule of Linear layers, and which attacks can differentiate.
+"""
+
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.models.machinery.settings import TableModelSettings
+from fedpriv.registry import MODELS
+from fedpriv.settings import Count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from fedpriv.columns import Column
+
+__all__ = ["EmbeddingSettings"]
+
+
+@MODELS.register
+class EmbeddingSettings(TableModelSettings):
+    """A perceptron on the vectors of a row's categories, its flags and its numbers."""
+
+    is_own = False
+
+    name: Literal["embedding"] = Field("embedding", description="network")
+    dimensions: Count | None = Field(
+        None, description="of a category's vectors; unset: half of its values, rounded up, at most 50"
+    )
+    hidden: tuple[Count, ...] = Field((128, 64), description="widths of the hidden layers")
+
+    @override
+    def table_network(self, columns: "Sequence[Column]", classes: int) -> "nn.Module":
+        from torch import nn
+
+        from fedpriv.models.machinery.embedded import Embedded
+
+        if not any(column.kind == "category" for column in columns):
+            raise self.refusal("the data have no categories that could be embedded; use mlp")
+        widths = [self.dimensions or min(ceil(column.width / 2), 50) for column in columns if column.kind == "category"]
+        embedded = Embedded(columns, widths)
+        model = nn.Sequential()
+        model.add_module("flatten", nn.Flatten())
+        model.add_module("embedded", embedded)
+        every = (embedded.outputs, *self.hidden)
+        for number, (inputs, outputs) in enumerate(pairwise(every), start=1):
+            model.add_module(f"hidden{number}", nn.Linear(inputs, outputs))
+            model.add_module(f"activation{number}", nn.ReLU())
+        model.add_module("output", nn.Linear(every[-1], classes))
+        return model
