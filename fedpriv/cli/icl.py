@@ -22,7 +22,7 @@ from fedpriv.config.icl import load_prompting
 from fedpriv.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpriv.records import Prompts
+    from fedpriv.records import PromptLeak, Prompts
 
 __all__ = ["icl"]
 
@@ -66,6 +66,9 @@ def icl(
         return
     out.print(_table(found))
     print_sentences(_sentences(found))
+    for leak in found.leaks:
+        out.print(_leak_table(leak))
+    print_sentences([f"Not made: {text}." for text in found.refusals])
     print_line(f"Report: {path / 'report.html'}")
 
 
@@ -94,10 +97,18 @@ def _sentences(found: "Prompts") -> list[str]:
             f"* is what the run releases, at delta = {found.delta:g}. All rows with noise together prove epsilon "
             f"{found.together:.4g}; the row without noise proves nothing."
         )
-    for leak in found.leaks:
-        for figure in leak.figures:
-            guess = "" if figure.guess is None else f", guess {figure.guess:.3g}"
-            proven = "nothing proven" if figure.ceiling is None else f"at most {figure.ceiling:.3g} proven"
-            ends = "" if figure.measured.ends is None else " ({:.3g} to {:.3g})".format(*figure.measured.ends)
-            lines.append(f"{leak.title}: {figure.what}: {figure.measured.value:.3g}{ends}{guess}, {proven}.")
-    return [*lines, *(f"Not made: {text}." for text in found.refusals)]
+    return lines
+
+
+def _leak_table(leak: "PromptLeak") -> Table:
+    """What one attack found, between a guess and what no attack exceeds."""
+    table = Table(box=None, pad_edge=False)
+    for heading in (leak.title, "guess", "measured", "95 %", "at most"):
+        table.add_column(heading, justify="left" if heading == leak.title else "right")
+    for figure in leak.figures:
+        words = f"{{:{'.1%' if figure.unit == 'share' else '.3f'}}}".format
+        guess = "" if figure.guess is None else words(figure.guess)
+        ends = "" if figure.measured.ends is None else " to ".join(map(words, figure.measured.ends))
+        ceiling = "unproven" if figure.ceiling is None else words(figure.ceiling)
+        table.add_row(figure.what, guess, words(figure.measured.value), ends, ceiling)
+    return table

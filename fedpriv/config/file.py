@@ -13,7 +13,7 @@ from fedpriv.models import MODEL
 from fedpriv.registry import MECHANISMS
 from fedpriv.settings import Choice, enumerated
 
-__all__ = ["load_experiment", "load_run", "override", "parse_override", "read_toml"]
+__all__ = ["is_prompting", "load_experiment", "load_run", "override", "parse_override", "read_toml"]
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -27,9 +27,17 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string, also in a list.
 
     Raises:
-        InputError: the file cannot be read or parsed, or a key or value is not allowed.
+        InputError: the file cannot be read or parsed, is one of ``fedpriv icl``, or a key or value is not allowed.
     """
-    return _loaded(read_toml(path), path, overrides)
+    tree = read_toml(path)
+    if is_prompting(tree):
+        raise InputError(f"{path} is a file of fedpriv icl, no experiment; run fedpriv icl {path}")
+    return _loaded(tree, path, overrides)
+
+
+def is_prompting(tree: Mapping[str, Any]) -> bool:
+    """Whether nested tables are a file of ``fedpriv icl`` rather than an experiment: they have a section [icl]."""
+    return "icl" in tree
 
 
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import Field, model_validator
 
-from fedpriv.config.file import override, parse_override, read_toml
+from fedpriv.config.experiment import Experiment
+from fedpriv.config.file import is_prompting, override, parse_override, read_toml
 from fedpriv.config.wrong import validated
+from fedpriv.errors import InputError
 from fedpriv.settings import Count, Epsilon, Integer, Positive, Real, Section
 
 __all__ = ["IclConfig", "LanguageConfig", "LeaksConfig", "Prompting", "TextConfig", "is_prompting", "load_prompting"]
@@ -59,9 +61,13 @@ class LanguageConfig(Section):
     top: Annotated[Integer, Field(ge=1, le=1000)] = Field(
         20, description="http: how many of the likeliest tokens the endpoint is asked for"
     )
-    timeout: Positive = Field(60.0, description="http: seconds that an answer may take")
+    timeout: Positive = Field(60.0, description="http: seconds for which the endpoint may stay silent")
     batch: Count = Field(16, description="folder: prompts that are read at a time")
     threads: Annotated[Integer, Field(ge=1, le=256)] = Field(1, description="CPU threads")
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide who answers, without those of the machine."""
+        return self.model_dump(mode="json", exclude={"remote", "timeout", "batch", "threads"})
 
     @model_validator(mode="after")
     def _has_its_place(self) -> Self:
@@ -155,22 +161,24 @@ class Prompting(Section):
             raise ValueError(f"{writes[0]} needs a language model, and model.name = 'counting' writes nothing")
         return self
 
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide what is released, without the model's and where the texts lie."""
+        return self.model_dump(mode="json", exclude={"name": True, "model": True, "leaks": True,
+                                                     "data": {"root", "path"}})  # fmt: skip
+
     def to_toml(self) -> str:
         """Return the settings as TOML; keys without a value are left out, which means unset."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-
-def is_prompting(tree: dict[str, Any]) -> bool:
-    """Whether nested tables are a file of ``fedpriv icl`` rather than an experiment: they have a section [icl]."""
-    return "icl" in tree
 
 
 def load_prompting(path: Path, overrides: Sequence[str] = ()) -> Prompting:
     """Read a TOML file of ``fedpriv icl`` and apply ``key=value`` overrides.
 
     Raises:
-        InputError: the file cannot be read or parsed, or a key or value is not allowed.
+        InputError: the file cannot be read or parsed, is an experiment, or a key or value is not allowed.
     """
     tree = read_toml(path)
+    if not is_prompting(tree) and tree.keys() & (Experiment.model_fields.keys() - Prompting.model_fields.keys()):
+        raise InputError(f"{path} is an experiment, and has no section [icl]; run fedpriv run {path}")
     override(tree, [parse_override(text) for text in overrides], "--set ")
     return validated(Prompting, tree, str(path))

@@ -19,6 +19,10 @@ from fedpriv.registry import suggestion
 __all__ = ["KNOWN", "Example", "Texts", "list_texts", "load_texts", "text_root"]
 
 _TEST_SHARE = 0.2  # of files without a column "split"
+_SPLITS = ("train", "test")  # private examples, and questions
+
+_Row = tuple[str, str, str | None]
+"""Text, label and split; ``None``: there is no such column."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +89,20 @@ def text_root(root: str) -> Path:
 def load_texts(config: TextConfig, seed: int) -> Texts:
     """Read the texts that the settings name.
 
-    A column ``split`` says which rows are private (train) and which are questions (test); without one a fifth of the
-    rows, drawn by the seed, are questions. Which rows are private depends on no text, so neighbours have as many.
+    A column ``split`` says which rows are private (train) and which are questions (test); a file that is known by name
+    may have others, which are left out. Without one a fifth of the rows, drawn by the seed, are questions. Which rows
+    are private depends on no text, so neighbours have as many.
 
     Raises:
-        InputError: the file or a column is not there, the file is no CSV, a cell is empty, a label is unknown, or there
-            are fewer examples than asked for.
+        InputError: the file or a column is not there, or two columns have its name; the file is no CSV, a cell is empty
+            or one too many, a split or a label is unknown, or there are fewer examples than asked for.
     """
     known = KNOWN.get(config.name)
     path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"
     columns = (config.text, config.label) if known is None else (known.text, known.label)
     rows = _rows(path, columns)
+    if known is None:
+        _check_splits(path, rows)
     spoken = _spoken(path, rows, known, config.labels)
     numbers = {label: number for number, label in enumerate(spoken)}
     train, test = _parts([(Example(text, numbers[label]), split) for text, label, split in rows], seed)
@@ -122,17 +129,20 @@ def _status(name: str, path: Path) -> DatasetStatus:
     return DatasetStatus(name, True, str(path), None, "texts, for fedpriv icl")
 
 
-def _rows(path: Path, columns: tuple[str, str]) -> list[tuple[str, str, str]]:
-    """Text, label and split (empty: there is no such column) of each row."""
+def _rows(path: Path, columns: tuple[str, str]) -> list[_Row]:
+    """Text, label and split of each row."""
     try:
         opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            header = reader.fieldnames or ()
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="", strict=True)
+            header = list(reader.fieldnames or ())
             for column in columns:
                 if column not in header:
-                    close = suggestion(column, tuple(header))
+                    close = suggestion(column, header)
                     raise InputError(f"{path}: there is no column {column!r}{close}")
+            for column in (*columns, "split"):
+                if header.count(column) > 1:
+                    raise InputError(f"{path}: two columns have the name {column!r}")
             return [_row(path, reader.line_num, row, columns) for row in reader]
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; fedpriv data lists the data sets") from None
@@ -142,18 +152,25 @@ def _rows(path: Path, columns: tuple[str, str]) -> list[tuple[str, str, str]]:
         raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
 
 
-def _row(path: Path, line: int, row: Mapping[str, str | None], columns: tuple[str, str]) -> tuple[str, str, str]:
-    cells = [row[column] for column in columns]
-    for column, cell in zip(columns, cells, strict=True):
-        if not cell:
+def _row(path: Path, line: int, row: Mapping[str | None, str], columns: tuple[str, str]) -> _Row:
+    if None in row:  # where the reader puts what is behind the last column
+        raise InputError(f"{path}, line {line}: the row has more cells than there are columns")
+    for column in columns:
+        if not row[column]:
             raise InputError(f"{path}, line {line}: the cell of {column!r} is empty")
-    text, label = (str(cell) for cell in cells)
-    return text, label, row.get("split") or ""
+    text, label = (row[column] for column in columns)
+    return text, label, row.get("split")
 
 
-def _spoken(
-    path: Path, rows: Sequence[tuple[str, str, str]], known: _Known | None, given: Sequence[str]
-) -> dict[str, str]:
+def _check_splits(path: Path, rows: Sequence[_Row]) -> None:
+    """Refuse splits of one's own file that nobody would read."""
+    for number, (*_, split) in enumerate(rows, start=1):
+        if split not in (None, *_SPLITS):
+            allowed = " and ".join(_SPLITS)
+            raise InputError(f"{path}, row {number}: split = {split!r} is not allowed; allowed: {allowed}")
+
+
+def _spoken(path: Path, rows: Sequence[_Row], known: _Known | None, given: Sequence[str]) -> dict[str, str]:
     """What the model is to say for each label of the file."""
     found = sorted({label for _, label, _ in rows})
     usual = {label: label for label in found} if known is None else dict(known.labels)
@@ -169,11 +186,12 @@ def _spoken(
     return usual
 
 
-def _parts(rows: Sequence[tuple[Example, str]], seed: int) -> tuple[list[Example], list[Example]]:
+def _parts(rows: Sequence[tuple[Example, str | None]], seed: int) -> tuple[list[Example], list[Example]]:
     """Private examples and questions."""
-    if any(split for _, split in rows):
-        return [one for one, split in rows if split == "train"], [one for one, split in rows if split == "test"]
+    if any(split is not None for _, split in rows):
+        private, asked = ([one for one, split in rows if split == part] for part in _SPLITS)
+        return private, asked
     order = numpy_stream(seed, "icl-split").permutation(len(rows))
-    asked = set(order[: round(_TEST_SHARE * len(rows))].tolist())
-    private = [one for number, (one, _) in enumerate(rows) if number not in asked]
-    return private, [rows[number][0] for number in sorted(asked)]
+    chosen = set(order[: round(_TEST_SHARE * len(rows))].tolist())
+    private = [one for number, (one, _) in enumerate(rows) if number not in chosen]
+    return private, [rows[number][0] for number in sorted(chosen)]

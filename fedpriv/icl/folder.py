@@ -1,22 +1,25 @@
 """The folder of a run of prompts: icl.toml, ledger.json, icl.json, answers.jsonl, and what is private.
 
-A killed run goes on where it was: votes are kept, one line a question, and nobody draws prompts for it again.
+A killed run goes on where it was: votes are kept, one line a question, and nobody draws prompts for it again. So it
+goes on only with the settings, texts, model and secret that it was begun with: what is proven is of all votes.
 """
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from fedpriv.config.icl import Prompting, load_prompting
+from fedpriv.data.texts import Texts
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, write_whole, writing_to
 from fedpriv.randomness import Secret
-from fedpriv.records import Ledger, Prompts, parse_json, read_file, read_text
+from fedpriv.records import Ledger, Origin, Prompts, parse_json, read_file, read_text
 from fedpriv.records.reading import Record
 
 __all__ = ["FILE", "PromptFolder", "Votes"]
@@ -26,7 +29,7 @@ T = TypeVar("T")
 FILE = "icl.toml"
 """The resolved settings; they tell such a folder from that of a run."""
 
-_SECRET, _VOTES = "private/secret.key", "private/votes.jsonl"
+_SECRET, _ORIGIN, _VOTES = "private/secret.key", "private/origin.json", "private/votes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,15 @@ class Votes(Record):
 
 
 _LINE, _LEDGER, _PROMPTS = TypeAdapter(Votes), TypeAdapter(Ledger), TypeAdapter(Prompts)
+_ORIGINS = TypeAdapter(Origin)
+
+# What has become of a run if this part of its origin is another.
+_PARTS = {
+    "settings": f"{FILE} was changed where it decides what is released (seed, noise, data or icl)",
+    "model": f"{FILE} was changed where it names the model",
+    "secret": f"{_SECRET} was replaced",
+    "data": "the texts were changed",
+}
 
 
 class PromptFolder:
@@ -59,8 +71,13 @@ class PromptFolder:
         self.path, self.settings = path, settings
 
     @staticmethod
-    def create(path: Path, settings: Prompting) -> "PromptFolder":
-        """Make the folder, with settings and secret in it.
+    def create(path: Path, settings: Prompting, texts: Texts) -> "PromptFolder":
+        """Make the folder, with settings, secret and the digests of what the run rests on in it.
+
+        Args:
+            path: the folder.
+            settings: the resolved ones.
+            texts: that they name.
 
         Raises:
             InputError: the folder exists and is not empty, or cannot be made.
@@ -74,6 +91,8 @@ class PromptFolder:
             (path / "private").mkdir(mode=0o700)
             if settings.noise == "secret":
                 write_whole(path / _SECRET, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600, durable=True)
+            origin = json.dumps(asdict(folder._origin(texts)), indent=2)
+            write_whole(path / _ORIGIN, f"{origin}\n".encode(), mode=0o600, durable=True)
             # Last: what holds this file can be resumed.
             write_whole(path / FILE, settings.to_toml().encode(), durable=True)
             return folder
@@ -108,17 +127,59 @@ class PromptFolder:
         except (OSError, ValueError):
             raise InputError(f"{path} is not there, or damaged: noise cannot be drawn again without it") from None
 
-    def votes(self) -> list[Votes]:
-        """Return the votes so far, a cut-off last line left out.
+    def check_unchanged(self, texts: Texts) -> None:
+        """Refuse to go on with a run in which something was changed that decides what is released.
+
+        Args:
+            texts: that the settings name now.
 
         Raises:
-            InputError: the file is damaged.
+            InputError: settings, model, secret or texts are others than at the beginning, or nobody wrote them down.
+        """
+        was = read_file(self.path / _ORIGIN, _ORIGINS)
+        if was is None:
+            raise InputError(
+                f"{self.path} has no {_ORIGIN}: nobody wrote down what this run was begun with, so nothing can be "
+                "proven about what follows; start a new run"
+            )
+        now = self._origin(texts)
+        for part, what in _PARTS.items():
+            if getattr(was, part) != getattr(now, part):
+                raise InputError(f"{self.path}: {what}; undo that, or start a new run")
+
+    def _origin(self, texts: Texts) -> Origin:
+        own = (texts.examples, texts.questions, texts.labels, texts.text_word, texts.label_word)
+        secret = self.secret()
+        return Origin(
+            settings=_digest(self.settings.decisive()).hex(),
+            secret=secret.derived("commitment").key.hex(),
+            data=secret.derived("data", _digest(own)).key.hex(),
+            model=_digest(self.settings.model.decisive()).hex(),
+        )
+
+    def votes(self, questions: int, voters: int, labels: int) -> list[Votes]:
+        """Return the votes so far, a cut-off last line left out.
+
+        Args:
+            questions: how many are asked at most.
+            voters: how many prompts vote on each.
+            labels: how many there are.
+
+        Raises:
+            InputError: the file is damaged, or of another run.
         """
         lines = (read_text(self.path / _VOTES) or "").split("\n")[:-1]
         where = str(self.path / _VOTES)
         found = [parse_json(line, _LINE, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
         if [line.question for line in found] != list(range(len(found))):
             raise InputError(f"{where} is damaged: questions are missing")
+        if len(found) > questions:
+            raise InputError(f"{where} is damaged: it has {len(found)} lines, and {questions} questions are asked")
+        for number, line in enumerate(found, start=1):
+            if len(line.votes) != voters or not all(0 <= label < labels for label in (*line.votes, line.zero_shot)):
+                raise InputError(
+                    f"{where}, line {number} is damaged: wanted are {voters} votes, each from 0 to {labels - 1}"
+                )
         return found
 
     def keep_votes(self, known: Sequence[Votes]) -> None:
@@ -159,3 +220,7 @@ class PromptFolder:
         if record is None:
             raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
         return record
+
+
+def _digest(value: object) -> bytes:
+    return sha256(json.dumps(value, sort_keys=True, default=vars).encode()).digest()

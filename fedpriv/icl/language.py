@@ -106,7 +106,7 @@ class Counting(Language):
     for nothing. For tests, and for demonstrations that say what it is.
     """
 
-    title = "word counts (not a language model)"
+    title = "word counts"
     is_language_model = False
 
     @override

@@ -57,18 +57,18 @@ def membership(classifier: Classifier, config: LeaksConfig, noises: Sequence[Noi
     truth = np.array([one.asked.label for one in asked])
     scores = np.array([log_softmax(_asked(classifier, one), axis=1) for one in asked])
     single = scores[np.arange(len(truth)), 0, truth]  # each candidate's own prompt is its first
-    figures = [_figure("AUC: the probability of the true label, one prompt", single, members, None)]
+    figures = [_figure("true label's probability, one prompt", single, members, None)]
     votes, labels = scores.argmax(axis=2), len(classifier.wording.texts.labels)
     plain = answers(votes, labels, 0.0, classifier.secret, 0) == truth
     many = f"{votes.shape[1]} prompts"
-    figures.append(_figure(f"AUC: an answer by vote of {many}, no noise", plain.astype(float), members, None))
+    figures.append(_figure(f"vote of {many}, no noise", plain.astype(float), members, None))
     secret = classifier.secret.derived("icl-leaks")
     for level, noise in enumerate(noises):
         said = answers(votes, labels, noise.sigma, secret, level) == truth
-        what = f"AUC: an answer by vote of {many}, noise of ε {shown_epsilon(noise.epsilon)}"
+        what = f"vote of {many}, noise of ε {shown_epsilon(noise.epsilon)}"
         figures.append(_figure(what, said.astype(float), members, noise))
     return PromptLeak(
-        title="Membership of a 1-shot prompt",
+        title="Membership of a 1-shot prompt (AUC)",
         figures=tuple(figures),
         sentences=(
             f"{config.pairs} examples in a prompt and as many others, all asked about once. A guess has 0.5.",

@@ -40,10 +40,10 @@ class Http(Language):
     """
 
     def __init__(self, config: LanguageConfig) -> None:
-        parts = urlsplit(config.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        host = _host(config.url)
+        if not host:
             raise InputError(f"model.url = {config.url!r}: allowed are addresses such as http://127.0.0.1:8080/v1")
-        if not config.remote and not _is_loopback(parts.hostname):
+        if not config.remote and not _is_loopback(host):
             raise InputError(
                 f"model.url = {config.url!r} is not on the loopback, and prompts hold private examples; use an address "
                 "such as http://127.0.0.1:8080/v1, or set model.remote = true"
@@ -72,7 +72,7 @@ class Http(Language):
         answer = self._ask(json.dumps(asked).encode())
         try:
             found = _tops(json.loads(answer)["choices"][0]["logprobs"])
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             found = {}
         if not found or not all(math.isfinite(value) and value <= 1e-6 for value in found.values()):
             raise InputError(
@@ -89,7 +89,7 @@ class Http(Language):
                 return answer
         except urllib.error.HTTPError as error:
             raise InputError(f"{self._url} refuses the question: HTTP {error.code} {error.reason}") from None
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             raise InputError(f"{self._url} does not answer: {one_line(reason)}") from None
 
@@ -100,6 +100,16 @@ class _Stay(urllib.request.HTTPRedirectHandler):
     @override
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
+
+
+def _host(url: str) -> str:
+    """The host of an address of HTTP; empty: it is none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # reading it says whether it is one
+    except ValueError:
+        return ""
+    return (parts.hostname or "") if parts.scheme in ("http", "https") and url.isascii() else ""
 
 
 def _is_loopback(host: str) -> bool:

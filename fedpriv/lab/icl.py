@@ -24,7 +24,7 @@ from fedpriv.icl.leaks import candidates, membership, repeating
 from fedpriv.icl.prompts import Wording
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
-from fedpriv.records import Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
+from fedpriv.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.threads import cpu_threads
 
 __all__ = ["resume_icl", "start_icl"]
@@ -50,8 +50,9 @@ def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
         RunFailedError: the results cannot be written.
     """
     began = time.monotonic()
-    bench = _bench(settings, Secret.of_seed(settings.seed))
-    folder = PromptFolder.create(path, settings)
+    texts = load_texts(settings.data, settings.seed)
+    bench = _bench(settings, texts, Secret.of_seed(settings.seed))
+    folder = PromptFolder.create(path, settings, texts)
     return _finish(replace(bench, secret=folder.secret()), folder, began, progress)
 
 
@@ -59,12 +60,15 @@ def resume_icl(path: Path, progress: Progress) -> Prompts:
     """Finish a run that was interrupted; one that is finished is scored again from the same votes.
 
     Raises:
-        InputError: it is no such folder, or one of its files is damaged.
+        InputError: it is no such folder, one of its files is damaged, or settings, texts, model or secret are not
+            those that it was begun with. Nothing was written.
         RunFailedError: the results cannot be written.
     """
     began = time.monotonic()
     folder = PromptFolder.open(path)
-    return _finish(_bench(folder.settings, folder.secret()), folder, began, progress)
+    texts = load_texts(folder.settings.data, folder.settings.seed)
+    folder.check_unchanged(texts)
+    return _finish(_bench(folder.settings, texts, folder.secret()), folder, began, progress)
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,7 @@ class _Bench:
         return rate_interval(int((np.asarray(said) == self.truth).sum()), len(self.truth))
 
 
-def _bench(settings: Prompting, secret: Secret) -> _Bench:
-    texts = load_texts(settings.data, settings.seed)
+def _bench(settings: Prompting, texts: Texts, secret: Secret) -> _Bench:
     wanted = settings.icl.queries
     if wanted > len(texts.questions):
         raise InputError(f"icl.queries = {wanted}, and {texts.source} has {len(texts.questions)} test texts")
@@ -178,7 +181,8 @@ def _votes(
     bench: _Bench, folder: PromptFolder, classifier: Classifier, progress: Progress
 ) -> tuple[NDArray[np.int64], list[int]]:
     """What every prompt votes for, (questions, voters), and the answers without examples."""
-    known = folder.votes()
+    icl = bench.settings.icl
+    known = folder.votes(len(bench.questions), icl.prompts * icl.clients, len(bench.texts.labels))
     folder.keep_votes(known)
     progress.stage(f"asking {bench.language.title} about {len(bench.questions) - len(known)} texts")
     for number, question in list(enumerate(bench.questions))[len(known) :]:
@@ -280,11 +284,17 @@ def _ledger(bench: _Bench, lines: Sequence[tuple[int, int, Noise]]) -> Ledger:
         icl.unit,
         "prompts (votes, normal noise)" if icl.mode == "classify" else "prompts (noisy next tokens)",
         parameters,
-        [
-            LedgerLine.of(number, size, replace(noise.guarantee, notes=tuple(_notes(bench, noise))), noise=noise.sigma)
-            for number, size, noise in lines
-        ],
+        [LedgerLine.of(number, size, _guarantee(bench, noise), noise=noise.sigma) for number, size, noise in lines],
     )
+
+
+def _guarantee(bench: _Bench, noise: Noise) -> Guarantee:
+    """What the noise proves, in the words of prompts."""
+    own = replace(noise.guarantee, notes=tuple(_notes(bench, noise)))
+    if bench.settings.icl.unit == "client":
+        return own
+    other = "any other of its label" if bench.settings.icl.mode == "generate" else "any other"
+    return replace(own, adjacency=f"replace-one: one example is replaced by {other}")
 
 
 def _notes(bench: _Bench, noise: Noise) -> Iterator[str]:

@@ -97,4 +97,4 @@ class Prompts(Model):
     @property
     def exceeded(self) -> tuple[str, ...]:
         """Figures that are above what is claimed to be proven."""
-        return tuple(figure.what for leak in self.leaks for figure in leak.figures if figure.exceeded)
+        return tuple(f"{leak.title}: {one.what}" for leak in self.leaks for one in leak.figures if one.exceeded)

@@ -64,6 +64,8 @@ def _shares(share: Interval) -> tuple[str, str]:
 
 
 def _leak_value(shown: ProbeFigure, value: float | None) -> str:
+    if value is not None and shown.unit == "number":
+        return f"{value:.3f}"  # areas, which are compared with each other
     return probe_value(shown, value, "nothing proven" if value is None else "")
 
 

@@ -101,7 +101,7 @@ def test_a_run_says_what_it_is_worth_and_what_it_proves(done: Path) -> None:
 def test_what_is_private_is_for_its_owner(done: Path) -> None:
     private = done / "private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    assert {path.name for path in private.iterdir()} == {"votes.jsonl", "secret.key"}
+    assert {path.name for path in private.iterdir()} == {"votes.jsonl", "secret.key", "origin.json"}
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in private.iterdir())
 
 
@@ -110,7 +110,10 @@ def test_the_report_has_guess_measured_and_proven(done: Path) -> None:
     assert re.search(r'<h2 id="prompts">Prompts</h2>', page)
     for words in ("Not a language model", "Guess: the commonest label", "nothing proven", "No attack exceeds", "ε 8"):
         assert words in page
-    assert "<script" not in page
+    # Nobody is a client here, and a bullet that nothing is proven would refer to nothing.
+    for words in ("<script", "client", ">Client", "Nothing proven", ">nothing proven."):
+        assert words not in page[: page.index('<h2 id="settings">')], words
+    assert re.search(r">Protected</th>.*>each example</th>", page, re.DOTALL)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(done: Path, call: Call, tmp_path: Path) -> None:
@@ -127,13 +130,101 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(done: Path, call: Call, tm
     before, after = (json.loads((folder / "icl.json").read_text()) for folder in (done, cut))
     assert {**before, "seconds": 0} == {**after, "seconds": 0}
     assert call("report", cut)[0] == 0
+    # 1.000 and not 1; attacks are a table.
+    assert re.search(r"^Membership of a 1-shot prompt \(AUC\) +guess +measured +95 % +at most$", out, re.MULTILINE)
+    row = r"^vote of 8 prompts, no noise +0\.500 +\d\.\d{3} +\d\.\d{3} to \d\.\d{3} +unproven$"
+    assert re.search(row, out, re.MULTILINE)
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+SETTINGS = "was changed where it decides what is released"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("icl.toml", "shots = 4", "shots = 1", SETTINGS),
+        ("icl.toml", "prompts = 8", "prompts = 4", SETTINGS),
+        ("icl.toml", "target_epsilon = 8.0", "target_epsilon = 20.0", SETTINGS),
+        ("icl.toml", "queries = 60", "queries = 10", SETTINGS),
+        ("icl.toml", "compare = [", "compare = [ 1.0,", SETTINGS),
+        ("icl.toml", "delta = 0.0001", "delta = 0.001", SETTINGS),
+        ("icl.toml", "calibrated = false", "calibrated = true", SETTINGS),
+        ("icl.toml", "seed = 3", "seed = 4", SETTINGS),
+        ("icl.toml", 'noise = "secret"', 'noise = "reproducible"', SETTINGS),
+        ("icl.toml", "words = 40", "words = 2", SETTINGS),
+        ("icl.toml", 'unit = "example"\nclients = 1', 'unit = "client"\nclients = 2', SETTINGS),
+        ("icl.toml", 'name = "counting"', 'name = "stories"', "was changed where it names the model"),
+        ("private/secret.key", None, "ab" * 32, "secret.key was replaced"),
+        ("private/origin.json", None, None, "has no private/origin.json: nobody wrote down"),
+        ("private/votes.jsonl", "[", "[0, ", "line 1 is damaged: wanted are 8 votes, each from 0 to 1"),
+        ("private/votes.jsonl", '"zero_shot": ', '"zero_shot": 2', "line 1 is damaged: wanted are 8 votes"),
+        ("own.csv", "ham", "ram", "the texts were changed"),
+    ],
+)
+def test_a_run_that_was_changed_is_not_resumed(
+    done: Path, call: Call, tmp_path: Path, file: str, old: str | None, new: str | None, words: str
+) -> None:
+    """What is proven is of all votes: those that are there were made with other settings, texts or draws."""
+    folder = copied(done, tmp_path)
+    path = tmp_path / file if file == "own.csv" else folder / file
+    text = path.read_text()
+    if new is None:
+        path.unlink()
+    else:
+        assert old is None or old in text
+        path.write_text(new if old is None else text.replace(old, new))
+    before = files(folder)
+    code, _, err = call("icl", "--resume", folder)
+    assert (code, err.count("\n"), words in err) == (2, 1, True), err
+    assert files(folder) == before
+
+
+def test_more_votes_than_questions_are_refused(done: Path, call: Call, tmp_path: Path) -> None:
+    folder = copied(done, tmp_path)
+    votes = folder / "private" / "votes.jsonl"
+    votes.write_text(votes.read_text() + votes.read_text().splitlines()[0].replace(": 0,", ": 60,", 1) + "\n")
+    code, _, err = call("icl", "--resume", folder)
+    assert (code, "it has 61 lines, and 60 questions are asked" in err) == (2, True), err
+
+
+def test_what_decides_nothing_may_change(done: Path, call: Call, tmp_path: Path) -> None:
+    """The texts have moved, too."""
+    folder = copied(done, tmp_path)
+    text = (folder / "icl.toml").read_text()
+    for old, new in (('name = "own"', 'name = "other"'), ("pairs = 30", "pairs = 0"), ("threads = 1", "threads = 2")):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "icl.toml").write_text(text)
+    assert call("icl", "--resume", folder, "--quiet")[0] == 0
+    assert (folder / "answers.jsonl").read_bytes() == (done / "answers.jsonl").read_bytes()
+
+
+def copied(done: Path, place: Path) -> Path:
+    """A copy of a run, with texts of its own."""
+    shutil.copytree(done, place / "run")
+    shutil.copy(done.parent / "own.csv", place / "own.csv")
+    settings = place / "run" / "icl.toml"
+    settings.write_text(settings.read_text().replace(str(done.parent / "own.csv"), str(place / "own.csv")))
+    return place / "run"
+
+
+def test_files_of_experiments_and_of_prompts_are_told_apart(call: Call) -> None:
+    """One line that says which command is meant, and no list of keys."""
+    for command, name, words in (("run", "icl.toml", "fedpriv icl"), ("icl", "cloak.toml", "fedpriv run")):
+        path = CONFIGS / name
+        code, _, err = call(command, path)
+        assert (code, err.count("\n"), err.rstrip().endswith(f"run {words} {path}")) == (2, 1, True), err
 
 
 def test_people_and_programs_read_the_same(texts: Path, call: Call, tmp_path: Path) -> None:
     small = ("--set", "icl.queries=10", "--set", "icl.compare=[]", "--set", "leaks.pairs=0", "--set", "seed=9")
     code, out, _ = call("icl", texts, *small, "--out", tmp_path / "a", "--quiet")
     assert code == 0
-    assert "This is no language model" in out
+    assert out.count("no language model") == 1
     code, out, _ = call("icl", texts, *small, "--out", tmp_path / "b", "--json", "--set", "icl.unit=client",
                         "--set", "icl.clients=40", "--set", "icl.prompts=1")  # fmt: skip
     assert (code, json.loads(out)["queries"]) == (0, 10)

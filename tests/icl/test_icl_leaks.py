@@ -35,7 +35,7 @@ def figures() -> dict[str, tuple[float, float, float, float | None]]:
 
 
 def test_one_prompt_tells_its_example(figures: dict[str, tuple[float, float, float, float | None]]) -> None:
-    value, low, _, ceiling = figures["AUC: the probability of the true label, one prompt"]
+    value, low, _, ceiling = figures["true label's probability, one prompt"]
     assert (value > 0.6, low > 0.6, ceiling) == (True, True, None)
 
 

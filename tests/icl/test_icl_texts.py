@@ -25,6 +25,7 @@ def test_a_split_is_kept(tmp_path: Path) -> None:
     assert texts.labels == ("a", "b")
     assert load_texts(own(tmp_path, ROWS, labels=("bad", "good")), 0).labels == ("bad", "good")
     assert len(load_texts(own(tmp_path, ROWS, examples=3), 0).examples) == 3
+    assert load_texts(own(tmp_path, f"\ufeff{ROWS}"), 0) == texts  # with a byte-order mark, as Excel writes it
 
 
 def test_without_a_split_a_fifth_is_asked(tmp_path: Path) -> None:
@@ -38,9 +39,10 @@ def test_a_known_file(tmp_path: Path) -> None:
     (status,) = [status for status in list_texts(str(tmp_path)) if status.name == "sst2"]
     assert not status.available
     with gzip.open(tmp_path / "sst2.csv.gz", "wt", encoding="utf-8") as file:
-        file.write("split,label,sentence\ntrain,0,bad\ntest,1,good\n")
+        file.write("split,label,sentence\ntrain,0,bad\ntest,1,good\ndev,1,left out\n")
     texts = load_texts(TextConfig(name="sst2", root=str(tmp_path)), 0)
     assert (texts.labels, texts.text_word) == (("negative", "positive"), "Review")
+    assert (len(texts.examples), len(texts.questions)) == (1, 1)
     (status,) = [status for status in list_texts(str(tmp_path)) if status.name == "sst2"]
     assert status.available
 
@@ -57,6 +59,12 @@ def test_a_known_file(tmp_path: Path) -> None:
         ("text,label\na,x\nb,x\n", {}, r"two labels or more"),
         ("text,label,split\na,x,train\nb,y,train\n", {}, r"2 private examples and 0 questions"),
         ('text,label\n"a,x\n', {}, r"not a CSV file in UTF-8"),
+        (ROWS + "x,a,dev\n", {}, r"row 11: split = 'dev' is not allowed; allowed: train and test"),
+        (ROWS + "x,a,Train\n", {}, r"row 11: split = 'Train' is not allowed"),
+        (ROWS + "x,a\n", {}, r"row 11: split = '' is not allowed"),
+        (ROWS + "x,a,test,more\n", {}, r"line 12: the row has more cells than there are columns"),
+        ("text,label,text\na,x,b\n", {}, r"two columns have the name 'text'"),
+        ("split,text,label,split\ntrain,a,x,test\n", {}, r"two columns have the name 'split'"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, settings: dict[str, object], words: str) -> None:
