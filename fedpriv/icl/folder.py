@@ -7,7 +7,7 @@ goes on only with the settings, texts, model and secret that it was begun with: 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,19 +142,35 @@ class PromptFolder:
                 f"{self.path} has no {_ORIGIN}: nobody wrote down what this run was begun with, so nothing can be "
                 "proven about what follows; start a new run"
             )
-        now = self._origin(texts)
-        for part, what in _PARTS.items():
+        self._compare(was, self._origin(texts), tuple(_PARTS))
+
+    def check_settings(self) -> None:
+        """Refuse to show results beside settings that they are not of; who was not given private/ cannot tell.
+
+        Raises:
+            InputError: settings or model are others than at the beginning.
+        """
+        was = read_file(self.path / _ORIGIN, _ORIGINS)
+        if was is not None:
+            self._compare(was, replace(was, **self._digests()), ("settings", "model"))
+
+    def _compare(self, was: Origin, now: Origin, parts: Sequence[str]) -> None:
+        for part in parts:
             if getattr(was, part) != getattr(now, part):
-                raise InputError(f"{self.path}: {what}; undo that, or start a new run")
+                raise InputError(f"{self.path}: {_PARTS[part]}; undo that, or start a new run")
+
+    def _digests(self) -> dict[str, str]:
+        """Of the settings."""
+        own, model = self.settings.decisive(), self.settings.model.decisive()
+        return {"settings": _digest(own).hex(), "model": _digest(model).hex()}
 
     def _origin(self, texts: Texts) -> Origin:
         own = (texts.examples, texts.questions, texts.labels, texts.text_word, texts.label_word)
         secret = self.secret()
         return Origin(
-            settings=_digest(self.settings.decisive()).hex(),
             secret=secret.derived("commitment").key.hex(),
             data=secret.derived("data", _digest(own)).key.hex(),
-            model=_digest(self.settings.model.decisive()).hex(),
+            **self._digests(),
         )
 
     def votes(self, questions: int, voters: int, labels: int) -> list[Votes]:

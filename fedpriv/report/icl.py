@@ -20,10 +20,11 @@ def write_icl_report(path: Path) -> Path:
     """Write ``report.html`` into the folder of ``fedpriv icl`` and return its path; the same folder, the same bytes.
 
     Raises:
-        InputError: it is no such folder, the run is not finished, or a file is damaged.
+        InputError: it is no such folder, the run is not finished, a file is damaged, or icl.toml was changed since.
         WriteError: the report cannot be written.
     """
     folder = PromptFolder.open(path)
+    folder.check_settings()
     prompts, ledger = folder.prompts(), folder.ledger()
     page = _template().render(
         title=folder.settings.name,
