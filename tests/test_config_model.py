@@ -27,7 +27,8 @@ def test_a_key_of_another_network_is_an_error_that_says_whose_it_is(name: str, t
     if name in {"mlp", "embedding"}:
         assert load_experiment(path).model.model_dump()["hidden"] == (9,)
         return
-    with pytest.raises(InputError, match=r"unknown key model\.hidden: embedding and mlp read it, .* reads init.*; leave it out$"):
+    words = r"unknown key model\.hidden: embedding and mlp read it, .* reads init.*; leave it out$"
+    with pytest.raises(InputError, match=words):
         load_experiment(path)
 
 
