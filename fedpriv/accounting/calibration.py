@@ -128,7 +128,8 @@ def _proof(mechanism: str) -> type[Proof]:
     kind: type[Proof] = MECHANISMS[mechanism].proof()
     if kind.parameter is None:
         noisy = [name for name, each in MECHANISMS.items() if each.proof().parameter is not None]
-        raise InputError(f"mechanism = {mechanism}: nothing is proven about it; allowed is {', '.join(noisy)}")
+        why = "nothing is proven about it" if MECHANISMS[mechanism].on_gradients else "its amount is an epsilon already"
+        raise InputError(f"mechanism = {mechanism}: {why}; allowed is {', '.join(noisy)}")
     return kind
 
 
