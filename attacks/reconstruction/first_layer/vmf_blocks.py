@@ -312,7 +312,8 @@ class PixelFilter:
         """The standard deviations (m,) of products ``weight @ image``, weight (m, P), given what is seen."""
         blurred = weight * self._noise
         known = blurred / self._diagonal - (blurred @ self._left) @ self._right
-        return (blurred * (weight - known)).sum(dim=1).clamp(min=1e-12).sqrt()
+        variances: Tensor = (blurred * (weight - known)).sum(dim=1)
+        return variances.clamp(min=1e-12).sqrt()
 
     def _solve(self, offset: Tensor) -> Tensor:
         solved: Tensor = offset / self._diagonal - self._left @ (self._right @ offset)
