@@ -7,15 +7,10 @@ from attack_victims import MEAN, STD, digits, lenet, mlp, normalise, observe_dig
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.relus import kink_inputs
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
-from fedpriv.attacks.reconstruction.posterior.relu_gates import (
-    Gated,
-    _coins_differ,
-    can_be_gated,
-    kink_inputs,
-    read_gated,
-)
+from fedpriv.attacks.reconstruction.posterior.relu_gates import Gated, _coins_differ, can_be_gated, read_gated
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
 

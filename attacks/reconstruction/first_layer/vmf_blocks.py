@@ -6,7 +6,8 @@ all rows repeat the same few directions, up to a sign, or say nothing where ``e_
 1. rows and directions are estimated in turn, from the first singular vector on; a row counts by the probability that it
    says anything, with the sign that it has;
 2. the lengths |x_b|, which no row holds, and the one sign that all rows share are those that the prior of images makes
-   most probable: in polar coordinates, whose volume is a power of the length;
+   most probable: in polar coordinates, whose volume is a power of the length. Behind ReLUs the rows that say something
+   also tell which units are on, inequalities ``w_i x + b_i > 0`` or ``< 0`` that the image is to meet;
 3. what noise is left in the directions is filtered by the prior.
 
 Where D does not divide the P pixels, rows are cut at different places. The image then is cut at all of them, and the
@@ -14,11 +15,13 @@ blocks, which overlap, say how long the parts are in relation to each other. Blo
 next are not used.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
@@ -26,7 +29,7 @@ from torch import Tensor
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 
-__all__ = ["SHARPEST", "HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "PixelFilter", "heard_blocks"]
+__all__ = ["SHARPEST", "HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "PixelFilter", "Units", "heard_blocks"]
 
 TURNS = 20  # of rows and directions, before rows are weighted by what they are likely to say
 WEIGHED = 5  # more turns, with these weights
@@ -89,6 +92,31 @@ class HeardBlocks:
 
 
 @dataclass(frozen=True, eq=False)
+class Units:
+    """Units of which those with a positive input are on, ReLUs; float64 on the CPU.
+
+    Attributes:
+        weight: (m, P).
+        bias: (m,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def surprise(self, odds: Tensor, image: Tensor, deviations: Tensor) -> Tensor:
+        """Minus the logarithm of the probability of what was heard of the units; differentiable.
+
+        Args:
+            odds: (m,), the logarithm of the likelihood that a unit is on over that it is off.
+            image: (P,), the mean of a normal distribution.
+            deviations: (m,), standard deviations of the units' inputs in it.
+        """
+        scores = (self.weight @ image + self.bias) / deviations
+        on, off = (F.logsigmoid(side * odds) + torch.special.log_ndtr(side * scores) for side in (1, -1))
+        return -torch.logaddexp(on, off).sum()
+
+
+@dataclass(frozen=True, eq=False)
 class Lengths:
     """The lengths of an image's parts.
 
@@ -130,8 +158,13 @@ def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> Hear
     return HeardBlocks(rows, phases, blocks, parts - parts[0], kappa, length)
 
 
-def _row_signs(heard: HeardBlocks) -> Tensor:
-    """What each row says of its sign, (m,): from -1 to 1, and 0 where it says nothing; all of them may be reversed."""
+def _row_signs(heard: HeardBlocks) -> tuple[Tensor, Tensor]:
+    """What each row says of its sign, and whether it says anything.
+
+    Returns:
+        Signs (m,), from -1 to 1, and 0 where a row says nothing; all of them may be reversed. The logarithm (m,) of the
+        likelihood that it says something over that it says nothing.
+    """
     _, vectors = torch.linalg.eigh(heard.rows @ heard.rows.mT)
     signs: Tensor = vectors[:, -1]
     for _ in range(TURNS):
@@ -141,13 +174,14 @@ def _row_signs(heard: HeardBlocks) -> Tensor:
     # Directions are estimates: no more certainty than they allow, or rows that differ a little count as silent.
     kappa = min(heard.kappa, float(heard.length))
     silence = blocks[heard.phases] * float(log_mgf(heard.length, kappa))
+    odds = torch.zeros_like(signs)
     for _ in range(WEIGHED):
         exponents = kappa * heard.agreement(signs @ heard.rows)
-        size = exponents.abs()
+        odds = torch.logaddexp(exponents, -exponents) - silence
         # The posterior mean of the sign: it is as likely to be 1, -1, or nothing, which makes draws uniform.
-        told = (1 - (-2 * size).exp()) / (1 + (-2 * size).exp() + (silence - size).clamp(max=700).exp())
-        signs = told * exponents.sign() if bool((told > 0.5).any()) else signs
-    return signs
+        told = exponents.tanh() * odds.sigmoid()
+        signs = told if bool((told.abs() > 0.5).any()) else signs
+    return signs, odds - math.log(2)
 
 
 class LengthSearch:
@@ -156,10 +190,12 @@ class LengthSearch:
     Args:
         heard: the rows.
         prior: of images, float64 on the CPU.
+        units: of the layer, where these are ReLUs: one that is off sends a row that says nothing.
     """
 
-    def __init__(self, heard: HeardBlocks, prior: GaussianPrior) -> None:
-        signs = _row_signs(heard)
+    def __init__(self, heard: HeardBlocks, prior: GaussianPrior, units: Units | None = None) -> None:
+        signs, self._odds = _row_signs(heard)
+        self._units = units
         self._heard = heard
         self._prior = prior
         self._sums = heard.sums(signs)
@@ -188,13 +224,16 @@ class LengthSearch:
             mismatch: of the rows, or of the whole upload.
         """
         unit = found.sign * self._unit
-        _, noise = self._seen(found)
-        energy = PixelFilter(self._prior, noise).of_parts(unit, self._heard.parts)
+        # Noise grows with the lengths, and behind more noise images may be longer: that of a typical image stops this.
+        typical = found.lengths * (self._typical / found.lengths.norm().clamp(min=1e-30))
+        pixels = PixelFilter(self._prior, self._seen(replace(found, lengths=typical))[1])
+        energy = pixels.of_parts(unit, self._heard.parts)
+        gates = self._gates(pixels)
 
         def surprise(logarithms: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             leaf = torch.from_numpy(logarithms).requires_grad_()
             image = leaf.exp()[self._heard.parts] * unit
-            value = mismatch(image) + energy(leaf.exp()) / 2 - ((self._sizes - 1) * leaf).sum()
+            value = mismatch(image) + gates(image) + energy(leaf.exp()) / 2 - ((self._sizes - 1) * leaf).sum()
             (gradient,) = torch.autograd.grad(value, leaf)
             return value.item(), gradient.numpy()
 
@@ -211,6 +250,14 @@ class LengthSearch:
         """The lengths (J,) of an image's parts, which is first made as long as images are."""
         squares = image.new_zeros(len(self._sizes)).index_add(0, self._heard.parts, image.square())
         return self._typical * (squares / squares.sum().clamp(min=1e-60)).sqrt()
+
+    def _gates(self, pixels: "PixelFilter") -> Mismatch:
+        """Of the units that are on and off, of an image that is seen through noise; a constant without ReLUs."""
+        units = self._units
+        if units is None:
+            return lambda seen: seen.new_zeros(())
+        deviations = pixels.deviations(units.weight)
+        return lambda seen: units.surprise(self._odds, pixels.image(seen), deviations)
 
     def _mismatch(self, sign: float) -> Mismatch:
         """Of the rows; a constant where all are cut alike."""
@@ -260,6 +307,13 @@ class PixelFilter:
     def image(self, seen: Tensor) -> Tensor:
         """The mean of the image (P,) given what is seen."""
         return seen - self._noise * self._solve(seen - self._prior.mean)
+
+    def deviations(self, weight: Tensor) -> Tensor:
+        """The standard deviations (m,) of products ``weight @ image``, weight (m, P), given what is seen."""
+        blurred = weight * self._noise
+        known = blurred / self._diagonal - (blurred @ self._left) @ self._right
+        variances: Tensor = (blurred * (weight - known)).sum(dim=1)
+        return variances.clamp(min=1e-12).sqrt()
 
     def _solve(self, offset: Tensor) -> Tensor:
         solved: Tensor = offset / self._diagonal - self._left @ (self._right @ offset)

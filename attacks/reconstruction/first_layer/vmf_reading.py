@@ -7,9 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedpriv.attacks.reconstruction.dummy_gradients.relus import kink_inputs
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer
-from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import SHARPEST, HeardBlocks, LengthSearch, heard_blocks
+from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import (
+    SHARPEST,
+    HeardBlocks,
+    LengthSearch,
+    Units,
+    heard_blocks,
+)
 from fedpriv.attacks.reconstruction.matching.distances import squared_distance
 from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher, Precision
 from fedpriv.attacks.reconstruction.scene import Scene
@@ -41,7 +48,7 @@ def read_blocks(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor
         AttackRefused: it is not a single draw for a single example, or no block lies within a row.
     """
     heard = _heard(victim, layer, scene.pixels)
-    search = LengthSearch(heard, scene.prior.to(heard.rows))
+    search = LengthSearch(heard, scene.prior.to(heard.rows), _relus(scene, victim, layer))
     known = torch.arange(scene.classes) if victim.labels is None else victim.labels.cpu()
     upload = _Upload(scene, victim, heard)
     both = [search.settle(sign) for sign in (1.0, -1.0)]
@@ -72,6 +79,21 @@ def _heard(victim: Victim, layer: InputLayer, pixels: int) -> HeardBlocks:
             return heard
     kind = f"{mechanism.name}, {getattr(mechanism, 'blocks', 'blocks')}" + (", transposed" if layer.transposed else "")
     raise AttackRefused(NEEDS.format(pixels, kind, model.examples, len(victim.uploads), model.releases))
+
+
+def _relus(scene: Scene, victim: Victim, layer: InputLayer) -> Units | None:
+    """The layer's units, if what it gives goes to ReLUs."""
+    probe = torch.linspace(-1, 1, scene.pixels).to(next(iter(victim.parameters.values())))
+    inputs = kink_inputs(scene.network, victim.parameters, probe.view(1, *scene.shape))
+    weight, bias = layer.gradients(victim.parameters)
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    if (
+        not inputs
+        or inputs[0].shape != (1, len(weight))
+        or not torch.allclose(inputs[0][0], weight @ probe + bias, rtol=1e-3, atol=1e-4)
+    ):
+        return None
+    return Units(weight.cpu().double(), bias.cpu().double())
 
 
 class _Upload:

@@ -20,17 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.relus import ReluMode, kink_inputs
 from fedpriv.attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.posterior.averaging import fit_cloud
 from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from fedpriv.attacks.reconstruction.posterior.smoothing import ReluMode
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
-from fedpriv.gradients import Vector
 
-__all__ = ["Gated", "can_be_gated", "kink_inputs", "read_gated"]
+__all__ = ["Gated", "can_be_gated", "read_gated"]
 
 FIRST = 8.0  # logits of the gates at first, of a unit whose input is as large as their root mean square
 MOST = 6.0  # of these logits
@@ -56,27 +54,6 @@ class Gated(ReluMode):
     def relu(self, inputs: Tensor) -> Tensor:
         self.inputs.append(inputs)
         return inputs * self._gates[len(self.inputs) - 1]
-
-
-class _Watched(ReluMode):
-    """Within this context what ReLUs get is written down."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs: list[Tensor] = []
-
-    @override
-    def relu(self, inputs: Tensor) -> Tensor:
-        self.inputs.append(inputs.clone())
-        return torch.relu(inputs)
-
-
-def kink_inputs(network: Network, parameters: Vector, images: Tensor) -> list[Tensor]:
-    """What the ReLUs get for images (R, C, H, W), tensors (R, ...) in the order of the calls; empty without ReLUs."""
-    with torch.no_grad(), _Watched() as watched:
-        network.logits(parameters, images)
-    inputs: list[Tensor] = watched.inputs
-    return inputs
 
 
 def can_be_gated(scene: Scene, victim: Victim) -> bool:

@@ -5,34 +5,13 @@ respect to the image does not see the jumps: a search by derivatives never learn
 softplus in place of ReLU it does.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-__all__ = ["ReluMode", "SmoothKinks"]
+from fedpriv.attacks.reconstruction.dummy_gradients.relus import ReluMode
 
-KINKED = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
-
-
-class ReluMode(TorchFunctionMode, ABC):
-    """Within this context every ReLU, of a layer or a function, is :meth:`relu`."""
-
-    @abstractmethod
-    def relu(self, inputs: Tensor) -> Tensor:
-        """Return what stands in for the ReLU of these inputs."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in KINKED:
-            return self.relu(args[0] if args else (kwargs or {})["input"])
-        return func(*args, **(kwargs or {}))
+__all__ = ["SmoothKinks"]
 
 
 class SmoothKinks(ReluMode):
