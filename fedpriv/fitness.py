@@ -76,11 +76,12 @@ def _refuse_unsolvable(config: ModelNoiseSettings, problem: Problem) -> None:
     if least <= problem.tolerance:
         return
     # Rounded up, and no tolerance above 1 is allowed.
-    way = f"set erm.tolerance to {1.1 * least:.1e} or more, or raise" if 1.1 * least <= 1 else "raise"
+    named = f"set erm.tolerance to {1.1 * least:.1e} or more"
+    way = named if 1.1 * least <= 1 else "raise one of these two"
     raise InputError(
         f"erm.tolerance = {problem.tolerance:g}: float64 may end above it, for a client of {problem.examples} examples "
         f"with mechanism.target_epsilon = {config.target_epsilon:g} and erm.regularisation = "
-        f"{problem.regularisation:g}; {way} one of these two"
+        f"{problem.regularisation:g}; {way}"
     )
 
 
