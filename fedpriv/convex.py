@@ -116,6 +116,10 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
         if np.linalg.norm(objective.gradient(weights)) <= _STOP * tolerance:
             break
         weights = _newton(objective, weights)
+    # No worse than where it began: descent counts on weights that are not too long.
+    origin = np.zeros(shape)
+    if not objective.value(weights) <= objective.value(origin):
+        weights = origin
     return _descended(objective, weights, norm, tolerance)
 
 
@@ -136,11 +140,17 @@ def _newton(objective: Objective, weights: Array) -> Array:
 
 
 def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> Minimum:
-    """Gradient descent to the end; (smoothness / lambda) log(gradient / tolerance) steps are enough."""
+    """Gradient descent to the end.
+
+    Each step takes 3 lambda / (4 smoothness) off F's excess at least (:func:`fedpriv.accounting.erm.least_tolerance`),
+    which starts below |gradient|^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short
+    enough.
+    """
     smoothness = norm**2 / 2 + objective.regularisation
     gradient = objective.gradient(weights)
     length = float(np.linalg.norm(gradient))
-    left = smoothness / objective.regularisation * math.log(max(smoothness * length / tolerance, 1) * 1e3) + 1
+    ratio = smoothness / objective.regularisation
+    left = 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1
     while length > _STOP * tolerance and left > 0:
         weights = weights - gradient / smoothness
         gradient, left = objective.gradient(weights), left - 1

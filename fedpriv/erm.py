@@ -75,7 +75,8 @@ def trained_parameters(
 
     Raises:
         RunFailedError: without noise: float64 ends above the tolerance. With noise the model counts as zero then: a
-            refusal would tell something of the data.
+            refusal would tell something of the data. Settings with which that could happen are refused beforehand
+            (:func:`fedpriv.accounting.erm.least_tolerance`).
     """
 
     def fit(regularisation: float, offset: Weights | None) -> Weights:

@@ -281,6 +281,10 @@ class RunFolder:
         """Write the run's secret for its owner's eyes only; a resumed run draws the same noise with it."""
         write_whole(self.path / _SECRET, f"{secret.key.hex()}\n".encode(), mode=0o600)
 
+    def has_secret(self, experiment: Experiment) -> bool:
+        """Whether the run's secret is here, or follows from the seed."""
+        return not experiment.keeps_secret or (self.path / _SECRET).is_file()
+
     def secret(self, experiment: Experiment) -> Secret:
         """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
 

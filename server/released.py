@@ -6,6 +6,7 @@ releases nothing new. Asked something else in the same round it would release on
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedpriv.records import Asked, Origin, Released
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
 
-__all__ = ["check_complete", "check_unchanged", "questions", "replay", "rounds_of"]
+__all__ = ["check_complete", "check_data", "check_unchanged", "questions", "replay", "rounds_of"]
 
 
 def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequence[int]]]) -> tuple[Asked, ...]:
@@ -91,11 +92,36 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
                     f"{path} was changed: in round {line.round} client {client} released with {change[0]}, and now it "
                     f"would with {change[1]}; set it as it was, or start a new run"
                 )
-        for part, what in _PARTS.items():
-            if getattr(line.origin, part) != getattr(now, part):
-                raise InputError(
-                    f"{folder.path}: {what} after round {line.round} was asked for; undo that, or start a new run"
-                )
+        _refuse_change(folder, line, now, _PARTS)
+
+
+def check_data(world: World, folder: RunFolder) -> None:
+    """Refuse to look at a run again, as attacks and audits do, on other data than it was made with.
+
+    Nothing is known where the run recorded no digest, because nothing in it is drawn, or where the folder no longer has
+    the secret that the digest is keyed by.
+
+    Args:
+        world: the experiment, built; its own secret need not be the run's.
+        folder: the run's.
+
+    Raises:
+        InputError: the data or the secret are others, or asked.jsonl is damaged.
+    """
+    recorded = [line for line in folder.asked() if line.origin.data]
+    if not recorded or not folder.has_secret(world.experiment):
+        return
+    now = _origin(replace(world, secret=folder.secret(world.experiment)))
+    for line in recorded:
+        _refuse_change(folder, line, now, ("secret", "data"))
+
+
+def _refuse_change(folder: RunFolder, line: Asked, now: Origin, parts: Iterable[str]) -> None:
+    for part in parts:
+        if getattr(line.origin, part) != getattr(now, part):
+            raise InputError(
+                f"{folder.path}: {_PARTS[part]} after round {line.round} was asked for; undo that, or start a new run"
+            )
 
 
 def check_complete(folder: RunFolder, rounds: int) -> None:

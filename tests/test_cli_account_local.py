@@ -44,7 +44,7 @@ def test_response(account: Call) -> None:
 
 
 def test_erm(account: Call) -> None:
-    found = read(account, "erm --examples 10000 --regularisation 0.01 --epsilon 1")
+    found = read(account, "erm --examples 10000 --features 1 --regularisation 0.01 --epsilon 1")
     assert found["sensitivity"] == pytest.approx(0.02)
     assert found["sigma"] == pytest.approx(0.0746, abs=5e-5)
     assert found["classic_sigma"] == pytest.approx(0.0969, abs=5e-5)
@@ -54,7 +54,9 @@ def test_erm(account: Call) -> None:
     assert ten["mean_length"] == pytest.approx(650 * ten["scale"])
 
 
-@pytest.mark.parametrize("command", ["response --coin 0.5", "erm --examples 10 --regularisation 0.1 --epsilon 2"])
+@pytest.mark.parametrize(
+    "command", ["response --coin 0.5", "erm --examples 10 --features 1 --regularisation 0.1 --epsilon 2"]
+)
 def test_people_read_figures_and_what_they_rest_on(account: Call, command: str) -> None:
     code, out, err = account(command)
     assert (code, err) == (0, "")
@@ -67,14 +69,19 @@ def test_people_read_figures_and_what_they_rest_on(account: Call, command: str) 
     [
         ("response", "needs exactly one of --epsilon, --keep and --coin"),
         ("response --epsilon 1 --keep 0.6", "needs exactly one of --epsilon, --keep and --coin"),
-        ("response --epsilon 30", "--epsilon 30: allowed is above 0, at most 20"),
+        ("response --epsilon 30", "--epsilon 30: allowed is from 1e-09 to 20"),
         ("response --keep 0.5", "--keep 0.5 of 2 answers: allowed is above 1 / answers"),
         ("response --coin 0", "--coin 0: allowed is above 0"),
         ("response --epsilon 1 --answers 1", "--answers 1: allowed are whole numbers from 2"),
         ("response --epsilon 1 --share 2", "--share 2: allowed is from 0 to 1"),
         ("response --epsilon 1 --examples 0", "--examples 0: allowed are whole numbers from 1"),
-        ("erm --examples 10 --regularisation 0 --epsilon 1", "--regularisation 0: allowed are finite numbers above 0"),
-        ("erm --examples 10 --regularisation 1 --epsilon 0", "--epsilon 0 --delta 1e-05: allowed are above 0"),
+        ("response --epsilon 1e-300", "--epsilon 1e-300: allowed is from 1e-09 to 20"),
+        ("erm --examples 10 --features 1 --regularisation 0 --epsilon 1", "--regularisation 0: allowed are finite"),
+        (
+            "erm --examples 10 --features 1 --regularisation 1 --epsilon 0",
+            "--epsilon 0 --delta 1e-05: allowed are above",
+        ),
+        ("erm --examples 10 --regularisation 1 --epsilon 1", "--features"),
         ("output --sigma 1", "nothing is proven about output; noise on models: fedpriv account erm"),
     ],
 )

@@ -13,6 +13,7 @@ c <= 1/2. Neighbouring data sets differ in one example (replace-one), n is publi
 """
 
 import math
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -24,14 +25,34 @@ from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
 from fedpriv.errors import InputError
 
-__all__ = ["ModelLaw", "ObjectiveProof", "ObjectiveTerms", "OutputProof", "Problem", "objective_terms", "output_scale"]
+__all__ = [
+    "SOLVER_TAIL",
+    "ModelLaw",
+    "ObjectiveProof",
+    "ObjectiveTerms",
+    "OutputProof",
+    "Problem",
+    "least_tolerance",
+    "objective_terms",
+    "output_scale",
+]
 
 ModelLaw = Literal["gaussian", "laplace"]
 """Of noise on a model. gaussian: normal. laplace: of density exp(-length / scale), for pure epsilon."""
 
+SOLVER_TAIL = 1e-30
+"""How often, at most, a term of noise may be longer than what the solver is checked for."""
+
 _CHOSEN = "Choosing lambda by looking at results is not accounted for."
-_CONVERGED = "That the solver reaches its tolerance follows from convexity; rounding in float64 is outside the theorem."
-_EXACT = "The theorem assumes the exact minimum; the solver stops at a gradient of length erm.tolerance."
+_CONVERGED = (
+    "That the solver reaches its tolerance follows from convexity and is checked beforehand for float64, whatever the "
+    "data; what rounding does to the released numbers is outside the theorem."
+)
+_EXACT = (
+    "The theorem assumes the exact minimum; the solver stops at a gradient of length erm.tolerance. That it gets there "
+    "is checked beforehand for float64, for all noise but the longest, of probability 1e-30: then the model may be "
+    "zero, and the claim holds but for that probability."
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +119,29 @@ class Problem:
     def longest(self) -> float:
         """The largest length of the minimum: lambda/2 |w|^2 <= J(w) <= J(0) = log K."""
         return math.sqrt(2 * math.log(self.classes) / self.regularisation) + self.tolerance / self.regularisation
+
+
+def least_tolerance(problem: Problem, tilt: float = 0.0) -> float:
+    """Return a tolerance that the solver of :mod:`fedpriv.convex` reaches in float64 whatever the data.
+
+    The computed gradient is off by at most delta, to first order in the rounding error u of one operation (Higham 2002,
+    Section 3.1): sums over n examples and K classes give (n + K) u L, logits d u |w| times the curvature c, the terms
+    lambda w and b/n a few u times their lengths. |w| is bounded by J(w) <= J(0) = log K. A step of descent of 1/s,
+    s = c + lambda, along a gradient g that is off by delta lowers J by (|g|^2 - delta^2) / (2 s); that the new weights
+    are rounded counts as s u |w| more of delta. So while |g| >= 2 delta, J's excess over its minimum falls by a factor
+    of 1 - 3 lambda / (4 s) at least, until |g| <= tau / 4 if that is above 2 delta. Training stops at a computed
+    gradient of tau / 2 >= tau / 4 + delta: tau = 8 delta is enough. L and c are those of softmax regression, as which
+    two classes are trained, and u is taken twice as large as it is.
+
+    Args:
+        problem: its regularisation is that of the objective which is minimised.
+        tilt: length of b/n, of the term <b, w>/n in the objective.
+    """
+    longest = math.sqrt(2 * math.log(problem.classes) / problem.regularisation) + 2 * tilt / problem.regularisation
+    sums = (problem.examples + problem.classes + 8) * math.sqrt(2)
+    logits = (problem.features + 8) * longest / 2
+    terms = 8 * (problem.regularisation * longest + tilt)
+    return 8 * sys.float_info.epsilon * (sums + logits + terms)
 
 
 def output_scale(problem: Problem, epsilon: float, law: ModelLaw, delta: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.names import MOST_LABEL_EPSILON
+from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.records import Guarantee
 
 __all__ = ["Response", "coin_response", "kept_response", "label_guarantee", "most_told"]
@@ -26,7 +26,7 @@ class Response:
     """The law of one answer.
 
     Attributes:
-        epsilon: above 0, at most 20.
+        epsilon: from 1e-9 to 20.
         answers: K, at least 2.
 
     Raises:
@@ -37,8 +37,10 @@ class Response:
     answers: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= MOST_LABEL_EPSILON:
-            raise InputError(f"epsilon = {self.epsilon:g}: allowed is above 0, at most {MOST_LABEL_EPSILON:g}")
+        if not LEAST_LABEL_EPSILON <= self.epsilon <= MOST_LABEL_EPSILON:
+            raise InputError(
+                f"epsilon = {self.epsilon:g}: allowed is from {LEAST_LABEL_EPSILON:g} to {MOST_LABEL_EPSILON:g}"
+            )
         if self.answers < 2:
             raise InputError(f"answers = {self.answers}: allowed are whole numbers from 2")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedpriv.mechanisms.machinery.settings import ClipNorm
-from fedpriv.settings import Positive, Real, Section
+from fedpriv.settings import Real, Section
 
 __all__ = ["ErmConfig"]
 
@@ -13,7 +13,7 @@ __all__ = ["ErmConfig"]
 class ErmConfig(Section):
     """The objective: the mean loss of a client's examples and lambda/2 |w|^2."""
 
-    regularisation: Positive = Field(
+    regularisation: Annotated[Real, Field(ge=1e-9, le=1e9)] = Field(
         1e-3, description="lambda, of lambda/2 |w|^2 in the objective, the constant feature's weight included"
     )
     clip_norm: ClipNorm | None = Field(

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import override
 
 from fedpriv.config.table import TableConfig
-from fedpriv.names import MOST_LABEL_EPSILON
+from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.registry import ATTACKS, DATASETS, RULES
 from fedpriv.settings import (
     Count,
@@ -65,7 +65,7 @@ class DataConfig(Section):
     groups: Groups | None = Field(
         None, description="classes that become one, such as [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]; unset: each is its own"
     )
-    label_epsilon: Annotated[Real, Field(gt=0, le=MOST_LABEL_EPSILON)] | None = Field(
+    label_epsilon: Annotated[Real, Field(ge=LEAST_LABEL_EPSILON, le=MOST_LABEL_EPSILON)] | None = Field(
         None,
         description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
         "of each label, against everybody; unset: labels are used as they are",

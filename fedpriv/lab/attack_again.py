@@ -19,6 +19,7 @@ from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, target_error, writing
 from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
+from fedpriv.lab.finished import finished_world
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
@@ -29,7 +30,7 @@ from fedpriv.progress import Progress
 from fedpriv.records import Summary
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
-from fedpriv.world import World, build_world
+from fedpriv.world import World
 
 __all__ = ["attack_command", "attack_run", "copy_run", "plan_attacks", "write_attacked"]
 
@@ -75,7 +76,7 @@ def attack_run(
         raise InputError(f"{path}: its settings name no attack; name one with --attack: {', '.join(ATTACKS)}")
     if not list_observations(source.observations):
         raise InputError(f"{path} holds no observations: {_why_none(before)}")
-    world = build_world(experiment, source.world_secret(experiment))
+    world = finished_world(source, experiment)
     wanted = chosen(targets(world, source), victims)
     _refuse_unsuited(attacks, wanted)
     _refuse_withheld(attacks, experiment)
@@ -288,6 +289,8 @@ def write_attacked(
         leakage.unattacked,
         leakage.refusals,
         leakage.rates,
+        folder.knowledge(),
+        folder.labels(),
     )
     changes = {
         "attacks": attack_results(scores, threshold, leakage.lpips_reason, experiment.seed),

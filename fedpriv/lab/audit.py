@@ -22,12 +22,12 @@ from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.gradients import Vector
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.progress import Progress
 from fedpriv.records import Membership, RoundRecord
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
+from fedpriv.world import World
 
 __all__ = ["audit_run"]
 
@@ -71,7 +71,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
             f"{folder.path}: audit follows a run's training from round to round, and under erm each client releases a "
             "finished model once; membership in it: fedpriv probe --attack membership-answers"
         )
-    world = build_world(experiment, folder.world_secret(experiment))
+    world = finished_world(folder, experiment)
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)
     candidates = draw_candidates(world, pairs, experiment.seed)

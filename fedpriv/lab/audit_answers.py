@@ -22,7 +22,7 @@ from fedpriv.config import ServiceConfig
 from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
-from fedpriv.lab.finished import completed_summary
+from fedpriv.lab.finished import completed_summary, finished_world
 from fedpriv.lab.service import made_service, network_facts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
@@ -32,7 +32,7 @@ from fedpriv.service.endpoint import network_scores, pixels
 from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.threads import cpu_threads
-from fedpriv.world import State, World, build_world
+from fedpriv.world import State, World
 
 __all__ = ["audit_answers", "refuse_refuted"]
 
@@ -95,7 +95,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
     if service.guarantee.nominal_epsilon is None and not isinstance(policy, HeadPolicy):
         raise InputError(f"{service.method} claims nothing of its own that answers could refute; try fedpriv audit")
     experiment = folder.experiment()
-    world = build_world(experiment, folder.world_secret(experiment))
+    world = finished_world(folder, experiment)
     progress.stage(f"training anew with {replaced} replacements")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):

@@ -16,7 +16,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import LEAST_NOISE, MOST_NOISE, CertifyConfig
 from fedpriv.errors import InputError
 from fedpriv.files import writing
-from fedpriv.lab.finished import completed_summary
+from fedpriv.lab.finished import completed_summary, finished_world
 from fedpriv.lab.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
 from fedpriv.progress import Progress
 from fedpriv.records import Certificate, CertifiedCurve, NormFacts, Reach, Robustness, mean_radius
@@ -24,7 +24,7 @@ from fedpriv.runs import RunFolder
 from fedpriv.smoothing import LayerNorms, certified_rows
 from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
 from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
+from fedpriv.world import World
 
 __all__ = ["certificate", "certify_run", "check_noise"]
 
@@ -56,7 +56,7 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     summary = completed_summary(folder)
     folder.certificates()  # whoever has damaged ones may want to look at them first
     experiment = folder.experiment()
-    world = build_world(experiment, folder.world_secret(experiment))
+    world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
         model = smoothed_model(folder, world, afterwards)
         rows = certified_rows(experiment.seed, len(world.dataset.y_test), config.examples, model.public)

@@ -32,15 +32,21 @@ def majority(world: World) -> float:
 
 
 def erm_warnings(world: World) -> tuple[str, ...]:
-    """Return one line where the noise on the models' mean is longer than any model without noise."""
-    config = world.experiment.mechanism
+    """Return one line for each setting that has no effect, and for noise that is longer than any model without it."""
+    config, training = world.experiment.mechanism, world.experiment.training
+    lines = tuple(
+        f"training.{key} is set, but erm trains to the minimum and does not read it"
+        for key, field in type(training).model_fields.items()
+        if getattr(training, key) != field.default
+    )
     if not isinstance(config, ModelNoiseSettings):
-        return ()
+        return lines
     problems = [world.erm_problem(plan.client) for plan in world.plans]
     worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
     if config.shift(worst, 0.5) <= worst.longest:
-        return ()
+        return lines
     return (
+        *lines,
         f"mechanism.target_epsilon = {config.target_epsilon:g} with erm.regularisation = {worst.regularisation:g}: a "
         f"client of {worst.examples} examples adds noise that may be longer than any model; fewer clients, a larger "
         "epsilon or a larger regularisation leave more",

@@ -20,14 +20,14 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import EvadeConfig
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.smoothed import pixel_images, read_smoothed, smoothed_model
 from fedpriv.progress import Progress
 from fedpriv.records import Attempt, Certificate, Evasion, EvasionCurve, Interval, Robustness
 from fedpriv.runs import RunFolder
 from fedpriv.smoothing import certified_rows
 from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
+from fedpriv.world import World
 
 __all__ = ["evade_run", "refuse_broken"]
 
@@ -55,7 +55,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
     folder.attempts()  # whoever has damaged ones may want to look at them first
     certificates, robustness = folder.certificates(), folder.robustness()
     experiment = folder.experiment()
-    world = build_world(experiment, folder.world_secret(experiment))
+    world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
         target = _target(folder, world, bool(certificates))
         rows = _chosen_rows(world, certificates, config, progress)

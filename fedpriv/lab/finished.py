@@ -1,11 +1,13 @@
-"""What a finished run leaves for those who look at it again: its summary, and the model that it trained."""
+"""What a finished run leaves for those who look at it again: its summary, its data, and the model that it trained."""
 
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.records import COMPLETED, Summary
 from fedpriv.runs import Checkpoint, RunFolder
-from fedpriv.world import State, World
+from fedpriv.server.released import check_data
+from fedpriv.world import State, World, build_world
 
-__all__ = ["completed_summary", "final_checkpoint", "final_state"]
+__all__ = ["completed_summary", "final_checkpoint", "final_state", "finished_world"]
 
 
 def completed_summary(folder: RunFolder) -> Summary:
@@ -22,6 +24,21 @@ def completed_summary(folder: RunFolder) -> Summary:
             f"{folder.path}: the run is {summary.status}, not completed: finish it with {folder.to_resume}"
         )
     return summary
+
+
+def finished_world(folder: RunFolder, experiment: Experiment) -> World:
+    """Build the experiment of a run that is looked at again, on the data that it was made with.
+
+    Args:
+        folder: the run's.
+        experiment: its settings.
+
+    Raises:
+        InputError: its secret is needed and not there, its data were changed, or something does not fit.
+    """
+    world = build_world(experiment, folder.world_secret(experiment))
+    check_data(world, folder)
+    return world
 
 
 def final_checkpoint(folder: RunFolder, purpose: str) -> Checkpoint:

@@ -71,9 +71,13 @@ def label_sentences(survey: LabelSurvey) -> list[str]:
     told = survey.told
     if told is None:
         return [f"{proven}."]
-    measured = f"{told.right / told.examples:.1%} of {told.examples:,} (95 %: {told.low:.1%} to {told.high:.1%})"
+    rate = told.right / told.examples
+    measured = f"{rate:.1%} of {told.examples:,} (95 %: {told.low:.1%} to {told.high:.1%})"
+    # Chance takes a measured rate above what is proven; then its interval reaches below.
+    above = told.low <= told.ceiling < rate
+    ceiling = "which agrees within its interval with the ceiling," if above else "the ceiling"
     return [
-        f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, the ceiling "
-        f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; for somebody who "
-        f"is right with 90.0% from the image alone it is {most_told(survey.epsilon, 0.9):.1%}."
+        f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, {ceiling} "
+        f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; somebody "
+        f"who already names 90% of labels from the image can reach {most_told(survey.epsilon, 0.9):.1%}."
     ]

@@ -23,7 +23,7 @@ from fedpriv.errors import InputError
 from fedpriv.files import writing
 from fedpriv.lab.attack_pictures import png
 from fedpriv.lab.endpoint import open_endpoint
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models.machinery.build import build_model
 from fedpriv.progress import Progress
 from fedpriv.randomness import numpy_stream
@@ -31,7 +31,7 @@ from fedpriv.records import Guarantee, Ledger, Probe
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint
 from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
+from fedpriv.world import World
 
 __all__ = ["probe_run"]
 
@@ -72,7 +72,7 @@ def probe_run(
     summary = completed_summary(folder)
     experiment = folder.experiment()
     threat = prober(adversary or _usual(attacks), experiment)
-    world = build_world(experiment, folder.world_secret(experiment))
+    world = finished_world(folder, experiment)
     shown = answers or ("none" if experiment.service is None else experiment.service.method)
     budget = _budget(world, shown, questions)
     findings: list[Finding] = []

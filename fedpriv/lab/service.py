@@ -32,7 +32,7 @@ from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.files import remove_parts, write_once, write_whole, writing
 from fedpriv.lab.answer_curves import Trial, answer_curves
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters, vote_counts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
@@ -45,7 +45,7 @@ from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy, N
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
+from fedpriv.world import World
 
 __all__ = ["add_user", "in_process", "made_service", "network_facts", "open_service", "service_facts", "users"]
 
@@ -92,7 +92,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
     experiment = folder.experiment()
     wanted = config or experiment.service or ServiceConfig()
     place = folder.path / "service"
-    world = build_world(experiment, folder.world_secret(experiment))
+    world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
         final = final_state(folder, world, final_checkpoint(folder, "serve"))
         final.load_into(world.model)

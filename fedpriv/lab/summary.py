@@ -158,6 +158,7 @@ def verdict(
     rates: Sequence[LeakageRate] = (),
     knowledge: Knowledge | None = None,
     labels: LabelSurvey | None = None,
+    about_accuracy: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
 
@@ -173,6 +174,7 @@ def verdict(
         rates: how often attacks succeeded, between guess and ceiling.
         knowledge: what answers by vote are worth; ``None`` where there are none.
         labels: what changed labels tell; ``None`` where none were changed.
+        about_accuracy: sentences that belong directly after the model's accuracy.
     """
     finished = status == COMPLETED
     parts = by_conduct(scores)
@@ -190,6 +192,7 @@ def verdict(
     if last is not None:
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
         sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data correctly.")
+        sentences += about_accuracy
     if worst is not None:
         sentences += _proof(experiment, worst)
     if labels is not None:

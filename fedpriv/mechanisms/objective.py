@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -50,6 +51,14 @@ class ObjectiveSettings(ModelNoiseSettings):
         terms = objective_terms(problem, self.target_epsilon)
         tilt = spread_noise("laplace", terms.scale, (problem.rows, problem.features), generator)
         return fit(terms.regularisation, tilt / problem.examples)
+
+    @override
+    def least_tolerance(self, problem: Problem) -> float:
+        from fedpriv.accounting.erm import SOLVER_TAIL, least_tolerance, objective_terms
+
+        terms = objective_terms(problem, self.target_epsilon)
+        length = length_of_noise("laplace", terms.scale, problem.dimension, SOLVER_TAIL)
+        return least_tolerance(replace(problem, regularisation=terms.regularisation), length / problem.examples)
 
     @override
     def shift(self, problem: Problem, tail: float) -> float:

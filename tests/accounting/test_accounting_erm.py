@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 from sklearn.linear_model import LogisticRegression
 
-from fedpriv.accounting.erm import Problem, objective_terms, output_scale
+from fedpriv.accounting.erm import Problem, least_tolerance, objective_terms, output_scale
 from fedpriv.accounting.gaussian import gaussian_delta
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import Release
@@ -136,6 +137,21 @@ def test_objective_noise_solves_the_perturbed_problem() -> None:
 
     found = config.released(problem, fit, np.random.default_rng(9))
     np.testing.assert_allclose(found[0], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("regularisation", [10.0, 1e-2, 1e-5])
+@pytest.mark.parametrize("tilt", [0.0, 1.0, 1e5])
+def test_the_solver_reaches_the_least_tolerance(classes: int, regularisation: float, tilt: float) -> None:
+    """On any data: examples at random, all alike, and one class only; the noise term as long as was counted on."""
+    features, labels = examples(60, 4, classes, 5)
+    sizes = Problem(60, 4, classes, regularisation)
+    problem = replace(sizes, tolerance=least_tolerance(sizes, tilt))
+    draws = np.random.default_rng(6)
+    for rows, named in ((features, labels), (np.tile(features[:1], (60, 1)), labels), (features, 0 * labels)):
+        offset = draws.normal(size=(problem.rows, 4))
+        offset *= tilt / np.linalg.norm(offset)
+        _minimum(problem, rows, named, regularisation, offset)
 
 
 @pytest.mark.parametrize(("mechanism", "law"), [("output", "laplace"), ("output", "gaussian"), ("objective", None)])

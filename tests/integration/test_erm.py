@@ -135,7 +135,10 @@ def test_a_killed_run_ends_with_the_same_bytes(finished: Path, tmp_path: Path) -
 
 def test_the_verdict_and_the_report(finished: Path) -> None:
     summary = RunFolder.open(finished).final_summary()
-    assert "the most frequent class is" in summary.verdict[-1]
+    (accuracy,) = (place for place, text in enumerate(summary.verdict) if text.startswith("After 1 round"))
+    assert "the most frequent class is" in summary.verdict[accuracy + 1]
+    assert summary.verdict[accuracy + 2].startswith("Proven for the whole run")
+    assert "training.learning_rate is set, but erm trains to the minimum and does not read it" in summary.warnings
     page = render_page(load_view(finished))
     assert "output perturbation" in page
     assert "ERM" in page
@@ -152,7 +155,7 @@ def test_noise_that_wins_is_named(tmp_path: Path) -> None:
     share = majority(build_world(settings))
     assert (summary.test_accuracy or 0) < share + 0.2
     place = "below" if (summary.test_accuracy or 0) < share else "above"
-    assert summary.verdict[-1].startswith(f"That is {place} guessing the majority")
+    assert any(text.startswith(f"That is {place} guessing the majority") for text in summary.verdict)
     assert any("noise that may be longer than any model" in text for text in summary.warnings)
 
 
@@ -221,6 +224,7 @@ def test_a_solver_that_fails_shows_no_data(monkeypatch: pytest.MonkeyPatch, tmp_
         ({"adversary": {"attacks": ["dlg"]}}, "under erm clients upload a finished model"),
         ({"federation": {"server_momentum": 0.5}}, "server_momentum: under erm"),
         ({"training": {"weight_decay": 0.1}}, "under erm clients minimise"),
+        ({"erm": {"regularisation": 1e-300}}, "regularisation"),
         ({"mechanism": {"name": "output"}}, "target_epsilon"),
         ({"mechanism": {"name": "output", "target_epsilon": 1.0, "unit": "update"}}, "unit"),
     ],
@@ -228,6 +232,20 @@ def test_a_solver_that_fails_shows_no_data(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_what_makes_no_sense_is_refused(sections: dict[str, dict[str, object]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         convex(**sections)
+
+
+def test_what_float64_might_not_solve_is_refused_beforehand(tmp_path: Path) -> None:
+    """A noise term so long that rounding hides the tolerance, and the tolerance that is named instead is enough."""
+    data = {"name": "npz", "path": str(parity(tmp_path))}
+    tiny = {"name": "objective", "target_epsilon": 1e-7}
+    with pytest.raises(InputError, match=r"erm.tolerance = 1e-08: float64 may end above it") as refusal:
+        build_world(convex(1, data=data, mechanism=tiny))
+    named = float(str(refusal.value).partition("set erm.tolerance to ")[2].split()[0])
+    settings = convex(1, data=data, mechanism=tiny, erm={"tolerance": named})
+    start_run(settings, tmp_path / "run", "", Silent())
+    assert final(tmp_path / "run")["weight"].abs().max() > 0
+    with pytest.raises(InputError, match="float64 may end above it"):
+        build_world(convex(1, data=data, mechanism=OUTPUT, erm={"tolerance": 1e-12}))
 
 
 def test_noise_on_models_is_for_erm() -> None:

@@ -16,10 +16,12 @@ from fedpriv.clients import app as client_module
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.federated import example_losses
-from fedpriv.lab import resume_run, start_run
+from fedpriv.lab import attack_run, resume_run, start_run
+from fedpriv.lab.labels import label_sentences
 from fedpriv.lab.victims import targets, truth
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
+from fedpriv.records import LabelsTold
 from fedpriv.report import load_view, render_page
 from fedpriv.runs import RunFolder
 from fedpriv.server.survey import survey_of
@@ -127,6 +129,33 @@ def test_a_killed_run_ends_with_the_same_bytes(finished: Path, tmp_path: Path) -
     assert left_behind(copy) == before
 
 
+def test_another_attack_keeps_the_sentence_about_labels(finished: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = RunFolder.open(copy).final_summary().verdict
+    after = attack_run(copy, ["idlg"], [], [], None, "", Silent()).verdict
+    assert [text for text in after if "Labels were changed once" in text]
+    assert after == before
+
+
+def test_words_about_a_measured_rate_above_the_ceiling() -> None:
+    """Chance lifts it a little; the sentence says that both agree, and nothing where it lies below."""
+    told = {"examples": 1000, "kept": 450, "low": 0.42, "high": 0.49, "guess": 0.11, "ceiling": 0.451}
+    texts = []
+    for right in (455, 440):
+        survey = survey_of(Response(2.0, 10), {})
+        known = LabelsTold(**told, right=right, true_shares=(0.1,) * 10)
+        (text,) = label_sentences(survey.model_copy(update={"told": known}))
+        texts.append(text)
+    assert "49.0%), which agrees within its interval with the ceiling, 45.1% for whoever" in texts[0]
+    assert "49.0%), the ceiling 45.1% for whoever" in texts[1]
+    assert texts[1].endswith("somebody who already names 90% of labels from the image can reach 98.5%.")
+
+
+def test_the_smallest_epsilon_has_a_finite_survey() -> None:
+    survey = survey_of(Response(1e-9, 10), {0: [3] * 10})
+    assert np.isfinite([*survey.shares, *survey.standard_errors]).all()
+
+
 def test_a_deployed_client_changes_labels_by_a_secret_of_its_own() -> None:
     """The server's world has other labels, and the client's stay the same from round to round."""
     settings = labelled().model_copy(update={"noise": "secret"})
@@ -200,6 +229,7 @@ def test_forward_trains_and_outsiders_labels_are_changed_too(tmp_path: Path) -> 
     [
         ({"training": {"label_correction": "forward"}}, "set data.label_epsilon, too"),
         ({"data": {"label_epsilon": 0.0}}, "label_epsilon"),
+        ({"data": {"label_epsilon": 1e-300}}, "label_epsilon"),
         ({"data": {"label_epsilon": 50.0}}, "label_epsilon"),
         (
             {

@@ -14,6 +14,7 @@ from fedpriv.config import Experiment
 from fedpriv.data import datasets
 from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
+from fedpriv.lab.finished import finished_world
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
@@ -225,6 +226,19 @@ def test_a_run_on_something_else_is_not_resumed(change: Callable[[Path], None], 
     forget()
     with pytest.raises(InputError, match=CHANGES[change]):
         resume_run(base / "run", Silent())
+
+
+@pytest.mark.parametrize("change", [other_data, another_key], ids=lambda change: change.__name__)
+def test_a_run_on_something_else_is_not_looked_at_again(change: Callable[[Path], None], base: Path) -> None:
+    folder = RunFolder.open(base / "run")
+    forget()
+    finished_world(folder, folder.experiment())
+    change(base)
+    forget()
+    with pytest.raises(InputError, match=CHANGES[change]):
+        finished_world(folder, folder.experiment())
+    (base / "run" / "secret.key").unlink()  # whoever was given the folder without it cannot compare
+    finished_world(folder, folder.experiment())
 
 
 def test_a_run_on_the_same_is_resumed(base: Path) -> None:

@@ -22,17 +22,21 @@ _NOTES = (
 
 
 @account_app.command(
-    epilog="Examples:\n\n  fedpriv account erm --examples 10000 --regularisation 0.01 --epsilon 1\n\n"
-    "  fedpriv account erm --examples 1437 --regularisation 0.01 --epsilon 8 --classes 10 --features 65"
+    epilog="Examples:\n\n  fedpriv account erm --examples 10000 --features 109 --regularisation 0.01 --epsilon 1\n\n"
+    "  fedpriv account erm --examples 1437 --features 65 --classes 10 --regularisation 0.01 --epsilon 8"
 )
 def erm(
-    examples: Annotated[int, typer.Option("--examples", help="That one client holds.")],
-    regularisation: Annotated[float, typer.Option("--regularisation", help="Lambda, of lambda/2 |w|^2.")],
-    epsilon: Annotated[float, typer.Option("--epsilon", help="Of the one model that a client releases.")],
+    examples: Annotated[int, typer.Option("--examples", help="Examples that one client holds.")],
+    features: Annotated[int, typer.Option("--features", help="Features of an example, the constant 1 among them.")],
+    regularisation: Annotated[
+        float, typer.Option("--regularisation", help="Lambda in the objective's term lambda/2 |w|^2.")
+    ],
+    epsilon: Annotated[float, typer.Option("--epsilon", help="Epsilon of the one model that a client releases.")],
     delta: Delta = 1e-5,
-    classes: Annotated[int, typer.Option("--classes", help="How many there are.")] = 2,
-    features: Annotated[int, typer.Option("--features", help="Of an example, the constant 1 among them.")] = 1,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="Largest length of the gradient in the end.")] = 0.0,
+    classes: Annotated[int, typer.Option("--classes", help="Number of classes.")] = 2,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Largest length of the objective's gradient at the end of training.")
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Private empirical risk minimisation: how far one example moves a convex model, and the noise that hides it."""

@@ -70,6 +70,12 @@ class ModelNoiseSettings(MechanismSettings):
             InputError: nothing is proven of such a problem.
         """
 
+    def least_tolerance(self, problem: Problem) -> float:
+        """Return a tolerance of the gradient that float64 reaches, whatever the data."""
+        from fedpriv.accounting.erm import least_tolerance
+
+        return least_tolerance(problem)
+
     @abstractmethod
     def shift(self, problem: Problem, tail: float) -> float:
         """Return a length by which noise moves the weights, exceeded with probability ``tail`` at most."""
