@@ -135,7 +135,7 @@ def _attack_observations(
 ) -> Leakage:
     recorded = targets(world, folder)
     wanted = chosen(recorded, victims)
-    threat = threat_model(world.experiment.adversary)
+    threat = threat_model(world.experiment.adversary, world.dataset.columns)
     progress.stage(threat.describe())
     allowed, leakage = _allowed(attacks, threat)
     wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
@@ -239,7 +239,8 @@ def _heard(
             known = replace(known, candidates=candidates(world, target, known))
             observation = replace(observation, candidates=known.candidates)
             if known.candidates is None:
-                text = "two of its images are the same, or there are no others, so there are no lists to pick from"
+                kind = "rows" if world.dataset.columns else "images"
+                text = f"two of its {kind} are the same, or there are no others, so there are no lists to pick from"
                 leakage = leakage.refused(f"{target.title}: {text}", progress)
         heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:

@@ -32,10 +32,24 @@ def majority(world: World) -> float:
 
 
 def erm_warnings(world: World) -> tuple[str, ...]:
-    """Return one line where the noise on the models' mean is longer than any model without noise."""
+    """Return a line where the features' length is read off people's rows, and where noise is longer than any model."""
     config = world.experiment.mechanism
     if not isinstance(config, ModelNoiseSettings):
         return ()
+    return (*_length_of_rows(world), *_long_noise(world, config))
+
+
+def _length_of_rows(world: World) -> tuple[str, ...]:
+    data, erm = world.experiment.data, world.experiment.erm
+    if erm is None or erm.clip_norm is not None or data.table is None or data.table.test_path:
+        return ()
+    return (
+        "erm.clip_norm is unset: it is the median length of test rows, which are rows of data.path, and no epsilon "
+        "counts it; set erm.clip_norm, or a public data.table.test_path",
+    )
+
+
+def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
     problems = [world.erm_problem(plan.client) for plan in world.plans]
     worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
     if config.shift(worst, 0.5) <= worst.longest:
