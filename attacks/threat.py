@@ -6,12 +6,12 @@ withholds one of these, the attack is refused with the reason, rather than helpe
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fedpriv import records
 from fedpriv.attacks.access import Access
-from fedpriv.columns import Column, of_rows
+from fedpriv.columns import of_rows
 from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import suggestion
@@ -166,10 +166,10 @@ _SECRET = (
 )
 
 
-def threat_model(config: AdversaryConfig, columns: Sequence[Column] = ()) -> ThreatModel:
-    """Return the threat model that the settings describe, in words for rows where the data have columns."""
+def threat_model(config: AdversaryConfig, rows: bool = False) -> ThreatModel:
+    """Return the threat model that the settings describe, of ``rows`` or of images."""
     model = _with_knowledge(LISTENERS[config.threat_model], config)
-    if not columns:
+    if not rows:
         return model
     return replace(model, knows=tuple(map(of_rows, model.knows)), withheld=tuple(map(of_rows, model.withheld)))
 

@@ -48,8 +48,8 @@ def warnings_for(world: World) -> tuple[str, ...]:
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     """Return one line for each thing that makes these attacks on this run refused or misleading."""
     experiment = world.experiment
-    columns = world.dataset.columns
-    threat = threat_model(experiment.adversary, columns)
+    rows = bool(world.dataset.columns)
+    threat = threat_model(experiment.adversary, rows)
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
     possible = [name for name in names if name not in refused and not ATTACKS[name].active()]
@@ -58,7 +58,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
         settings = replace(settings, clients=_asked(experiment))
     world.model.train()  # as the clients do before they compute an upload
     try:
-        lines += [of_rows(line) if columns else line for line in attack_preflight(world.model, settings, possible)]
+        lines += [of_rows(line) if rows else line for line in attack_preflight(world.model, settings, possible)]
     except AttackRefused as error:
         lines.append(f"attacks will be refused: {error}")
     return tuple(lines)
