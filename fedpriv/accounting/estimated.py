@@ -27,16 +27,14 @@ def bounds_release(epsilon: float, columns: Sequence[str]) -> DataRelease:
         epsilon: pure, of all columns together.
         columns: names of those with bounds that are told; which of them were estimated, no file tells.
     """
-    some, notes = "", (_ONCE,)
-    if len(columns) > 1:
-        some, notes = "one or more of ", (_ONCE, _UNTOLD)
+    some = "one or more of " if len(columns) > 1 else ""
     return DataRelease(
         what=f"bounds (low and high) of {some}{', '.join(columns)}",
         mechanism="geometric noise on histograms with powers of two as edges",
         adjacency="replace-one",
         epsilon=epsilon,
         theorem=_THEOREM,
-        notes=notes,
+        notes=(_ONCE, _UNTOLD) if some else (_ONCE,),
     )
 
 
