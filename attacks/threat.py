@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fedpriv import records
 from fedpriv.attacks.access import Access
+from fedpriv.columns import of_rows
 from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import suggestion
@@ -56,7 +57,9 @@ class ThreatModel(records.ThreatModel):
             return None
         first = missing[0]
         switch = f" (adversary.{_KNOWLEDGE[first]} = false)" if first in _KNOWLEDGE else ""
-        return f"{attack} needs {first.words}, which the threat model {self.name} withholds{switch}"
+        words = of_rows(first.words)
+        words = words if words in self.withheld else first.words
+        return f"{attack} needs {words}, which the threat model {self.name} withholds{switch}"
 
 
 _EACH = (
@@ -163,9 +166,12 @@ _SECRET = (
 )
 
 
-def threat_model(config: AdversaryConfig) -> ThreatModel:
-    """Return the threat model that the settings describe."""
-    return _with_knowledge(LISTENERS[config.threat_model], config)
+def threat_model(config: AdversaryConfig, rows: bool = False) -> ThreatModel:
+    """Return the threat model that the settings describe, of ``rows`` or of images."""
+    model = _with_knowledge(LISTENERS[config.threat_model], config)
+    if not rows:
+        return model
+    return replace(model, knows=tuple(map(of_rows, model.knows)), withheld=tuple(map(of_rows, model.withheld)))
 
 
 def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatModel:

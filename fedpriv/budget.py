@@ -81,6 +81,7 @@ class Budget:
         self._last_round = [0] * len(plans)
         self._open = list(range(len(plans)))
         self._looked_at = 0
+        self._bounds = experiment.data.bounds_epsilon
         self._worst = 0.0
         self._stops: list[Stop] = []
         self._check_first_round()
@@ -92,8 +93,8 @@ class Budget:
 
     @property
     def worst_epsilon(self) -> float | None:
-        """What is proven about the worst client so far; ``None`` where nothing is."""
-        return _finite(self._worst)
+        """What is proven about the worst client so far, estimated bounds included; ``None`` where nothing is."""
+        return _finite(self._worst + self._bounds)
 
     def left(self, round_number: int) -> tuple[int, ...]:
         """The clients that may take part in a round, ascending; whoever may not now, may not later: it stops here."""

@@ -1,5 +1,6 @@
 """What the columns of a table are, how a row becomes numbers from 0 to 1, and how these are read back."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-__all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "slices"]
+__all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "of_rows", "slices"]
 
 MISSING, OTHER = "(missing)", "(other)"
 
@@ -120,3 +121,8 @@ def _single(column: Column, part: NDArray[np.float64]) -> NDArray[np.float64]:
 def cell_texts(columns: Sequence[Column], row: NDArray[np.floating]) -> tuple[str, ...]:
     """One row (features,) for a person, a text a column."""
     return tuple(column.text(code) for column, code in zip(columns, decode(columns, row[None])[0], strict=True))
+
+
+def of_rows(text: str) -> str:
+    """Return a sentence about images or pictures as one about rows."""
+    return re.sub(r"\b(?:image|picture)(s?)\b", r"row\1", text)

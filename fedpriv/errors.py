@@ -1,9 +1,22 @@
 """The ways in which a command ends early."""
 
+from collections.abc import Sequence
+
 
 def printable(text: str) -> str:
     """Return ``text`` with a space in place of every character that is not printable."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def cut(text: str, most: int = 60) -> str:
+    """Return ``text``, or its beginning where it is longer than ``most`` characters."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """Return a list for an error line: the first names, each cut, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(cut(name) for name in names[:most]) + more
 
 
 class InputError(ValueError):

@@ -26,6 +26,8 @@ from fedpriv.errors import InputError
 from fedpriv.registry import Registry, suggestion
 
 __all__ = [
+    "LEAST_EPSILON",
+    "MOST_EPSILON",
     "Choice",
     "Count",
     "Epsilon",
@@ -95,7 +97,8 @@ Momentum = Annotated[Real, Field(ge=0, lt=1)]
 Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
 Class = Annotated[Integer, Field(ge=0, le=1_000_000)]
 Steps = Annotated[Integer, Field(ge=0, le=10_000_000)]
-Epsilon = Annotated[Real, Field(ge=1e-9, le=1e9)]
+LEAST_EPSILON, MOST_EPSILON = 1e-9, 1e9
+Epsilon = Annotated[Real, Field(ge=LEAST_EPSILON, le=MOST_EPSILON)]
 
 
 def _each_once(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

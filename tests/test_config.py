@@ -150,6 +150,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["seed=" + "[" * 3000], "--set seed: the value is too long or too deep"),
         ("", ["training.learning_rate=1e300"], "training.learning_rate = 1e+300 is not allowed"),
         ("", ["seed=-1"], "seed = -1 is not allowed"),
+        ("", ["data.groups=[[0,-1],[1]]"], "toml: data.groups.0.1 = -1 is not allowed; allowed is from 0"),
         ("", ["name=a/b"], "name = 'a/b' is not allowed"),
         ("", ["seed"], "--set seed: expected key=value"),
         ("", ["=3"], "--set =3: expected key=value"),

@@ -12,6 +12,11 @@ _THEOREM = (
     "geometric mechanism on counts, sensitivity 2 (Ghosh, Roughgarden and Sundararajan 2009); columns add up (Dwork et "
     "al. 2006); bounds are made of the noisy counts alone (Wilson et al. 2020)"
 )
+_ONCE = (
+    "Estimated from all training rows, before the run, by somebody who holds them (fedpriv data --bounds); the figure "
+    "is the one that the experiment file tells."
+)
+_UNTOLD = "Which of these bounds were estimated, and which are public, the experiment file does not tell."
 _PLUS = "plus that of the bounds of the table's columns, by sequential composition (Dwork et al. 2006)"
 
 
@@ -20,18 +25,16 @@ def bounds_release(epsilon: float, columns: Sequence[str]) -> DataRelease:
 
     Args:
         epsilon: pure, of all columns together.
-        columns: their names.
+        columns: names of those with bounds that are told; which of them were estimated, no file tells.
     """
+    some = "one or more of " if len(columns) > 1 else ""
     return DataRelease(
-        what=f"bounds (low and high) of {', '.join(columns)}",
+        what=f"bounds (low and high) of {some}{', '.join(columns)}",
         mechanism="geometric noise on histograms with powers of two as edges",
         adjacency="replace-one",
         epsilon=epsilon,
         theorem=_THEOREM,
-        notes=(
-            "Estimated once from all training rows, before the run, by somebody who holds them (fedpriv data "
-            "--bounds); the figure is the one that the experiment file tells.",
-        ),
+        notes=(_ONCE, _UNTOLD) if some else (_ONCE,),
     )
 
 

@@ -10,6 +10,7 @@ from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
 from fedpriv.config import DataConfig, load_experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.registry import DATASETS
+from fedpriv.settings import LEAST_EPSILON, MOST_EPSILON
 
 __all__ = ["data"]
 
@@ -83,16 +84,27 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
 
     if not file:
         raise InputError("--bounds needs --of FILE, the experiment file that names your table")
-    if not 0 < epsilon < float("inf"):
-        raise InputError(f"--bounds {epsilon:g}: allowed is a finite epsilon above 0")
+    if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
+        raise InputError(f"--bounds {epsilon:g}: allowed is an epsilon from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
     experiment = load_experiment(Path(file))
+    before = experiment.data.bounds_epsilon
+    together = before + epsilon
+    if together > MOST_EPSILON:
+        raise InputError(
+            f"--bounds {epsilon:g}: with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}"
+        )
     found = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
     columns = [{"name": name, "low": low, "high": high} for name, (low, high) in found.items()]
     if as_json:
-        print_json({"bounds_epsilon": epsilon, "columns": columns})
+        print_json({"bounds_epsilon": together, "before": before, "columns": columns})
         return
-    head = tomli_w.dumps({"data": {"table": {"bounds_epsilon": epsilon}}})
-    text = "\n[[data.table.columns]]\n".join([head, *(tomli_w.dumps(column) for column in columns)])
+    words = ["# Each call of fedpriv data --bounds is a new release of the rows, and its epsilon adds to those before."]
+    if before:
+        words.append(f"# bounds_epsilon is {before:g}, which {file} has already, and {epsilon:g} of this call.")
+    head = tomli_w.dumps({"data": {"table": {"bounds_epsilon": together}}})
+    text = "\n[[data.table.columns]]\n".join(
+        ["\n".join([*words, head]), *(tomli_w.dumps(column) for column in columns)]
+    )
     out.print(text.strip(), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedpriv.settings import Epsilon, Real, Section
 
@@ -56,6 +56,21 @@ class TableConfig(Section):
     bounds_epsilon: Epsilon | None = Field(
         None, description="pure epsilon of the low and high told here, if fedpriv data --bounds made them of the rows"
     )
+
+    @field_validator("delimiter")
+    @classmethod
+    def _is_read_as_one_byte(cls, delimiter: str) -> str:
+        if delimiter != "\t" and (not " " <= delimiter <= "~" or delimiter in "\"'"):
+            raise ValueError("one printable ASCII character, or a tab, and no quote is wanted")
+        return delimiter
+
+    @field_validator("classes")
+    @classmethod
+    def _each_class_once(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        twice = [name for number, name in enumerate(classes) if name in classes[:number]]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is told twice")
+        return classes
 
     @model_validator(mode="after")
     def _each_column_once(self) -> Self:

@@ -44,7 +44,7 @@ def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Sect
 
 def _causes(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Without what only follows from others: a list is too short where its items were refused."""
-    inside = {detail["loc"][:-1] for detail in details}
+    inside = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
     return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in inside]
 
 

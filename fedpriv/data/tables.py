@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedpriv.columns import MISSING, OTHER, Column, features_of, slices
 from fedpriv.data.files import check_memory
-from fedpriv.errors import InputError, one_line
+from fedpriv.errors import InputError, cut, one_line, some_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,7 @@ __all__ = ["Cells", "encode", "label_numbers", "number_cells", "read_cells", "ro
 PARQUET = (".parquet", ".pq")
 # What is made of the bytes of a cell's text: features, of a category one a value.
 _MADE_OF_A_BYTE = 8
+_SHOWN = 300  # characters of what Arrow says, which quotes rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Cells:
             InputError: there is none of this name.
         """
         if name not in self.names:
-            raise InputError(f"{self.where}: there is no column {name!r}; its columns are {', '.join(self.names)}")
+            raise InputError(f"{self.where}: there is no column {name!r}; its columns are {some_of(self.names)}")
         return self.table[name].combine_chunks()
 
     def refused(self, row: int, name: str, why: str) -> InputError:
@@ -128,12 +129,12 @@ def number_cells(cells: Cells, name: str, inferred: bool = False) -> NDArray[np.
     except pa.ArrowInvalid:
         row = next(row for row, text in enumerate(column.to_pylist()) if text is not None and not _is_number(text))
         hint = f"; its first rows hold numbers: tell kind = 'category' of {name!r}, or mend it" if inferred else ""
-        raise cells.refused(row, name, f"{column[row].as_py()!r} is no number{hint}") from None
+        raise cells.refused(row, name, f"{cut(column[row].as_py())!r} is no number{hint}") from None
     known = column.is_valid().to_numpy(zero_copy_only=False)
     values = np.where(known, numbers.fill_null(0.0).to_numpy(zero_copy_only=False), np.nan)
     odd = np.flatnonzero(known & ~np.isfinite(values))
     if len(odd):
-        raise cells.refused(int(odd[0]), name, f"{column[int(odd[0])].as_py()!r} is no finite number")
+        raise cells.refused(int(odd[0]), name, f"{cut(column[int(odd[0])].as_py())!r} is no finite number")
     return values
 
 
@@ -147,7 +148,7 @@ def label_numbers(cells: Cells, name: str, classes: Sequence[str]) -> NDArray[np
     bad = np.flatnonzero(numbers < 0)
     if len(bad):
         text = cells.column(name)[int(bad[0])].as_py()
-        why = "the label is empty" if text is None else f"the label {text!r} is none of {', '.join(classes)}"
+        why = "the label is empty" if text is None else f"the label {cut(text)!r} is none of {some_of(classes)}"
         raise cells.refused(int(bad[0]), name, why)
     return numbers
 
@@ -208,11 +209,10 @@ def _put_values(part: NDArray[np.float32], cells: Cells, column: Column) -> None
 
 def _unknown(column: Column, text: str) -> str:
     known = [value for value in column.values if value != MISSING]
-    shown = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
-    return f"{text!r} is none of the known values ({shown}); data.table.unknown = 'other' has a value for all others"
-
-
-_NAMED = 8
+    return (
+        f"{cut(text)!r} is none of the known values ({some_of(known)}); data.table.unknown = 'other' has a value for "
+        "all others"
+    )
 
 
 def _positions(texts: "pa.Array", values: Sequence[str]) -> NDArray[np.int64]:
@@ -262,4 +262,4 @@ def _in_one_line(path: Path, what: str = "") -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}{what}: cannot be read as a table: {one_line(error)}") from None
+        raise InputError(f"{path}{what}: cannot be read as a table: {cut(one_line(error), _SHOWN)}") from None

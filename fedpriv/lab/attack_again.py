@@ -27,7 +27,7 @@ from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
-from fedpriv.records import Summary
+from fedpriv.records import Summary, kind_of
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.world import World
@@ -299,7 +299,7 @@ def write_attacked(
         "verdict": (*_on_the_wire(folder), *sentences),
         "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refusals))),
         "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refusals))),
-        "threat_model": threat_model(experiment.adversary),
+        "threat_model": threat_model(experiment.adversary, kind_of(scores) == "row"),
         "command": folder.command(),
     }
     summary = earlier.model_copy(update=changes)

@@ -27,6 +27,7 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import Truth, missed, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.columns import of_rows
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
@@ -135,7 +136,7 @@ def _attack_observations(
 ) -> Leakage:
     recorded = targets(world, folder)
     wanted = chosen(recorded, victims)
-    threat = threat_model(world.experiment.adversary)
+    threat = threat_model(world.experiment.adversary, bool(world.dataset.columns))
     progress.stage(threat.describe())
     allowed, leakage = _allowed(attacks, threat)
     wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
@@ -168,7 +169,7 @@ def _attack_observations(
             upload = suited[number]
             attacked |= dict.fromkeys(upload.targets, upload)
             note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
-            result = replace(result, attack=attack.label, note=note)
+            result = replace(result, attack=attack.label, note=of_rows(note) if columns else note)
             threshold = world.experiment.adversary.success_ssim
             scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
             leakage, made_of[number] = leakage.plus(scored), scored.scores
@@ -180,7 +181,7 @@ def _attack_observations(
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
-            leakage = leakage.refused(text, progress)
+            leakage = leakage.refused(of_rows(text) if columns else text, progress)
     progress.stage("scoring and writing the report")
     for upload in {id(upload): upload for upload in attacked.values()}.values():
         scored = score_guesses(public, upload.truth, world.dataset.std)
@@ -239,7 +240,8 @@ def _heard(
             known = replace(known, candidates=candidates(world, target, known))
             observation = replace(observation, candidates=known.candidates)
             if known.candidates is None:
-                text = "two of its images are the same, or there are no others, so there are no lists to pick from"
+                kind = "rows" if world.dataset.columns else "images"
+                text = f"two of its {kind} are the same, or there are no others, so there are no lists to pick from"
                 leakage = leakage.refused(f"{target.title}: {text}", progress)
         heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:

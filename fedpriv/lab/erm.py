@@ -32,21 +32,38 @@ def majority(world: World) -> float:
 
 
 def erm_warnings(world: World) -> tuple[str, ...]:
-    """Return one line for each setting that has no effect, and for noise that is longer than any model without it."""
-    config, training = world.experiment.mechanism, world.experiment.training
-    lines = tuple(
+    """Return a line for each setting without effect, one where rows tell the features' length, one for long noise."""
+    config = world.experiment.mechanism
+    if not isinstance(config, ModelNoiseSettings):
+        return _without_effect(world)
+    return (*_without_effect(world), *_length_of_rows(world), *_long_noise(world, config))
+
+
+def _without_effect(world: World) -> tuple[str, ...]:
+    training = world.experiment.training
+    return tuple(
         f"training.{key} is set, but erm trains to the minimum and does not read it"
         for key, field in type(training).model_fields.items()
         if getattr(training, key) != field.default
     )
-    if not isinstance(config, ModelNoiseSettings):
-        return lines
+
+
+def _length_of_rows(world: World) -> tuple[str, ...]:
+    data, erm = world.experiment.data, world.experiment.erm
+    if erm is None or erm.clip_norm is not None or data.table is None or data.table.test_path:
+        return ()
+    return (
+        "erm.clip_norm is unset: it is the median length of test rows, which are rows of data.path, and no epsilon "
+        "counts it; set erm.clip_norm, or a public data.table.test_path",
+    )
+
+
+def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
     problems = [world.erm_problem(plan.client) for plan in world.plans]
     worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
     if config.shift(worst, 0.5) <= worst.longest:
-        return lines
+        return ()
     return (
-        *lines,
         f"mechanism.target_epsilon = {config.target_epsilon:g} with erm.regularisation = {worst.regularisation:g}: a "
         f"client of {worst.examples} examples adds noise that may be longer than any model; fewer clients, a larger "
         "epsilon or a larger regularisation leave more",

@@ -8,6 +8,7 @@ from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
+from fedpriv.columns import of_rows
 from fedpriv.config import Experiment
 from fedpriv.lab.erm import erm_warnings
 from fedpriv.lab.knowledge import votes_warnings
@@ -31,10 +32,10 @@ def warnings_for(world: World) -> tuple[str, ...]:
     if experiment.pate is not None:
         return votes_warnings(world)
     if experiment.erm is not None:
-        return erm_warnings(world)
+        return (*_read_off(world), *erm_warnings(world))
     check_crafting(world)
     lines = [
-        *(f"data: {note[0].lower()}{note[1:]}" for note in world.dataset.notes if experiment.mechanism.protects),
+        *_read_off(world),
         *_ignored_settings(experiment.mechanism),
         *_masked(experiment),
         *experiment.federation.rule.warnings(_asked(experiment)),
@@ -47,7 +48,8 @@ def warnings_for(world: World) -> tuple[str, ...]:
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     """Return one line for each thing that makes these attacks on this run refused or misleading."""
     experiment = world.experiment
-    threat = threat_model(experiment.adversary)
+    rows = bool(world.dataset.columns)
+    threat = threat_model(experiment.adversary, rows)
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
     possible = [name for name in names if name not in refused and not ATTACKS[name].active()]
@@ -56,10 +58,16 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
         settings = replace(settings, clients=_asked(experiment))
     world.model.train()  # as the clients do before they compute an upload
     try:
-        lines += attack_preflight(world.model, settings, possible)
+        lines += [of_rows(line) if rows else line for line in attack_preflight(world.model, settings, possible)]
     except AttackRefused as error:
         lines.append(f"attacks will be refused: {error}")
     return tuple(lines)
+
+
+def _read_off(world: World) -> list[str]:
+    """What of the data is taken as public though nobody has told it."""
+    notes = world.dataset.notes if world.experiment.mechanism.protects else ()
+    return [f"data: {note[0].lower()}{note[1:]}" for note in notes]
 
 
 def _asked(experiment: Experiment) -> int:

@@ -241,7 +241,7 @@ def _close(
         versions=versions(),
         data=_data(world),
         model=_model(world),
-        threat_model=threat_model(experiment.adversary),
+        threat_model=threat_model(experiment.adversary, bool(world.dataset.columns)),
         device=str(world.device),
         engine=engine,
         command=folder.command(),

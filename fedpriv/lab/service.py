@@ -31,6 +31,7 @@ from fedpriv.config import Experiment, ServiceConfig
 from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.files import remove_parts, write_once, write_whole, writing
+from fedpriv.lab.answer_claims import check_answers, with_estimate
 from fedpriv.lab.answer_curves import Trial, answer_curves
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters, vote_counts
@@ -127,7 +128,7 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int
     """
     policy: AnswerPolicy = config.policy
     ledger = folder.final_ledger()
-    policy.check(ledger)
+    check_answers(policy, world, ledger)
     final_state(folder, world, final_checkpoint(folder, "ask")).load_into(world.model)
     made = _made(world, policy)
     repeatable = world.experiment.noise == "reproducible"
@@ -205,7 +206,7 @@ def _alone(place: Path) -> Iterator[None]:
 
 def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, model: str, progress: Progress) -> Service:
     policy: AnswerPolicy = config.policy
-    policy.check(ledger)
+    check_answers(policy, world, ledger)
     progress.stage(f"making the endpoint: {policy.title}")
     remove_parts(place)  # of one who was killed: nobody else writes here before there is an endpoint
     delta = _delta(world, policy)
@@ -243,7 +244,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
         shape=world.dataset.shape,
         head=made.about,
         models=made.facts.models,
-        guarantee=guarantee,
+        guarantee=with_estimate(guarantee, policy, world),
     )
     write_once(place / "service.json", _json(service.model_dump(mode="json")))
     return service

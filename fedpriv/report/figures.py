@@ -18,13 +18,17 @@ __all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "ques
 
 
 _LONGEST = 16
+_CLEARLY = 1.25  # classes that are as even as those of most image data count as even
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 # Three inks and as many kinds of line tell nine curves apart.
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
 
-def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | None:
-    """Draw test accuracy over rounds, with the level of blind guessing among ``classes``; ``None`` without a round."""
+def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest: float = 0.0) -> Plot | None:
+    """Draw test accuracy over rounds, with the level of blind guessing among ``classes``; ``None`` without a round.
+
+    ``commonest``: the share of the commonest class; where it is clearly above 1 / classes, that is the level.
+    """
     points = [(record.round, record.accuracy) for record in rounds]
     if not points:
         return None
@@ -34,7 +38,9 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None) -> Plot | 
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_ylim(0, 1)
         if classes:
-            level(axes, 1 / classes, f"guessing among {classes}", theme)
+            uneven = commonest > _CLEARLY / classes
+            height, words = (commonest, "the commonest class") if uneven else (1 / classes, f"guessing among {classes}")
+            level(axes, height, words, theme)
         return drawing
 
     return plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")

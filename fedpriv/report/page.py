@@ -211,8 +211,14 @@ def _sandwich_plot(view: View) -> Plot | None:
 
 def _training_plots(view: View) -> list[Plot]:
     classes = len(view.partition.class_names) if view.partition else None
+    totals = [sum(counts) for counts in zip(*view.partition.clients, strict=True)] if view.partition else []
+    commonest = max(totals, default=0) / max(sum(totals), 1)
     target = view.experiment.federation.target_epsilon
-    drawn = (accuracy_plot(view.rounds, classes), loss_plot(view.rounds), epsilon_plot(view.rounds, target))
+    drawn = (
+        accuracy_plot(view.rounds, classes, commonest),
+        loss_plot(view.rounds),
+        epsilon_plot(view.rounds, target),
+    )
     return [plot for plot in drawn if plot]
 
 

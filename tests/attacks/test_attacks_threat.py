@@ -68,6 +68,12 @@ def test_description_names_every_item(name: str) -> None:
     )
 
 
+def test_of_a_table_it_speaks_of_rows() -> None:
+    model = threat_model(AdversaryConfig(knows_public_data=False), rows=True)
+    assert "the rows" in model.withheld and "public rows of the same kind" in model.withheld
+    assert "image" not in model.describe() and "needs public rows" in str(model.refusal("map", (Access.PUBLIC_DATA,)))
+
+
 @pytest.mark.parametrize(("name", "values"), list(product(NAMES, product((False, True), repeat=len(KNOBS)))))
 def test_every_knob_moves_one_item_from_known_to_withheld(name: str, values: tuple[bool, ...]) -> None:
     switches = dict(zip(KNOBS, values, strict=True))

@@ -112,6 +112,15 @@ BAD = [
     ({}, {"classes": ["low", "middle"]}, "the label 'high' is none of low, middle"),
     ({}, {"test_share": 0.001}, "leaves no training or no test row"),
     ({"city": {5: "Rome,more"}}, {}, "cannot be read as a table"),
+    ({}, {"delimiter": "é"}, "one printable ASCII character, or a tab, and no quote is wanted"),
+    ({}, {"delimiter": '"'}, "no quote is wanted"),
+    ({}, {"delimiter": "\n"}, "one printable ASCII character"),
+    ({}, {"classes": ["low", "high", "low"]}, "'low' is told twice"),
+    ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Oslo"]}]}, "a value is told twice"),
+    ({"age": {9: "x" * 3000}}, {}, "is no number"),
+    ({"city": {9: "x" * 3000}}, {"columns": [AGE, {"name": "city", "values": list("abc")}]}, "is none of the known"),
+    ({"city": {9: "Rome,more" + "x" * 3000}}, {}, "cannot be read as a table"),
+    ({}, {"classes": [f"class {number}" for number in range(240)]}, "class 7 and 232 more"),
 ]
 
 
@@ -120,7 +129,7 @@ def test_a_bad_table_is_told_in_one_line(tmp_path: Path, changes: Any, table: di
     path = written(tmp_path, changes)
     with pytest.raises(InputError) as told:
         read(path, **table)
-    assert said in str(told.value) and "\n" not in str(told.value)
+    assert said in str(told.value) and "\n" not in str(told.value) and len(str(told.value)) < 600
 
 
 def test_a_column_that_changes_type_after_its_first_rows(tmp_path: Path) -> None:

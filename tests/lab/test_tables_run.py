@@ -1,16 +1,28 @@
 """A table of one's own from its file to a report, with bounds that were estimated privately."""
 
 import json
+import math
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedpriv.config import load_experiment
+from fedpriv.accounting.estimated import bounds_release
+from fedpriv.cli.data import data
+from fedpriv.config import ServiceConfig, load_experiment
 from fedpriv.errors import InputError
+from fedpriv.lab.answer_claims import with_estimate
+from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.run import start_run
+from fedpriv.lab.service import made_service, open_service
 from fedpriv.progress import Silent
+from fedpriv.records import Service
 from fedpriv.report import write_report
+from fedpriv.runs import RunFolder
+from fedpriv.service.policies import Facts
+from fedpriv.service.policies.none import Exact
+from fedpriv.world import build_world
 
 EXPERIMENT = """
 [data]
@@ -73,6 +85,56 @@ def test_a_run_speaks_of_rows_and_accounts_for_bounds(tmp_path: Path) -> None:
     alone = json.loads((tmp_path / "bare" / "ledger.json").read_text())
     assert "releases" not in alone and ledger["worst"]["epsilon"] == pytest.approx(alone["worst"]["epsilon"] + 0.5)
     assert ledger["worst"]["ceilings"]["told"]["gamma"] > alone["worst"]["ceilings"]["told"]["gamma"]
+    rounds, bare_rounds = (RunFolder.open(tmp_path / name).rounds() for name in ("run", "bare"))
+    assert rounds[-1].epsilon == pytest.approx((bare_rounds[-1].epsilon or 0.0) + 0.5)
+    answers = [served(tmp_path / name, method="label", noise=1.0, answers=3).guarantee for name in ("run", "bare")]
+    assert answers[0].epsilon == pytest.approx((answers[1].epsilon or 0.0) + 0.5)
+    assert "bounds of the table's columns" in answers[0].theorem["epsilon"] and "0.5" in answers[0].notes[-1]
+    exact = Exact().guarantee(Facts(2), 1, 0.0, RunFolder.open(tmp_path / "run").final_ledger())
+    assert with_estimate(exact, Exact(), build_world(plain)) == exact
+
+
+def served(path: Path, **service: object) -> Service:
+    """What an endpoint of the run is; votes for whole clients are refused first, where bounds are about rows."""
+    folder = RunFolder.open(path)
+    if path.name == "run":
+        with pytest.raises(InputError, match=r"bounds_epsilon does not go with service\.shards = 0"):
+            open_service(folder, ServiceConfig.model_validate({"method": "votes", "noise": 1.0}), Silent())
+    open_service(folder, ServiceConfig.model_validate(service), Silent())
+    return made_service(folder)
+
+
+ERM = ["federation.algorithm=erm", "mechanism={name='output',target_epsilon=8.0}", "adversary.attacks=[]"]
+
+
+def test_a_length_that_is_read_off_rows_is_warned_of(tmp_path: Path) -> None:
+    path = experiment(tmp_path)
+    lines = warnings_for(build_world(load_experiment(path, ERM)))
+    assert any(line.startswith("erm.clip_norm is unset: it is the median length of test rows") for line in lines)
+    assert any(line.startswith("data: the values of city") for line in lines)
+    for public in ("erm.clip_norm=1", f"data.table.test_path={tmp_path / 'people.csv'}"):
+        assert not any(
+            "erm.clip_norm is" in line for line in warnings_for(build_world(load_experiment(path, [*ERM, public])))
+        )
+
+
+def test_each_estimate_of_bounds_adds_to_those_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = experiment(tmp_path)
+    path.write_text(path.read_text().replace("low = 16\nhigh = 128\n", ""))
+    data(bounds=900.0, name=str(path))
+    said = capsys.readouterr().out
+    table = tomllib.loads(said)["data"]["table"]
+    assert table["bounds_epsilon"] == 900.5 and [column["name"] for column in table["columns"]] == ["age"]
+    assert "is a new release" in said and "bounds_epsilon is 0.5, which" in said and "and 900 of this call" in said
+    for much in (1e300, 1e9, math.nan, -1.0):
+        with pytest.raises(InputError, match="allowed is"):
+            data(bounds=much, name=str(path))
+
+
+def test_the_ledger_says_what_it_does_not_know_about_bounds() -> None:
+    one, two = bounds_release(1.0, ["age"]), bounds_release(1.0, ["age", "wage"])
+    assert one.what.endswith("of age") and two.what.endswith("of one or more of age, wage")
+    assert len(one.notes) == 1 and "does not tell" in two.notes[1]
 
 
 @pytest.mark.parametrize("clash", ["federation.target_epsilon=3", "mechanism.unit=update"])

@@ -45,6 +45,15 @@ def test_curves_say_their_last_value_and_the_chance_level() -> None:
     assert plot.alt == "Test accuracy over rounds: 10.0% at round 0, 75.3% at round 1."
 
 
+def test_the_commonest_class_is_the_level_where_it_is_clearly_above_chance() -> None:
+    rounds = course((2.3, 0.1), (1.0, 0.753))
+    uneven, even = accuracy_plot(rounds, 2, 0.76), accuracy_plot(rounds, 2, 0.55)
+    assert uneven is not None and even is not None
+    assert "the commonest class" in texts(uneven.light) and "guessing among 2" in texts(even.light)
+    plain = accuracy_plot(rounds, 2)
+    assert plain is not None and plain.light == even.light
+
+
 @pytest.mark.parametrize(("failed", "words"), [((1,), "1 round in which"), ((1, 2), "2 rounds in which")])
 def test_failures_are_marked(failed: tuple[int, ...], words: str) -> None:
     rounds = course((2.3, 0.1), (1.0, 0.7), (0.9, 0.8))

@@ -16,7 +16,7 @@ from fedpriv.columns import MISSING, OTHER, Column
 from fedpriv.config.table import ColumnConfig, TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, Source, home
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, some_of
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.registry import DATASETS
 
@@ -124,7 +124,7 @@ class _Schema:
             if name not in self.train.names:
                 raise InputError(
                     f"data.table.{what}: {self.train.where} has no column {name!r}; its columns are "
-                    f"{', '.join(self.train.names)}"
+                    f"{some_of(self.train.names)}"
                 )
 
     def columns(self) -> tuple[Column, ...]:
