@@ -201,7 +201,8 @@ def verdict(cloaked: Trial, uniform: Trial, majority: float) -> str:
     words = (
         f"At about the same accuracy ({costs:.1%}, and {usual:.1%} with uniform noise of {sigma}) the attribute is "
         f"read from {cloaked.read.mean():.1%} of the cloaked images and {uniform.read.mean():.1%} of the others "
-        f"(difference {100 * less.value:.1f} points, 95 %: {low:.1f} to {high:.1f}; at least {100 * ENOUGH:g} count as better)."
+        f"(difference {100 * less.value:.1f} points, 95 %: {low:.1f} to {high:.1f}; at least {100 * ENOUGH:g} count as "
+        "better)."
     )
     if less.value < ENOUGH:
         return f"Cloak hides no more than uniform noise. {words}"
