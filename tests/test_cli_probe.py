@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.cli.probe import _sentences
-from fedpriv.records import Evasion, Interval, Reach, Robustness
+from fedpriv.accounting.advantage import membership_auc
+from fedpriv.cli.probe import _answers_words, _sentences
+from fedpriv.records import (
+    Evasion,
+    Interval,
+    Probe,
+    ProbeFigure,
+    ProbeResult,
+    Reach,
+    Robustness,
+)
+from tests.lab.test_summary import VMF
 from tests.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
@@ -26,7 +36,7 @@ def test_a_table_in_80_columns(here: Path) -> None:
     assert max(len(line) for line in lines[:5]) <= 80
     assert "one vote for each attacked image" in done.stdout
     assert "nothing is proven (fedpriv certify)." in done.stdout
-    assert lines[-1] == "Attempts: run/robustness/attacks.jsonl"
+    assert lines[-2:] == ["Attempts: run/robustness/attacks.jsonl", "Report: run/report.html"]
     assert "Right under attack at ℓ∞ 0.05" in (here / "run" / "report.html").read_text()
 
 
@@ -56,6 +66,37 @@ def test_json_is_what_the_folder_holds_and_a_broken_certificate_is_exit_1(here: 
     assert json.loads(done.stdout)["broken"] > 0
     assert json.loads((here / "certified" / "evasion.json").read_text())["broken"] > 0
     assert "is broken" in (here / "certified" / "report.html").read_text()
+
+
+def test_answers_and_bounds_are_said_in_words(here: Path) -> None:
+    """Of a run without a mechanism; the second probe replaces the first."""
+    probes = [fedpriv("probe", "run", "--attack", "mi-face", cwd=here) for _ in range(2)]
+    assert [done.returncode for done in probes] == [0, 0], probes[0].stderr
+    first, second = (done.stdout.splitlines() for done in probes)
+    said = "Answers: exact probabilities (policy none); nothing is proven about answers. Adversary: participant."
+    assert first[0] == second[0] == said
+    assert second[-2:] == ["This replaces the earlier results in probe.json: mi-face.", "Report: run/report.html"]
+    assert not any("replaces" in line for line in first)
+    assert "Each figure stands between" not in (here / "run" / "report.html").read_text()
+
+
+def bounded(epsilon: float) -> Probe:
+    figure = ProbeFigure(
+        "AUC of lira", Interval(0.5, 0.4, 0.6), 0.5, ceiling=membership_auc(epsilon, 1e-5), unit="number"
+    )
+    return Probe(
+        adversary="user", answers="rounded:2", heuristic=True, seconds=0.0,
+        results=(ProbeResult("membership-answers", "", "", 1, (figure,)),),
+    )  # fmt: skip
+
+
+def test_a_bound_that_rounds_to_one_is_not_printed_as_one() -> None:
+    assert [bounded(epsilon).results[0].figures[0].near_one for epsilon in (1, 9, 300)] == ["", "> 0.999", "> 0.999"]
+    assert ProbeFigure("agreement", Interval(1, None, None), ceiling=1.0).near_one == ""  # a copy may be perfect
+    assert ProbeFigure("advantage", Interval(0, None, None), ceiling=0.9999).near_one == "> 99.9%"
+    words = _answers_words(bounded(VMF.epsilon or 0.0), VMF)
+    assert words.startswith("rounded probabilities (policy rounded:2); nothing is proven about answers, epsilon ")
+    assert words.endswith(f"({VMF.adjacency}) about the model")
 
 
 def sentences(broken: int, norm: str = "l2", reach: float = 0.9) -> list[str]:

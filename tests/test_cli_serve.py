@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,14 +31,24 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     found = json.loads(done.stdout)
     assert len(found["labels"]) == 5 and found["probabilities"] is None
     assert (found["charged"], found["left"]) == (5, 7)
+    agreed = sum(one == other for one, other in zip(found["labels"], found["truth"], strict=True))
+    assert found["right"] == agreed and len(found["truth"]) == 5
+    referee = json.loads((here / "run" / "service" / "referee.json").read_text())
+    service = (here / "run" / "service" / "service.json").read_text()
+    assert "truth" not in service and referee["answered"]["value"] < referee["accuracy"]["value"]
     assert "Right answers by how many epsilon has to last for" in (here / "run" / "report.html").read_text()
     np.savez(here / "mine.npz", images=np.random.default_rng(0).random((3, 1, 8, 8)))
     done = fedpriv("query", "run", "--npz", "mine.npz", cwd=here)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].split() == ["image", "answer", "probability"]
+    assert done.stdout.splitlines()[0].split() == ["image", "answer"] and "right" not in done.stdout
     assert "3 answered, 3 charged; 4 of 12 answers are left." in done.stdout
     key = fedpriv("serve", "run", "--user", "ann=2", cwd=here)
     assert key.returncode == 0 and len(key.stdout.strip()) == 32
+    said = "key of ann, 2 answers, shown once; start the server with fedpriv serve run"
+    assert key.stderr.splitlines()[-1] == said
+    again = fedpriv("query", "run", "--test", "0:5", cwd=here)  # the stored answers, free
+    assert again.stdout.splitlines()[0].split() == ["image", "answer", "truth"]
+    assert f"{agreed} of 5 right." in again.stdout and "0 charged" in again.stdout
     status = fedpriv("serve", "run", "--status", cwd=here)
     assert "Method label (labels drawn by the exponential mechanism): 8 of 12 answers are used." in status.stdout
     assert "Proven of all 12 together: epsilon 4 at delta 1e-05; replace-one" in status.stdout
@@ -95,6 +106,19 @@ def _post(port: int, count: int, seed: int, key: str) -> int:
             return status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+def test_an_endpoint_that_nobody_described_is_made_with_a_warning(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(here / "run", folder, ignore=shutil.ignore_patterns("service"))
+    done = fedpriv("query", str(folder), "--test", "0:2", cwd=here)
+    assert done.returncode == 0, done.stderr
+    said = (
+        "no --set service.KEY=VALUE: answers are exact probabilities, nothing is proven about them, and this choice is"
+    )
+    assert f"warning: {said} fixed for this folder" in " ".join(done.stderr.split())
+    assert "of 360 test images as answered" in done.stderr and "without the noise" not in done.stderr
+    assert done.stdout.splitlines()[0].split() == ["image", "answer", "probability", "truth"]
 
 
 @pytest.mark.slow

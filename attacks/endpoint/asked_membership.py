@@ -43,6 +43,7 @@ __all__ = [
     "reference_answers",
     "reference_signals",
     "signals_by_answers",
+    "told_words",
     "trained_references",
 ]
 
@@ -265,6 +266,21 @@ def membership_figures(
         theorem=f"{theorem}; the threshold is chosen on the scores that are counted, so that guesses are above 0, too",
     )
     return (*(figures[name] for name in order), last)
+
+
+def told_words(members: int, best: ProbeFigure) -> str:
+    """Say how well members are told from as many others; whoever may as well have guessed has not told them apart.
+
+    Args:
+        members: how many there are.
+        best: the largest area under the curve, with its interval.
+    """
+    auc = best.measured
+    ends = "" if auc.ends is None else f" (95 %: {auc.ends[0]:.3f} to {auc.ends[1]:.3f})"
+    area = f"an area under the curve of {auc.value:.3f}{ends}; a guess has 0.5"
+    if auc.ends is not None and auc.ends[0] <= 0.5:
+        return f"{members} members and as many others are not told apart better than by guessing: {area}."
+    return f"{members} members are told from as many others with {area}."
 
 
 def _ceiling(proven: Guarantee | None, bound: Callable[[float, float], float]) -> tuple[float | None, str]:

@@ -24,7 +24,6 @@ __all__ = ["Game", "Trial", "substitute", "suppression_figures", "trial_figures"
 
 ENOUGH, EQUAL = 0.02, 0.01
 """Points by which the adversary must stay below uniform noise, and by which accuracies may differ."""
-_HEURISTIC = "It is a heuristic: nothing is proven."
 _NO_THEOREM = "a heuristic: nothing is proven about what a cloaked image tells"
 _BITS = (
     "itself an upper bound, of as many Gaussian channels, whatever the data (Cover and Thomas, section 9.4); the "
@@ -74,6 +73,11 @@ class Game:
     seed: int
 
     @property
+    def majority(self) -> float:
+        """How often an endpoint answers rightly that looks at no image, and names the commonest label."""
+        return float(self.held.labels.bincount().max()) / len(self.held.labels)
+
+    @property
     def guess(self) -> float:
         """How often somebody is right who hears the task's label alone, and names what goes with it most often."""
         pairs = torch.stack([self.held.labels, self.wanted[1]], dim=1).unique(dim=0, return_counts=True)
@@ -118,16 +122,15 @@ def substitute(scene: Scene) -> tuple[Network, int]:
     return copy, endpoint.asked
 
 
-def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, labels: Tensor) -> tuple[ProbeFigure, ...]:
+def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, majority: float) -> tuple[ProbeFigure, ...]:
     """Return what each kind of noise came to, in words -> trial, between a guess and images sent as they are.
 
     Args:
         trials: by what they are called.
         clean: without noise.
         guess: of the attribute.
-        labels: (M,), of the model's task.
+        majority: of right answers, without a look at any image.
     """
-    majority = float(labels.bincount().max()) / len(labels)
     read = [
         ProbeFigure(
             f"attribute read, {words}", mean_interval(one.read), guess, float(clean.read.mean()), theorem=_NO_THEOREM
@@ -173,23 +176,36 @@ def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[ProbeFigure, ...]
     )
 
 
-def verdict(cloaked: Trial, uniform: Trial) -> str:
-    """Say whether learnt noise is better than uniform noise that costs the same accuracy."""
+def verdict(cloaked: Trial, uniform: Trial, majority: float) -> str:
+    """Say whether learnt noise is better than uniform noise that costs the same accuracy.
+
+    Args:
+        cloaked: what learnt noise came to.
+        uniform: the other one.
+        majority: how often answers are right that name the commonest group.
+    """
     costs, usual = float(cloaked.answered.mean()), float(uniform.answered.mean())
-    deviation = float(uniform.cloak.sigma.max())
+    sigma = f"sigma {float(uniform.cloak.sigma.max()):.3g}"
+    if costs <= majority:
+        return (
+            f"Cloak is not better than uniform noise: {costs:.1%} of the answers are right, no more than of whoever "
+            f"names the commonest group each time ({majority:.1%})."
+        )
     if abs(costs - usual) > EQUAL:
         return (
-            f"Not compared: {costs:.1%} of answers are right, and no uniform noise costs that; the nearest, sigma "
-            f"{deviation:.3g}, leaves {usual:.1%}. {_HEURISTIC}"
+            f"Cloak is not compared: {costs:.1%} of the answers are right, and no uniform noise costs that; the "
+            f"nearest, {sigma}, leaves {usual:.1%}."
         )
     less = mean_interval(uniform.read - cloaked.read)
+    low, high = 100 * (less.low or 0), 100 * (less.high or 0)
     words = (
-        f"at equal accuracy ({costs:.1%}, and {usual:.1%} behind uniform noise of sigma {deviation:.3g}) the attribute "
-        f"is read from {cloaked.read.mean():.1%} of images, and from {uniform.read.mean():.1%} behind uniform noise: "
-        f"{100 * less.value:.1f} points of difference, {100 * (less.low or 0):.1f} to {100 * (less.high or 0):.1f}"
+        f"At about the same accuracy ({costs:.1%}, and {usual:.1%} with uniform noise of {sigma}) the attribute is "
+        f"read from {cloaked.read.mean():.1%} of the cloaked images and {uniform.read.mean():.1%} of the others "
+        f"(difference {100 * less.value:.1f} points, 95 %: {low:.1f} to {high:.1f}; at least {100 * ENOUGH:g} count as "
+        "better)."
     )
     if less.value < ENOUGH:
-        return f"Not better than uniform noise: {words}, and {100 * ENOUGH:g} are asked for. {_HEURISTIC}"
-    if (less.low or 0) <= 0:
-        return f"Not shown to be better than uniform noise: {words}. {_HEURISTIC}"
-    return f"Better than uniform noise against this adversary: {words}. {_HEURISTIC}"
+        return f"Cloak hides no more than uniform noise. {words}"
+    if low <= 0:
+        return f"Cloak is not shown to hide more than uniform noise. {words}"
+    return f"Cloak hides more than uniform noise from this adversary. {words}"

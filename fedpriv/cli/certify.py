@@ -61,6 +61,7 @@ def certify(
     out.print(_table(robustness, shown_norm))
     print_sentences(_sentences(robustness, shown_norm))
     print_line(f"Certificates: {folder / 'robustness' / 'certificates.jsonl'}")
+    print_line(f"Report: {folder / 'report.html'}")
 
 
 def _config(robustness: RobustnessConfig | None, given: dict[str, float]) -> CertifyConfig:

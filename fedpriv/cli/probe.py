@@ -1,7 +1,6 @@
 """The commands ``fedpriv probe DIR | list``: attacks on the finished model, on its answers and on its inputs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,8 +22,8 @@ from fedpriv.cli.terminal import (
 )
 from fedpriv.config import EvadeConfig, RobustnessConfig, parse_override, validated
 from fedpriv.errors import InputError
-from fedpriv.records import Evasion, Probe, ProbeFigure, Robustness, middle
-from fedpriv.registry import EVASIONS, NOISELESS, PROBES, suggestion
+from fedpriv.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness, middle
+from fedpriv.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.table import EndpointAttack
@@ -123,6 +122,7 @@ def probe(
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
+    earlier = run.probe()
     evades = bool(names) or not (attacks or on_answers)
     config = _config(run.experiment().robustness, on_inputs | ({"attacks": names} if names else {}))
     if evades:
@@ -133,7 +133,7 @@ def probe(
     if as_json:
         print_json({**_as_json(evaded, probed), "folder": str(folder)})
     else:
-        _print(run, evaded, probed)
+        _print(run, evaded, probed, earlier)
     if evaded is not None:
         refuse_broken(evaded)
 
@@ -258,19 +258,33 @@ def _as_json(evaded: Evasion | None, probed: Probe | None) -> dict[str, Any]:
     return trees if len(trees) > 1 else next(iter(trees.values()))
 
 
-def _print(run: "RunFolder", evaded: Evasion | None, probed: Probe | None) -> None:
+def _print(run: "RunFolder", evaded: Evasion | None, probed: Probe | None, earlier: Probe | None) -> None:
     if evaded is not None:
         out.print(_table(evaded))
         print_sentences(_sentences(evaded, run.robustness()))
         print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")
     if probed is not None:
-        _print_probe(probed, run.path)
+        _print_probe(probed, run.final_ledger().worst)
+        if earlier is not None:
+            gone = ", ".join(dict.fromkeys(result.attack for result in earlier.results))
+            print_line(f"This replaces the earlier results in probe.json: {gone}.")
+    print_line(f"Report: {run.path / 'report.html'}")
 
 
-def _print_probe(probe: Probe, folder: Path) -> None:
+def _answers_words(probe: Probe, worst: Guarantee) -> str:
+    """The policy, and what is proven: about its answers, or about the model, which no answer tells more than."""
+    shown = f"{POLICIES[probe.answers.partition(':')[0]].title} (policy {probe.answers})"
+    if not probe.heuristic:
+        return shown
+    if worst.epsilon is None or not (probe.bounded and worst.adjacency.startswith("replace")):
+        return f"{shown}; nothing is proven about answers"
+    model = f"epsilon {worst.epsilon:.4g} at delta {worst.delta:g} ({worst.adjacency})"
+    return f"{shown}; nothing is proven about answers, {model} about the model"
+
+
+def _print_probe(probe: Probe, worst: Guarantee) -> None:
     """One row a figure, then what it means."""
-    nothing = "; nothing is proven about them" if probe.heuristic else ""
-    print_line(f"Answers: {probe.answers}{nothing}. Adversary: {probe.adversary}.")
+    print_line(f"Answers: {_answers_words(probe, worst)}. Adversary: {probe.adversary}.")
     for result in probe.results:
         print_line(f"{result.attack}{f', {result.variant}' if result.variant else ''}: {result.queries} questions")
         table = Table(box=None, pad_edge=False)
@@ -279,10 +293,10 @@ def _print_probe(probe: Probe, folder: Path) -> None:
         for figure in result.figures:
             known = (figure.guess, figure.measured.value, figure.reference)
             shown = [_number(figure, value) or "-" for value in known]
-            table.add_row(f"  {figure.what}", *shown, _number(figure, figure.ceiling) or "nothing proven")
+            bound = figure.near_one or _number(figure, figure.ceiling) or "nothing proven"
+            table.add_row(f"  {figure.what}", *shown, bound)
         out.print(table)
         print_sentences(result.sentences)
-    print_line(f"Report: {folder / 'report.html'}")
 
 
 def _number(figure: ProbeFigure, value: float | None) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import Json, Quiet, Run, Set, out, print_json, print_line, print_sentences
+from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
 from fedpriv.config import ServiceConfig, load_run
 from fedpriv.errors import InputError
 
@@ -54,7 +54,10 @@ def serve(
     with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     if new is not None:
-        print_line(add_user(run, *new))
+        name, most = new
+        print_line(add_user(run, name, most))
+        told = f"key of {name}, {most} answers, shown once; start the server with fedpriv serve {folder}"
+        err.print(told, style="dim", markup=False, soft_wrap=True)
         return
     if status:
         _print_status(run, served, as_json)
@@ -95,19 +98,25 @@ def query(
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    images = _test_images(run, test) if test is not None else _own_images(npz)
+    images, truth = _test_images(run, test) if test is not None else (_own_images(npz), None)
     with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     before = served.asked
     answers = served.ask(images)
     charged = served.asked - before
     if as_json:
-        _print_json_answers(answers, charged, served, folder)
+        _print_json_answers(answers, truth, charged, served, folder)
     else:
-        _print_answers(answers, charged, served)
+        _print_answers(answers, truth, charged, served)
 
 
-def _print_json_answers(answers: "Answers", charged: int, served: "Served", folder: Path) -> None:
+def _right(answers: "Answers", truth: "Tensor") -> int:
+    return int((answers.labels == truth.numpy()).sum())
+
+
+def _print_json_answers(
+    answers: "Answers", truth: "Tensor | None", charged: int, served: "Served", folder: Path
+) -> None:
     given = answers.probabilities
     # JSON has no NaN: what a policy hides of an answer is null.
     rows = given if given is None else [[None if np.isnan(p) else float(p) for p in row] for row in given]
@@ -117,24 +126,32 @@ def _print_json_answers(answers: "Answers", charged: int, served: "Served", fold
             "probabilities": rows,
             "charged": charged,
             "left": served.ledger.answers - served.asked,
+            # For the folder's owner alone: a server never looks at labels.
+            **({} if truth is None else {"truth": truth.tolist(), "right": _right(answers, truth)}),
             "folder": str(folder),
         }
     )
 
 
-def _print_answers(answers: "Answers", charged: int, served: "Served") -> None:
+def _print_answers(answers: "Answers", truth: "Tensor | None", charged: int, served: "Served") -> None:
+    given, labels = answers.probabilities, answers.labels[:_SHOWN]
+    columns = {"image": [str(at) for at in range(len(labels))], "answer": [str(label) for label in labels]}
+    if given is not None:
+        columns["probability"] = [f"{given[at, label]:.4g}" for at, label in enumerate(labels)]
+    if truth is not None:
+        columns["truth"] = [str(label) for label in truth[:_SHOWN].tolist()]
     table = Table(box=None, pad_edge=False)
-    for heading in ("image", "answer", "probability"):
+    for heading in columns:
         table.add_column(heading, justify="right")
-    given = answers.probabilities
-    for at, label in enumerate(answers.labels[:_SHOWN]):
-        table.add_row(str(at), str(label), "" if given is None else f"{given[at, label]:.4g}")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     out.print(table)
     more = f" (the first {_SHOWN} are shown)" if len(answers.labels) > _SHOWN else ""
     budget = served.ledger.answers
     left = budget - served.asked
     asked = len(answers.labels)
-    print_sentences([f"{asked} answered{more}, {charged} charged; {left} of {budget} answers are left."])
+    right = [] if truth is None else [f"{_right(answers, truth)} of {asked} right."]
+    print_sentences([*right, f"{asked} answered{more}, {charged} charged; {left} of {budget} answers are left."])
 
 
 def _new_user(text: str) -> tuple[str, int]:
@@ -193,15 +210,18 @@ def _print_status(run: "RunFolder", served: "Served", as_json: bool) -> None:
     )
 
 
-def _test_images(run: "RunFolder", text: str) -> "Tensor":
+def _test_images(run: "RunFolder", text: str) -> "tuple[Tensor, Tensor]":
+    """These test images, and their labels."""
     from fedpriv.data.datasets import load_dataset
 
     experiment = run.experiment()
-    images = load_dataset(experiment.data, experiment.seed).x_test
+    dataset = load_dataset(experiment.data, experiment.seed)
+    images = dataset.x_test
     first, _, last = text.partition(":")
     if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)) or not int(first) < int(last) <= len(images):
         raise InputError(f"--test {text}: A:B with 0 <= A < B <= {len(images)} is wanted")
-    return images[int(first) : int(last)]
+    rows = slice(int(first), int(last))
+    return images[rows], dataset.y_test[rows]
 
 
 def _own_images(path: Path | None) -> "Tensor":

@@ -57,6 +57,10 @@ _REPRODUCIBLE = (
     "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
     "holds against everybody else"
 )
+_UNASKED = (
+    "no --set service.KEY=VALUE: answers are exact probabilities, nothing is proven about them, and this choice is "
+    "fixed for this folder"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +104,8 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         model = final.digest().hex()
         known = folder.service()
         if known is None:
+            if config is None and experiment.service is None:
+                progress.warn(_UNASKED)
             with writing(""), _alone(place):
                 known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
         if config is not None and known.settings != config.model_dump(mode="json"):
@@ -231,6 +237,8 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     trial = _oracle(world, policy, made, scale, Secret.drawn())
     referee = _referee(world, trial, made, config.answers, guarantee)
     write_whole(place / "referee.json", _json(referee.model_dump(mode="json")), mode=0o600)
+    exact = f", {referee.accuracy.value:.1%} without the noise" if scale else ""
+    progress.stage(f"right on {referee.answered.value:.1%} of {referee.tested} test images as answered{exact}")
     service = Service(
         method=config.method,
         title=policy.title,

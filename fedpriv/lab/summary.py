@@ -197,6 +197,8 @@ def verdict(
         sentences += _proof(experiment, worst)
     if labels is not None:
         sentences += label_sentences(labels)
+    if not adversary.attacks and experiment.pate is None:
+        sentences.append("No attack on uploads was run, so nothing is said about what they leak.")
     if stops:
         sentences.append(_stopped(experiment, stops))
     if finished and (reason := early_end(experiment, last, stops)):
@@ -228,10 +230,8 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
 
 
 def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
-    if experiment.pate is not None:
+    if experiment.pate is not None or not experiment.adversary.attacks:
         return []
-    if not experiment.adversary.attacks:
-        return ["No attack was run, so nothing is said about what the uploads leak."]
     bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
     mechanism = experiment.mechanism.name
     if bare is None and protected is None and any(score.picked for score in scores):

@@ -7,6 +7,8 @@ from fedpriv.records.reading import Model, Record
 
 __all__ = ["CurvePoint", "Inverted", "Probe", "ProbeFigure", "ProbeResult", "Shown"]
 
+_ROUNDS_TO_ONE = 0.9995
+
 
 @dataclass(frozen=True)
 class ProbeFigure(Record):
@@ -35,6 +37,15 @@ class ProbeFigure(Record):
         """Whether even the interval's lower end is above what is claimed to be proven."""
         low = self.measured.low
         return self.ceiling is not None and low is not None and low > self.ceiling + 1e-9
+
+    @property
+    def near_one(self) -> str:
+        """A ceiling below 1 that would be printed as 1, in words; empty for all others."""
+        # A large epsilon's ceiling is below 1 by less than a float can say; a share of exactly 1 is a perfect copy's.
+        known = self.ceiling is None or (self.unit == "share" and self.ceiling == 1)
+        if known or self.unit == "dB" or not _ROUNDS_TO_ONE <= (self.ceiling or 0.0) <= 1:
+            return ""
+        return "> 99.9%" if self.unit == "share" else "> 0.999"
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,11 @@ class Probe(Model):
     results: tuple[ProbeResult, ...]
     refusals: tuple[str, ...] = ()
     seconds: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is proven about any of the figures."""
+        return any(figure.ceiling is not None for one in self.results for figure in one.figures)
 
     @property
     def exceeded(self) -> tuple[str, ...]:

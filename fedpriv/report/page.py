@@ -123,6 +123,7 @@ def render_page(view: View) -> str:
         title=view.experiment.report.title or view.experiment.name,
         status=view.summary.status if view.summary else "unfinished",
         tiles=tiles(view),
+        attacked=_attacked(view),
         mechanism=view.experiment.mechanism.title if view.experiment.pate is None else "noise on votes",
         plots=_training_plots(view),
         membership=view.membership,
@@ -257,6 +258,12 @@ def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------
+
+
+def _attacked(view: View) -> bool:
+    """Whether there is anything to say about attacks on uploads, be it that they have no result."""
+    made = view.experiment.adversary.attacks or view.victims or view.scores
+    return bool(made) or view.experiment.pate is not None
 
 
 def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:

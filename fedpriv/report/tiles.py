@@ -52,6 +52,9 @@ class Tile:
     alarm: bool = False
 
 
+_UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
+
+
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
     return MECHANISMS[name].title if name in MECHANISMS else name
@@ -66,7 +69,10 @@ def worst_line(view: View) -> Guarantee | None:
 
 def tiles(view: View) -> tuple[Tile, ...]:
     """Return the key figures of a run, in reading order."""
-    return (*_leakage(view), *_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
+    measured = (*_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
+    leakage = _leakage(view)
+    # What was not tried stands below what was.
+    return (*measured, _UNATTACKED) if leakage is None else (*leakage, *measured)
 
 
 def _those(view: View) -> str:
@@ -254,12 +260,13 @@ def _nominal(worst: Guarantee) -> Tile:
     )
 
 
-def _leakage(view: View) -> list[Tile]:
+def _leakage(view: View) -> list[Tile] | None:
+    """``None``: no attack on uploads was to be made."""
     adversary = view.experiment.adversary
     if view.experiment.pate is not None:
         return _answers(view.knowledge)
     if not adversary.attacks:
-        return [Tile(f"{_those(view)} recovered", "not attacked", words=True, remark="This run has no attacks.")]
+        return None
     parts = by_conduct(view.scores)
     heard, stolen = parts[False], parts[True]
     listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)

@@ -105,15 +105,16 @@ def trial(answered: float, read: float, sigma: float = 0.3) -> Trial:
 @pytest.mark.parametrize(
     ("cloaked", "uniform", "said"),
     [
-        (trial(0.86, 0.84), trial(0.865, 0.88), "Better than uniform noise against this adversary: at equal accuracy"),
-        (trial(0.86, 0.87), trial(0.86, 0.88), "Not better than uniform noise: at equal accuracy (86.0%, and 86.0%"),
-        (trial(0.86, 0.95), trial(0.86, 0.88), "-7.0 points of difference"),
-        (trial(0.86, 0.84), trial(0.88, 0.90), "Not compared: 86.0% of answers are right, and no uniform noise"),
+        (trial(0.86, 0.84), trial(0.865, 0.88), "Cloak hides more than uniform noise from this adversary. At about"),
+        (trial(0.86, 0.87), trial(0.86, 0.88), "hides no more than uniform noise. At about the same accuracy (86.0%, "),
+        (trial(0.86, 0.95), trial(0.86, 0.88), "difference -7.0 points, 95 %: -8.6 to -5.4"),
+        (trial(0.86, 0.84), trial(0.88, 0.90), "Cloak is not compared: 86.0% of the answers are right, and no"),
+        (trial(0.59, 0.20), trial(0.59, 0.88), "is not better than uniform noise: 59.0% of the answers are right"),
     ],
 )
 def test_the_verdict_is_of_two_points_at_equal_accuracy(cloaked: Trial, uniform: Trial, said: str) -> None:
-    found = verdict(cloaked, uniform)
-    assert said in found and found.endswith("It is a heuristic: nothing is proven.")
+    found = verdict(cloaked, uniform, 0.6)
+    assert said in found and ("the commonest group each time (60.0%)" in found) == (cloaked.answered.mean() < 0.6)
 
 
 def test_what_chance_explains_is_not_better() -> None:
@@ -121,7 +122,8 @@ def test_what_chance_explains_is_not_better() -> None:
     rng = np.random.default_rng(1)
     cloaked, uniform = (rng.permutation(np.where(np.arange(50) < count, 1.0, 0.0)) for count in (25, 27))
     right, noise = np.ones(50), uniform_noise(SHAPE, 0.3, False)
-    assert verdict(Trial(noise, right, cloaked, 1.0), Trial(noise, right, uniform, 1.0)).startswith("Not shown to be")
+    found = verdict(Trial(noise, right, cloaked, 1.0), Trial(noise, right, uniform, 1.0), 0.6)
+    assert found.startswith("Cloak is not shown to hide more than uniform noise.")
 
 
 def test_suppression_is_also_counted_among_what_is_ever_lit() -> None:

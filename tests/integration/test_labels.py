@@ -117,6 +117,7 @@ def test_attacks_are_scored_against_the_true_labels(finished: Path) -> None:
 
 def test_the_report_has_a_section(finished: Path) -> None:
     page = render_page(load_view(finished))
+    assert '<a href="#labels">Labels</a>' in page
     for words in ('id="labels"', "Proven ε of each label", "Guess of a label", "Proven: at most", "replace-label"):
         assert words in page
 

@@ -92,7 +92,7 @@ def test_labels_that_leak_are_told() -> None:
 @pytest.mark.parametrize(
     ("experiment", "scores", "expected"),
     [
-        (settings(attacks=[]), [], "No attack was run"),
+        (settings(attacks=[]), [], "No attack on uploads was run"),
         (settings(), [], "No upload could be attacked"),
         (settings(counterfactual=False), [line(0, "iga", "protected", False)], "not known whether that is the mech"),
     ],

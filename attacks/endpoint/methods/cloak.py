@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["CloakedQuestions"]
 
 _SHOWN = 3  # images in the report
+_HEURISTIC = "Cloak is a heuristic: nothing is proven."
 
 
 @PROBES.register
@@ -83,11 +85,14 @@ class CloakedQuestions(EndpointAttack):
         else:
             teacher, asked = scene.model, 0
         clean = game.untouched()
-        return tuple(
+        *found, last = (
             self._finding(game, clean, words, trial, asked)
             for number, weight in enumerate(self.weights)
             for words, trial in self._trials(game, teacher, weight, number)
         )
+        # Said once, and not of each variant.
+        result = replace(last.result, sentences=(*last.result.sentences, _HEURISTIC))
+        return (*found, replace(last, result=result))
 
     def _game(self, scene: "Scene", referee: "Referee") -> "Game":
         """Who plays.
@@ -141,14 +146,14 @@ class CloakedQuestions(EndpointAttack):
         from fedpriv.records import ProbeResult, Shown
 
         uniform = game.beside(cloaked)
-        figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.held.labels)
+        figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.majority)
         figures += suppression_figures(cloaked.cloak, game.public.images)
         variant = words if self.gradient == "model" else f"{words}, learnt from answers"
         pictures = _pictures(game, cloaked, uniform, self.most)
         files = {_file(self.name, variant, *words): words for words in pictures}
         return Finding(
             ProbeResult(
-                self.name, variant, self.surface, asked, figures, sentences=(verdict(cloaked, uniform),),
+                self.name, variant, self.surface, asked, figures, sentences=(verdict(cloaked, uniform, game.majority),),
                 shown=tuple(Shown(file, *words) for file, words in files.items()),
             ),
             {file: pictures[words] for file, words in files.items()},

@@ -47,6 +47,7 @@ class MembershipByAnswers(EndpointAttack):
             membership_figures,
             pairs_within,
             signals_by_answers,
+            told_words,
             trained_references,
         )
         from fedpriv.records import ProbeResult
@@ -59,9 +60,5 @@ class MembershipByAnswers(EndpointAttack):
         signals = signals_by_answers(rehearsal, game, endpoint, rehearsal.policy, references, people)
         exact = signals_by_answers(rehearsal, game, ExactQuestions(referee), None, references, people)
         figures = membership_figures(attack_scores(signals), truth, scene.proven, scene.seed, raw=attack_scores(exact))
-        best = figures[0]
-        sentence = (
-            f"{endpoint.asked} questions tell {len(game.candidates.members)} members from as many others with an area "
-            f"under the curve of {best.measured.value:.3f} at best; a guess has 0.5."
-        )
+        sentence = f"{endpoint.asked} questions, best attack: {told_words(len(game.candidates.members), figures[0])}"
         return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

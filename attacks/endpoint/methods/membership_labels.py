@@ -35,7 +35,7 @@ class MembershipByLabels(EndpointAttack):
         import numpy as np
         import torch
 
-        from fedpriv.attacks.endpoint.asked_membership import draw_game, membership_figures, pairs_within
+        from fedpriv.attacks.endpoint.asked_membership import draw_game, membership_figures, pairs_within, told_words
         from fedpriv.data.datasets import unit_scale
         from fedpriv.randomness import numpy_stream
         from fedpriv.records import ProbeResult
@@ -52,8 +52,5 @@ class MembershipByLabels(EndpointAttack):
             right += endpoint.ask((images + noise).clamp(0, 1)).labels == labels
         scores = {"robustness to noise": right, "the gap (right label)": gap}
         figures = membership_figures(scores, game.candidates.truth, scene.proven, scene.seed)
-        sentence = (
-            f"{endpoint.asked} labels tell {len(game.candidates.members)} members from as many others with an area "
-            f"under the curve of {figures[0].measured.value:.3f}; a guess has 0.5."
-        )
+        sentence = f"{endpoint.asked} labels: {told_words(len(game.candidates.members), figures[0])}"
         return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

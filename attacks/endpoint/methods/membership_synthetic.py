@@ -55,7 +55,13 @@ class MembershipBySynthesis(EndpointAttack):
     def _by(self, way: str, number: int, scene: "Scene") -> Finding:
         import numpy as np
 
-        from fedpriv.attacks.endpoint.asked_membership import ask_rows, draw_game, membership_figures, pairs_within
+        from fedpriv.attacks.endpoint.asked_membership import (
+            ask_rows,
+            draw_game,
+            membership_figures,
+            pairs_within,
+            told_words,
+        )
         from fedpriv.attacks.membership.shadow import judged, predictions
         from fedpriv.randomness import numpy_stream
         from fedpriv.records import ProbeResult
@@ -75,8 +81,8 @@ class MembershipBySynthesis(EndpointAttack):
         scores = judged(records, inside, predictions(target.logits, target.others))
         figures = membership_figures({"shadow models": scores}, game.candidates.truth, scene.proven, scene.seed)
         sentence = (
-            f"{asked} questions made data, {endpoint.asked - asked} were about candidates: {len(made.labels)} made "
-            f"records, an area under the curve of {figures[0].measured.value:.3f}; a guess has 0.5."
+            f"{asked} questions made data ({len(made.labels)} records), {endpoint.asked - asked} were about candidates"
+            f": {told_words(len(game.candidates.members), figures[0])}"
         )
         return Finding(ProbeResult(self.name, way, self.surface, endpoint.asked, figures, sentences=(sentence,)))
 

@@ -17,11 +17,11 @@ from fedpriv.config.table import ColumnConfig, TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, Source, home
 from fedpriv.errors import InputError, some_of
-from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.registry import DATASETS
 
 if TYPE_CHECKING:
     from fedpriv.data.tables import Cells
+    from fedpriv.randomness import Secret
 
 __all__ = ["OwnTable", "private_bounds"]
 
@@ -70,6 +70,7 @@ class OwnTable(Source):
 def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
     """The training and the test rows."""
     from fedpriv.data.tables import read_cells, rows_of
+    from fedpriv.randomness import numpy_stream
 
     cells = read_cells(home(place.path), table.delimiter, table.empty, place.memory)
     if table.test_path:
