@@ -85,7 +85,7 @@ def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
     return rows_of(cells, np.sort(order[tests:])), rows_of(cells, np.sort(order[:tests]))
 
 
-def private_bounds(place: Place, epsilon: float, secret: Secret) -> dict[str, tuple[float, float]]:
+def private_bounds(place: Place, epsilon: float, secret: "Secret") -> dict[str, tuple[float, float]]:
     """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row.
 
     Raises:
