@@ -57,11 +57,12 @@ def attack_each(job: AttackJob) -> Campaign:
     return _without_nan(reconstructions, failures)
 
 
-def _without_nan(found: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
+def _without_nan(reconstructions: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
     """Count images that are not finite, which nobody can score, as failures."""
-    broken = {number for number, one in found.items() if not bool(torch.isfinite(one.images).all())}
+    broken = {number for number, result in reconstructions.items() if not bool(torch.isfinite(result.images).all())}
     reasons = dict.fromkeys(broken, "the attack diverged: its images are not finite")
-    return Campaign({number: one for number, one in found.items() if number not in broken}, {**failures, **reasons})
+    whole = {number: result for number, result in reconstructions.items() if number not in broken}
+    return Campaign(whole, {**failures, **reasons})
 
 
 def _trouble(heard: Heard, model: nn.Module) -> str | None:

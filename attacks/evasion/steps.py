@@ -30,8 +30,8 @@ class Ball:
     def distance(self, origins: Tensor, images: Tensor) -> Tensor:
         """Return how far images (B, C, H, W) are from their origins, (B,)."""
         order = 2 if self.norm == "l2" else torch.inf
-        found: Tensor = torch.linalg.vector_norm(images - origins, order, dim=_PIXELS)
-        return found
+        distance: Tensor = torch.linalg.vector_norm(images - origins, order, dim=_PIXELS)
+        return distance
 
     def project(self, origins: Tensor, images: Tensor) -> Tensor:
         """Return images in the box [0, 1] and in the ball; the origins are in the box.
@@ -86,12 +86,12 @@ def attacked(
     """
     count = 1 if attack.single else steps
     far = attack.far if ball.norm == "linf" or attack.single else _FAR_L2
-    found = ball.anywhere(images, stream) if attack.starts_anywhere else images
+    moved = ball.anywhere(images, stream) if attack.starts_anywhere else images
     followed: Tensor | None = None
     for _ in range(count):
-        followed = attack.followed(followed, gradient(loss, found, labels))
-        found = ball.project(images, found + far * ball.size / count * ball.direction(followed))
-    return found
+        followed = attack.followed(followed, gradient(loss, moved, labels))
+        moved = ball.project(images, moved + far * ball.size / count * ball.direction(followed))
+    return moved
 
 
 def strongest(
@@ -112,9 +112,9 @@ def strongest(
     """
     copies = restarts if attack.starts_anywhere else 1
     every, their_labels = images.repeat(copies, 1, 1, 1), labels.repeat(copies)
-    found = attacked(attack, loss, every, their_labels, ball, steps, stream)
+    moved = attacked(attack, loss, every, their_labels, ball, steps, stream)
     if copies == 1:
-        return found
+        return moved
     with torch.no_grad():
-        best = loss(found, their_labels).view(copies, -1).argmax(dim=0)
-    return found.view(copies, *images.shape)[best, torch.arange(len(images), device=best.device)]
+        best = loss(moved, their_labels).view(copies, -1).argmax(dim=0)
+    return moved.view(copies, *images.shape)[best, torch.arange(len(images), device=best.device)]

@@ -40,8 +40,8 @@ class Victims:
 
     def part(self, start: int, count: int) -> "Victims":
         """Return ``count`` of them, or as many as there are from ``start`` on."""
-        some = slice(start, start + count)
-        return Victims(self.rows[some], self.images[some], self.labels[some], self.certificates)
+        chunk = slice(start, start + count)
+        return Victims(self.rows[chunk], self.images[chunk], self.labels[chunk], self.certificates)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def attempts(trial: Trial, target: Target, victims: Victims) -> list[Attempt]:
     """
     many = max(1, trial.draws) * (trial.restarts if trial.kind.starts_anywhere else 1)
     step = min(_MOST_IMAGES, max(1, _AT_ONCE // (many * target.dimension)))
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     for start in range(0, len(victims.rows), step):
-        some = victims.part(start, step)
-        found += _judged(trial, target, some, _attacked(trial, target, some))
-    return found
+        part = victims.part(start, step)
+        attempts += _judged(trial, target, part, _attacked(trial, target, part))
+    return attempts
 
 
 def _attacked(trial: Trial, target: Target, victims: Victims) -> Tensor:

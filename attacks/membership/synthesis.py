@@ -83,9 +83,9 @@ def by_model(
         gained, lost = rows[better], rows[~better]
         best[gained], height[gained], waited[gained] = proposed[gained], own[better], 0
         sure = better & (own > how.confidence) & (shares.argmax(axis=1) == wanted[rows])
-        found = rows[sure & (generator.random(len(rows)) < own)]
-        taken += found.tolist()
-        open_[found] = False
+        accepted = rows[sure & (generator.random(len(rows)) < own)]
+        taken += accepted.tolist()
+        open_[accepted] = False
         waited[lost] += 1
         weary = lost[waited[lost] > how.rejections]
         share[weary], waited[weary] = np.maximum(share[weary] / 2, how.least), 0

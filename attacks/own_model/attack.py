@@ -177,9 +177,9 @@ def reconstruct(
         raise InputError(f"attack {attack} does not get through the model: {one_line(error)}") from error
     if campaign.failures:
         raise InputError(f"attack {attack}: {campaign.failures[0]}")
-    found = campaign.found[0]
-    clipped = "" if found.picked else bounds.touched(found.images)
+    reconstruction = campaign.found[0]
+    clipped = "" if reconstruction.picked else bounds.touched(reconstruction.images)
     if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:
         advice = "which is assumed of the model's inputs; give value_range = (lowest, highest) if that is wrong"
         warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
-    return on_scale(found, bounds, clipped)
+    return on_scale(reconstruction, bounds, clipped)

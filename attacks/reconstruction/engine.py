@@ -177,10 +177,10 @@ def _check(attack: type[AttackSettings], scene: Scene, outcome: Outcome, shape: 
                 f"{attack.name} returned {what} of {len(getattr(outcome, what))} rows, expected {count}"
             )
     for images, labels in zip(outcome.images, outcome.labels, strict=True):
-        found = len(images) if attack.stacks else examples
-        _check_tensor(attack, "images of shape", images, (found, *image))
-        _check_tensor(attack, "labels of shape", labels, (found,), whole=True)
-        low, high = (int(labels.min()), int(labels.max())) if found else (0, 0)
+        expected = len(images) if attack.stacks else examples
+        _check_tensor(attack, "images of shape", images, (expected, *image))
+        _check_tensor(attack, "labels of shape", labels, (expected,), whole=True)
+        low, high = (int(labels.min()), int(labels.max())) if expected else (0, 0)
         if not -1 <= low <= high < scene.classes:
             raise AttackRefused(
                 f"{attack.name} returned labels from {low} to {high}; allowed is from -1 (none) to {scene.classes - 1}"

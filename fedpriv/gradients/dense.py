@@ -185,8 +185,8 @@ def _mapped(
     with _Allocations() as allocations:
         first = compute(*(column[:1] for column in columns))
     rows = _Collected(len(columns[0]), *first)
-    for some in slices(1, len(columns[0]), max(1, chunk_bytes // max(1, allocations.bytes))):
-        rows.put(some, *compute(*(column[some] for column in columns)))
+    for chunk in slices(1, len(columns[0]), max(1, chunk_bytes // max(1, allocations.bytes))):
+        rows.put(chunk, *compute(*(column[chunk] for column in columns)))
     return DenseRows(rows.gradients, rows.outputs, "")
 
 
@@ -207,14 +207,14 @@ def _held(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
 
 def _one_by_one(module: nn.Module, trained: Mapping[str, Tensor], value: Value, columns: Sequence[Tensor]) -> DenseRows:
     rows: _Collected | None = None
-    for some in slices(0, len(columns[0]), 1):
+    for chunk in slices(0, len(columns[0]), 1):
         with torch.enable_grad():
-            number, outputs = value(module, *(column[some] for column in columns))
+            number, outputs = value(module, *(column[chunk] for column in columns))
         one = {name: gradient[None] for name, gradient in _differentiated(number, trained).items()}
         if rows is None:
             rows = _Collected(len(columns[0]), one, [output[None] for output in outputs])
         else:
-            rows.put(some, one, [output[None] for output in outputs])
+            rows.put(chunk, one, [output[None] for output in outputs])
     if rows is None:
         raise ValueError("no examples")
     return DenseRows(rows.gradients, rows.outputs, ", one example after the other")
@@ -239,11 +239,11 @@ class _Collected:
         self.outputs = tuple(value.new_empty(examples, *value.shape[1:]) for value in outputs)
         self.put(slice(0, 1), gradients, outputs)
 
-    def put(self, some: slice, gradients: Mapping[str, Tensor], outputs: Sequence[Tensor]) -> None:
+    def put(self, chunk: slice, gradients: Mapping[str, Tensor], outputs: Sequence[Tensor]) -> None:
         for name, value in gradients.items():
-            self.gradients[name][some] = value
+            self.gradients[name][chunk] = value
         for kept, output in zip(self.outputs, outputs, strict=True):
-            kept[some] = output
+            kept[chunk] = output
 
 
 class _Allocations(TorchDispatchMode):

@@ -41,8 +41,8 @@ def lengths(rows: Tensor) -> Tensor:
     if not rows.numel() or within(norms, least, math.inf):
         return norms
     doubtful = torch.nonzero(~((norms > least) & torch.isfinite(norms)))[:, 0]
-    for some in doubtful.split(max(1, AT_ONCE // rows[0].nbytes)):
-        norms[some] = scaled_norms(rows[some])
+    for chunk in doubtful.split(max(1, AT_ONCE // rows[0].nbytes)):
+        norms[chunk] = scaled_norms(rows[chunk])
     return norms
 
 

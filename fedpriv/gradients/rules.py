@@ -81,12 +81,12 @@ def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor, memory:
         rows = _written_convolution(layer, x, error)
         return {"weight": Rows(rows, memory.scratch, _together(magnitudes)), "bias": bias}
     parts = []
-    for group, some in enumerate(error.chunk(layer.groups, dim=1)):
+    for group, group_error in enumerate(error.chunk(layer.groups, dim=1)):
         columns: Inputs = Patches(layer, x, error.shape[2], group)
         if error.shape[2] == 1 or memory.reserve(columns.shape.numel(), x):
             columns = columns[:]
-        shape = layer.weight[: some.shape[1]].shape
-        parts.append(Outer(columns, some.mT, shape, memory.scratch, magnitudes[:, group]))
+        shape = layer.weight[: group_error.shape[1]].shape
+        parts.append(Outer(columns, group_error.mT, shape, memory.scratch, magnitudes[:, group]))
     weight = parts[0] if len(parts) == 1 else Stacked(parts, len(x), layer.weight.shape, memory.scratch)
     return {"weight": weight, "bias": bias}
 
@@ -101,10 +101,10 @@ def _written_convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor)
     kernel, positions = layer.kernel_size, error.shape[2]
     rows = error.new_empty(len(x), layer.out_channels, *kernel, layer.in_channels)
     axes = range(2, 2 + 2 * len(kernel))
-    for some in slices(0, len(x), max(1, CACHE_BYTES // (rows[0, 0].nbytes * positions))):
-        last = padded(layer, x[some]).movedim(1, -1).contiguous().movedim(-1, 1)
+    for chunk in slices(0, len(x), max(1, CACHE_BYTES // (rows[0, 0].nbytes * positions))):
+        last = padded(layer, x[chunk]).movedim(1, -1).contiguous().movedim(-1, 1)
         columns = patches(layer, last).permute(0, *axes[len(kernel) :], *axes[: len(kernel)], 1)
-        torch.bmm(error[some], columns.reshape(-1, positions, rows[0, 0].numel()), out=rows[some].flatten(2))
+        torch.bmm(error[chunk], columns.reshape(-1, positions, rows[0, 0].numel()), out=rows[chunk].flatten(2))
     return rows.movedim(-1, 2)
 
 
@@ -114,9 +114,9 @@ def _written_groups(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor) -> T
     tall = layer.out_channels // groups
     step = max(1, CACHE_BYTES // (groups * wide * positions * x.element_size()))
     rows = error.new_empty(len(x), *layer.weight.shape)
-    for some in slices(0, len(x), step):
-        columns = patches(layer, padded(layer, x[some]).contiguous()).reshape(-1, wide, positions)
-        torch.bmm(error[some].reshape(-1, tall, positions), columns.mT, out=rows[some].view(-1, tall, wide))
+    for chunk in slices(0, len(x), step):
+        columns = patches(layer, padded(layer, x[chunk]).contiguous()).reshape(-1, wide, positions)
+        torch.bmm(error[chunk].reshape(-1, tall, positions), columns.mT, out=rows[chunk].view(-1, tall, wide))
     return rows
 
 
@@ -140,8 +140,8 @@ def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor, memory: Memory) -> di
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     parts, sizes = [], []
-    for some in slices(0, len(x), _step(x, memory)):
-        products = functional.group_norm(x[some], layer.num_groups, eps=layer.eps).mul_(error[some])
+    for chunk in slices(0, len(x), _step(x, memory)):
+        products = functional.group_norm(x[chunk], layer.num_groups, eps=layer.eps).mul_(error[chunk])
         sizes.append(_sizes(products))
         parts.append(products.reshape(len(products), layer.num_channels, -1).sum(dim=2))
     bias = error.reshape(len(x), layer.num_channels, -1)
@@ -181,8 +181,8 @@ def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int
 def _scale(normal: Callable[[Tensor], Tensor], x: Tensor, error: Tensor, axes: int, memory: Memory) -> Rows:
     """The gradients of a factor of what is normalised."""
     parts, sizes = [], []
-    for some in slices(0, len(x), _step(x, memory)):
-        products = normal(x[some]).mul_(error[some])
+    for chunk in slices(0, len(x), _step(x, memory)):
+        products = normal(x[chunk]).mul_(error[chunk])
         sizes.append(_sizes(products))
         parts.append(_total(products, axes))
     return Rows(torch.cat(parts), memory.scratch, math.sqrt(_positions(x, axes)) * torch.cat(sizes))

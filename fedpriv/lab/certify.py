@@ -113,11 +113,11 @@ def _certificates(
     world: World, model: SmoothedModel, rows: Tensor, config: CertifyConfig, norms: LayerNorms, progress: Progress
 ) -> list[Certificate]:
     found: list[Certificate] = []
-    for some in rows.split(_AT_ONCE):
-        images, numbers = pixel_images(world, some), some.tolist()
+    for chunk in rows.split(_AT_ONCE):
+        images, numbers = pixel_images(world, chunk), chunk.tolist()
         chosen = model.network.votes(images, config.selection, "robustness-selection", numbers).argmax(dim=1).tolist()
         counts = model.network.votes(images, config.votes, "robustness-votes", numbers).tolist()
-        labels = world.dataset.y_test[some].tolist()
+        labels = world.dataset.y_test[chunk].tolist()
         for row, label, first, votes in zip(numbers, labels, chosen, counts, strict=True):
             found.append(certificate(row, label, first, votes, config, norms))
         progress.images_certified(len(found), len(rows))
@@ -127,9 +127,9 @@ def _certificates(
 def _noiseless(world: World, model: SmoothedModel, rows: Tensor) -> int:
     """How many images the model gets right without noise."""
     right = 0
-    for some in rows.split(_AT_ONCE):
-        predictions = model.network.predictions(pixel_images(world, some))
-        right += int((predictions == world.dataset.y_test[some]).sum())
+    for chunk in rows.split(_AT_ONCE):
+        predictions = model.network.predictions(pixel_images(world, chunk))
+        right += int((predictions == world.dataset.y_test[chunk]).sum())
     return right
 
 

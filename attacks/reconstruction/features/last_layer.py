@@ -95,7 +95,7 @@ def _best(scene: Scene, victim: Victim, spectrum: Spectrum, name: str, labels: T
     labels = labels.cpu()
     errors = _Errors(victim.parameters, name, labels, victim.model.examples)
     clipped = victim.model.mechanism.protects
-    found: list[Features] = []
+    candidates: list[Features] = []
     for guess in _softmax_draws(scene, victim, len(labels)):
         start = scaled(spectrum, spectrum.left.mT @ (guess - errors.one_hot).mT)
         if start is None:
@@ -104,10 +104,10 @@ def _best(scene: Scene, victim: Victim, spectrum: Spectrum, name: str, labels: T
         polished = None if clipped else polish(spectrum, start, errors)
         mixing = start if polished is None else polished.mixing
         misfit = errors.misfit(spectrum, mixing) if polished is None else polished.misfit
-        found.append(Features(name, images_of(spectrum, mixing), labels.to(scene.mean.device), misfit))
-    if not found:
+        candidates.append(Features(name, images_of(spectrum, mixing), labels.to(scene.mean.device), misfit))
+    if not candidates:
         raise AttackRefused(FEW.format(0, len(labels), scene.classes))
-    return min(found, key=lambda features: features.misfit)
+    return min(candidates, key=lambda features: features.misfit)
 
 
 def _softmax_draws(scene: Scene, victim: Victim, count: int) -> list[Tensor]:

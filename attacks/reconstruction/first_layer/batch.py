@@ -237,10 +237,10 @@ class _Separation:
         for labels in self._readings():
             current = self
             for _ in range(READINGS):
-                found = newton.polish(self.spectrum, current.mixing, self._errors(labels))
-                current = replace(self, mixing=found.mixing)
-                if found.misfit < least:
-                    best, least = current, found.misfit
+                solution = newton.polish(self.spectrum, current.mixing, self._errors(labels))
+                current = replace(self, mixing=solution.mixing)
+                if solution.misfit < least:
+                    best, least = current, solution.misfit
                 before, labels = labels, current.labels
                 if torch.equal(before, labels):
                     break

@@ -209,12 +209,12 @@ class LengthSearch:
 
     def settle(self, sign: float) -> Lengths:
         """Search with the rows alone; sign: 1.0, or -1.0 for the other sign of all directions."""
-        found = Lengths(sign, self._start, 0.0)
+        lengths = Lengths(sign, self._start, 0.0)
         for _ in range(OVERLAPS if len(self._heard.blocks) > 1 else 0):
-            found = Lengths(sign, self._of_parts(self._seen(found)[0]), 0.0)
+            lengths = Lengths(sign, self._of_parts(self._seen(lengths)[0]), 0.0)
         for _ in range(FILTERS):
-            found = self.refine(found, self._mismatch(sign))
-        return found
+            lengths = self.refine(lengths, self._mismatch(sign))
+        return lengths
 
     def refine(self, found: Lengths, mismatch: Mismatch) -> Lengths:
         """Search from there on, with the noise that belongs to these lengths.

@@ -51,18 +51,18 @@ def read_blocks(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor
     search = LengthSearch(heard, scene.prior.to(heard.rows), _relus(scene, victim, layer))
     known = torch.arange(scene.classes) if victim.labels is None else victim.labels.cpu()
     upload = _Upload(scene, victim, heard)
-    both = [search.settle(sign) for sign in (1.0, -1.0)]
-    images = [search.image(found) for found in both]
+    searched = [search.settle(sign) for sign in (1.0, -1.0)]
+    images = [search.image(lengths) for lengths in searched]
     tried = [
-        (found.surprise + upload.mismatch(label, images[number]).item(), number, label)
-        for number, found in enumerate(both)
+        (lengths.surprise + upload.mismatch(label, images[number]).item(), number, label)
+        for number, lengths in enumerate(searched)
         for label in known.tolist()
     ]
     _, number, label = min(tried)
-    found = both[number]
+    lengths = searched[number]
     for _ in range(REFINED):
-        found = search.refine(found, partial(upload.mismatch, label))
-    image = search.image(found)
+        lengths = search.refine(lengths, partial(upload.mismatch, label))
+    image = search.image(lengths)
     return image.to(scene.mean).view(scene.shape), torch.tensor(label, device=scene.mean.device)
 
 

@@ -50,14 +50,14 @@ class TrialTraining:
         distances = self.distances(candidates)
         labels, best = candidates[distances.argmin()], float(distances.min())
         for _ in range(2 * len(labels)):
-            found = neighbours(labels[None], self._classes, self._batch)
+            nearby = neighbours(labels[None], self._classes, self._batch)
             # Of very many, evenly spread ones: the search then takes its steps among these.
-            found = found[:: -(-len(found) // NEIGHBOURS)]
-            distances = self.distances(found)
+            nearby = nearby[:: -(-len(nearby) // NEIGHBOURS)]
+            distances = self.distances(nearby)
             nearest = int(distances.argmin())
             if not float(distances[nearest]) < best * (1 - 1e-6):
                 break
-            best, labels = float(distances[nearest]), found[nearest]
+            best, labels = float(distances[nearest]), nearby[nearest]
         return labels
 
     def distances(self, candidates: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class TrialTraining:
         repeats = len(self._images)
         rows = candidates.repeat_interleave(repeats, dim=0)
         images = self._images.repeat(len(candidates), 1, 1, 1, 1)
-        found = []
+        updates = []
         channels, height, width = images.shape[2:]
         with torch.no_grad():
             for part in chunks(self._network, [self._victim] * len(rows), (channels, height, width), self._classes):
@@ -74,9 +74,9 @@ class TrialTraining:
                 sent = self._victim.model.trained(
                     self._network, self._victim.parameters, images[part.start : part.stop], labels
                 )
-                found.append(sent[self._name])
-        updates = torch.cat(found).unflatten(0, (len(candidates), repeats)).mean(dim=1)
-        distances: Tensor = (updates - heard).flatten(1).square().sum(dim=1)
+                updates.append(sent[self._name])
+        means = torch.cat(updates).unflatten(0, (len(candidates), repeats)).mean(dim=1)
+        distances: Tensor = (means - heard).flatten(1).square().sum(dim=1)
         return distances
 
 

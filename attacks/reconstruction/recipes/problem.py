@@ -110,8 +110,8 @@ class Problem:
         self._projects = recipe.box and recipe.variables == "pixels" and recipe.optimiser != "lbfgs"
         self._inside = recipe.box and not self._projects
         self._starts = _found(recipe.start, scene, rows)
-        found = [None if start is None or "read" not in recipe.labels else start.labels for start in self._starts]
-        self.labels = Labels(scene, rows, recipe.labels, found)
+        read = [None if start is None or "read" not in recipe.labels else start.labels for start in self._starts]
+        self.labels = Labels(scene, rows, recipe.labels, read)
 
     @property
     def regular(self) -> bool:
@@ -157,10 +157,10 @@ class Problem:
     def start(self, name: str, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
         """Return the variables (N, B, C, H, W) to start from, given standard normal numbers."""
         make = STARTS.get(name)
-        found = [start.images for start in self._starts if start is not None]
-        if not found and make is None:
+        started = [start.images for start in self._starts if start is not None]
+        if not started and make is None:
             return self.project(numbers)
-        images = make(self._scene, rows, numbers) if make is not None else _around(found, rows, numbers)
+        images = make(self._scene, rows, numbers) if make is not None else _around(started, rows, numbers)
         images = self._scene.box(images)
         return images if self._coordinates is None else self._coordinates.of(images.to(self._dtype))
 

@@ -55,8 +55,8 @@ class Dyads(Factor):
         left, right = (powers_of_two(side.norms()) for side in self._sides)
         step = self._step(4 * sum(self._shape), self._errors.element_size())
         sums = []
-        for some in slices(0, self._examples, step):
-            a, e = self._inputs[some] / left[some, None], self._errors[some] / right[some, None]
+        for chunk in slices(0, self._examples, step):
+            a, e = self._inputs[chunk] / left[chunk, None], self._errors[chunk] / right[chunk, None]
             sums.append((e.square_() @ weights).mul_(a.square_()).sum(dim=1))
         return torch.cat(sums) * (left * right).square()
 

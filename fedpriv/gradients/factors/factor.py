@@ -169,9 +169,9 @@ class Factor(ABC):
         if len(strips) == 1:
             return strips[0]
         total = strips[0].new_empty(self._examples, self._examples)
-        for some, strip in zip(parts, strips, strict=True):
-            total[some, some.start :] = strip
-            total[some.start :, some] = strip.T
+        for chunk, strip in zip(parts, strips, strict=True):
+            total[chunk, chunk.start :] = strip
+            total[chunk.start :, chunk] = strip.T
         return total
 
 

@@ -47,16 +47,16 @@ class Lookup(Factor):
         # At most the norm of all of an example's errors times the root of their number.
         magnitudes = math.sqrt(errors.shape[1]) * without_extremes(lengths(errors.flatten(1)))
         made = cls(indices, errors.new_empty(errors.shape), shape, scratch, magnitudes)
-        for some in slices(0, len(errors), made._chunk):
-            made._errors[some] = summed_at_first(indices[some], errors[some])
+        for chunk in slices(0, len(errors), made._chunk):
+            made._errors[chunk] = summed_at_first(indices[chunk], errors[chunk])
         return made
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
 
-        def side(some: slice) -> tuple[Tensor, Tensor]:
-            errors = in_double(self._errors[some].reshape(-1, self._width))
-            return self._indices[some].reshape(-1).to(errors.device), errors
+        def side(chunk: slice) -> tuple[Tensor, Tensor]:
+            errors = in_double(self._errors[chunk].reshape(-1, self._width))
+            return self._indices[chunk].reshape(-1).to(errors.device), errors
 
         return self._by_pairs(self._positions, self._positions * (self._width + 1), side, products_of_lookups)
 
@@ -79,17 +79,17 @@ class Lookup(Factor):
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum: the rows of the table that were looked up."""
         total = self._errors.new_zeros(self._shape)
-        for (i, e), some in zip(self._chunks(), weights.split(self._chunk), strict=True):
-            total.index_add_(0, i.reshape(-1), (e * some[:, None, None]).reshape(-1, self._width))
+        for (i, e), weight in zip(self._chunks(), weights.split(self._chunk), strict=True):
+            total.index_add_(0, i.reshape(-1), (e * weight[:, None, None]).reshape(-1, self._width))
         return total
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients, zero but for the rows that were looked up."""
         written = self._errors.new_zeros(stop - start, *self._shape)
-        for some in slices(0, stop - start, self._chunk):
-            first = self._words * torch.arange(some.start, some.stop, device=written.device)
-            places = self._indices[start + some.start : start + some.stop] + first[:, None]
-            errors = self._errors[start + some.start : start + some.stop]
+        for chunk in slices(0, stop - start, self._chunk):
+            first = self._words * torch.arange(chunk.start, chunk.stop, device=written.device)
+            places = self._indices[start + chunk.start : start + chunk.stop] + first[:, None]
+            errors = self._errors[start + chunk.start : start + chunk.stop]
             written.view(-1, self._width).index_add_(0, places.reshape(-1), errors.reshape(-1, self._width))
         return written
 

@@ -127,8 +127,8 @@ class Outer(Factor):
             self._add_precisely(total.view(self._tall, self._wide), scale, weights)
             return
         parts = weights.split(self._step(self._numbers, self._size))
-        for (a, e), some in zip(self._chunks(self._numbers), parts, strict=True):
-            weighted = (e * some[:, None, None]).reshape(-1, self._tall).T
+        for (a, e), weight in zip(self._chunks(self._numbers), parts, strict=True):
+            weighted = (e * weight[:, None, None]).reshape(-1, self._tall).T
             total.view(self._tall, self._wide).addmm_(weighted, a.reshape(-1, self._wide), beta=scale)
             scale = 1.0
 
@@ -139,8 +139,8 @@ class Outer(Factor):
 
     def part(self, start: int, stop: int) -> "Outer":
         """Return the outer products of some examples."""
-        some, magnitudes = _Some(self._inputs, start, stop), self._magnitudes[start:stop]
-        return Outer(some, self._errors[start:stop], self._shape, self._scratch, magnitudes)
+        inputs, magnitudes = _Some(self._inputs, start, stop), self._magnitudes[start:stop]
+        return Outer(inputs, self._errors[start:stop], self._shape, self._scratch, magnitudes)
 
     def masked(self, keep: Tensor) -> "Outer":
         """Return the outer products, both sides of the others zero; inputs that are made on demand stay so."""
@@ -173,8 +173,8 @@ class Outer(Factor):
 
     def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
-        for some in slices(0, self._examples, self._step(numbers_each, self._size)):
-            yield self._inputs[some], self._errors[some]
+        for chunk in slices(0, self._examples, self._step(numbers_each, self._size)):
+            yield self._inputs[chunk], self._errors[chunk]
 
     def _piece(self, size: int) -> int:
         """How many rows of the matrix are multiplied out at once for all examples: half of the scratch for the result.
@@ -186,17 +186,17 @@ class Outer(Factor):
 
     def _pieces(self, precise: bool) -> Iterator[Tensor]:
         """The gradients multiplied out, some rows of the matrix at a time: (B, rows * in) each, new tensors."""
-        for some in slices(0, self._tall, self._piece(8 if precise else self._size)):
-            yield self._written(slice(0, self._examples), some, precise).flatten(1)
+        for rows in slices(0, self._tall, self._piece(8 if precise else self._size)):
+            yield self._written(slice(0, self._examples), rows, precise).flatten(1)
 
     def _written(self, examples: slice, tall: slice, precise: bool) -> Tensor:
         """Some rows of the gradients of some examples, (n, rows, in), a new tensor, in float64 if ``precise``."""
         like = in_double(self._errors[:0]) if precise else self._errors
         written = like.new_empty(examples.stop - examples.start, tall.stop - tall.start, self._wide)
-        for some in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
-            inputs, errors = self._inputs[some], self._errors[some, :, tall]
+        for chunk in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
+            inputs, errors = self._inputs[chunk], self._errors[chunk, :, tall]
             inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
-            torch.bmm(errors.mT, inputs, out=written[some.start - examples.start : some.stop - examples.start])
+            torch.bmm(errors.mT, inputs, out=written[chunk.start - examples.start : chunk.stop - examples.start])
         return written
 
     def _add_precisely(self, total: Tensor, scale: float, weights: Tensor) -> None:
@@ -205,13 +205,13 @@ class Outer(Factor):
         step = self._step(4 * self._numbers, precise.element_size())
         for tall in slices(0, self._tall, self._step(4 * self._wide, precise.element_size())):
             added = precise.new_zeros(tall.stop - tall.start, self._wide)
-            for some in slices(0, self._examples, step):
-                errors = (in_double(self._errors[some, :, tall]) * precise[some, None, None]).flatten(0, 1)
-                added.addmm_(errors.T, in_double(self._inputs[some]).reshape(-1, self._wide))
+            for chunk in slices(0, self._examples, step):
+                errors = (in_double(self._errors[chunk, :, tall]) * precise[chunk, None, None]).flatten(0, 1)
+                added.addmm_(errors.T, in_double(self._inputs[chunk]).reshape(-1, self._wide))
             rows = total[tall]
             rows.copy_(added if scale == 0 else added.add_(in_double(rows), alpha=scale))
 
-    def _side(self, some: slice) -> tuple[Tensor, Tensor]:
+    def _side(self, chunk: slice) -> tuple[Tensor, Tensor]:
         """All inputs (n T, in) and errors (n T, out) of some examples, in float64."""
-        inputs, errors = self._inputs[some].reshape(-1, self._wide), self._errors[some].reshape(-1, self._tall)
+        inputs, errors = self._inputs[chunk].reshape(-1, self._wide), self._errors[chunk].reshape(-1, self._tall)
         return in_double(inputs), in_double(errors)

@@ -99,8 +99,8 @@ def products(rows: Tensor, scratch: int) -> Tensor:
         return precise @ precise.mT
     strips = list(slices(0, examples, STRIP))
     products = in_double(rows[..., :0]).new_zeros(groups, examples, examples)
-    for some in rows.split(max(1, room // (8 * max(1, groups * examples))), dim=2):
-        precise = in_double(some)
+    for chunk in rows.split(max(1, room // (8 * max(1, groups * examples))), dim=2):
+        precise = in_double(chunk)
         for strip in strips:
             products[:, strip, strip.start :].baddbmm_(precise[:, strip], precise[:, strip.start :].mT)
     for strip in strips:

@@ -66,7 +66,7 @@ class Rows(Factor):
         """Return the weighted sums of squares, some coordinates at a time."""
         step = self._step(self._examples, self._rows.element_size())
         parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
-        return total(row_norms(some * chosen.sqrt()).square() for some, chosen in parts)
+        return total(row_norms(columns * chosen.sqrt()).square() for columns, chosen in parts)
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the inner products with a tensor."""

@@ -42,11 +42,11 @@ class Stacked(Factor):
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the sum of the parts'."""
-        return total(part.weighted_squares(some) for part, some in self._with(weights))
+        return total(part.weighted_squares(share) for part, share in self._with(weights))
 
     def dot(self, vector: Tensor) -> Tensor:
         """Return the sum of the parts'."""
-        return total(part.dot(some) for part, some in self._with(vector))
+        return total(part.dot(share) for part, share in self._with(vector))
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the parts', one after the other."""
@@ -54,8 +54,8 @@ class Stacked(Factor):
 
     def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
         """Add the parts', one after the other."""
-        for part, some in self._with(total):
-            part.add_to(some, scale, weights)
+        for part, share in self._with(total):
+            part.add_to(share, scale, weights)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the parts', one after the other."""

@@ -59,8 +59,8 @@ def draw_block_sums(
         rows = gradients.rows(start, min(start + together, gradients.examples))
         flat = torch.cat([flattened(value) for value in rows.values()], dim=1)
         parts = zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True)
-        for (_, size), sums, some in parts:
-            _add_draws(sums.view(-1, size), some.unflatten(1, (-1, size)), kappa, noise, rng)
+        for (_, size), sums, written in parts:
+            _add_draws(sums.view(-1, size), written.unflatten(1, (-1, size)), kappa, noise, rng)
     return _shaped(total.mul_(scale), gradients)
 
 
@@ -68,8 +68,8 @@ def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rn
     """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place."""
     examples, _, length = rows.shape
     step = max(1, CHUNK // (examples * length))
-    for sums, some in zip(total.split(step), rows.split(step, dim=1), strict=True):
-        first, rest = _draws(some, kappa, noise, rng)
+    for sums, blocks in zip(total.split(step), rows.split(step, dim=1), strict=True):
+        first, rest = _draws(blocks, kappa, noise, rng)
         sums[:, 0] += first.sum(dim=0)
         sums[:, 1:] += rest.sum(dim=0)
 
