@@ -37,14 +37,9 @@ class InlineGrid(Grid):
 
     client_app: ClientApp
     clients: int
+    _contexts: dict[int, Context] = field(default_factory=dict)
     _replies: dict[str, Message] = field(default_factory=dict)
     _numbers: Iterable[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        self._contexts = {
-            client + 1: _context(client + 1, {"partition-id": client, "num-partitions": self.clients})
-            for client in range(self.clients)
-        }
 
     def set_run(self, run: Run) -> None:
         """Take part in a run; an inline grid has only one."""
@@ -62,7 +57,11 @@ class InlineGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """The clients' node ids: partition + 1."""
-        return list(self._contexts)
+        return list(range(1, self.clients + 1))
+
+    def nodes_by_partition(self) -> dict[int, int]:
+        """Return the node ids by partition."""
+        return {client: client + 1 for client in range(self.clients)}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Have each message answered and return the ids to pull the replies with."""
@@ -81,10 +80,16 @@ class InlineGrid(Grid):
         message.metadata.__dict__["_message_id"] = key
         node = message.metadata.dst_node_id
         try:
-            reply = self.client_app(message, self._contexts[node])
+            reply = self.client_app(message, self._client(node))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a client raises is the server's news, as on every Flower grid
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         reply.metadata.__dict__["_reply_to_message_id"] = key
         self._replies[key] = reply
         return key
+
+    def _client(self, node: int) -> Context:
+        """What Flower keeps for a client, from its first message on."""
+        if node not in self._contexts:
+            self._contexts[node] = _context(node, {"partition-id": node - 1, "num-partitions": self.clients})
+        return self._contexts[node]

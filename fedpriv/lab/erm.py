@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 from fedpriv.plan import Plan
 from fedpriv.records import RoundRecord
@@ -59,7 +61,7 @@ def _length_of_rows(world: World) -> tuple[str, ...]:
 
 
 def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
-    problems = [world.erm_problem(plan.client) for plan in world.plans]
+    problems = [world.erm_problem(client) for client in np.unique(world.sizes, return_index=True)[1].tolist()]
     worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
     if config.shift(worst, 0.5) <= worst.longest:
         return ()

@@ -211,9 +211,9 @@ def verdict(
 def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[Stop]) -> str | None:
     """Say why a run that came to its end has fewer rounds than were planned; ``None`` where it has them all."""
     federation = experiment.federation
-    if last is None or last.round == federation.rounds or federation.clients - len(stops) >= federation.min_clients:
+    if last is None or last.round == federation.rounds or federation.clients - _count(stops) >= federation.min_clients:
         return None
-    left = federation.clients - len(stops)
+    left = federation.clients - _count(stops)
     return (
         f"the run ended after round {last.round} of {federation.rounds} because the privacy budget is used up: "
         f"{left} of {federation.clients} clients may still take part, and federation.min_clients = "
@@ -221,12 +221,16 @@ def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[
     )
 
 
+def _count(stops: Sequence[Stop]) -> int:
+    return sum(stop.count for stop in stops)
+
+
 def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
     rounds = [stop.round for stop in stops]
     first, last = min(rounds), max(rounds)
     when = f"after round {first}" if first == last else f"between rounds {first} and {last}"
     return (
-        f"{len(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
+        f"{_count(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
         f"taken them above federation.target_epsilon = {shown_epsilon(experiment.federation.target_epsilon or 0.0)}."
     )
 

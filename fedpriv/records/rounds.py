@@ -8,7 +8,17 @@ from pydantic import Field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Asked", "Deployed", "Failure", "Origin", "Partition", "Released", "RoundRecord", "last_evaluated"]
+__all__ = [
+    "Asked",
+    "Deployed",
+    "Failure",
+    "Holders",
+    "Origin",
+    "Partition",
+    "Released",
+    "RoundRecord",
+    "last_evaluated",
+]
 
 
 @dataclass(frozen=True)
@@ -135,8 +145,24 @@ class Deployed(Record):
 
 
 @dataclass(frozen=True)
+class Holders(Record):
+    """Clients that hold so many examples each: ``count`` of them, whose numbers are ``members``, such as ``0-3, 5``."""
+
+    examples: int
+    count: int
+    members: str
+
+
+@dataclass(frozen=True)
 class Partition(Record):
     """partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
+
+    Attributes:
+        partition: how the data are shared, as in the settings.
+        class_names: of all classes.
+        clients: of the first clients, at least one; of many clients the others have no row.
+        groups: how many examples each client holds; empty in runs of earlier versions, where all have a row.
+        classes: how many examples of each class there are to be held, each counted once; empty likewise.
 
     Raises:
         ValueError: there is no client, or one has another number of classes.
@@ -145,8 +171,24 @@ class Partition(Record):
     partition: str = field(default="", kw_only=True)
     class_names: tuple[str, ...]
     clients: tuple[tuple[int, ...], ...]
+    groups: tuple[Holders, ...] = ()
+    classes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         classes = len(self.class_names)
         if not self.clients or any(len(counts) != classes for counts in self.clients):
             raise ValueError(f"every client needs one count for each of the {classes} classes")
+        if self.groups and self.count < len(self.clients):
+            raise ValueError(f"groups are of {self.count} clients, and {len(self.clients)} have a row")
+
+    @property
+    def count(self) -> int:
+        """How many clients there are."""
+        return sum(group.count for group in self.groups) if self.groups else len(self.clients)
+
+    @property
+    def commonest(self) -> float:
+        """The share of the most frequent class among all examples."""
+        held = [sum(counts) for counts in zip(*self.clients, strict=True)]
+        totals = held if self.count == len(self.clients) else self.classes
+        return max(totals, default=0) / max(sum(totals), 1)
