@@ -1,6 +1,6 @@
 """The inline engine: a Flower Grid whose clients are called in this process, one after another."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
+from typing_extensions import override
 
 from fedpriv.engines.identity import assume_server_identity
 
@@ -25,6 +26,27 @@ def run_inline(server_app: ServerApp, client_app: ClientApp, clients: int) -> No
 
 def _context(node_id: int, node_config: dict[str, int]) -> Context:
     return Context(run_id=_RUN_ID, node_id=node_id, node_config=dict(node_config), state=RecordDict(), run_config={})
+
+
+@dataclass(frozen=True)
+class _Nodes(Mapping[int, int]):
+    """Partition -> partition + 1, without a list of them: there may be millions."""
+
+    clients: int
+
+    @override
+    def __getitem__(self, partition: int) -> int:
+        if partition not in range(self.clients):
+            raise KeyError(partition)
+        return partition + 1
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.clients))
+
+    @override
+    def __len__(self) -> int:
+        return self.clients
 
 
 @dataclass
@@ -59,9 +81,9 @@ class InlineGrid(Grid):
         """The clients' node ids: partition + 1."""
         return list(range(1, self.clients + 1))
 
-    def nodes_by_partition(self) -> dict[int, int]:
+    def nodes_by_partition(self) -> Mapping[int, int]:
         """Return the node ids by partition."""
-        return {client: client + 1 for client in range(self.clients)}
+        return _Nodes(self.clients)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Have each message answered and return the ids to pull the replies with."""

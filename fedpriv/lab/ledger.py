@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from fedpriv.accounting import Ceiling, Ledger, LedgerLine, Release, ceilings, guarantee
+from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
 from fedpriv.lab.erm import erm_parameters, model_noise
 from fedpriv.lab.victims import OTHERS
@@ -16,6 +16,12 @@ from fedpriv.server.released import rounds_by_client
 from fedpriv.world import World
 
 __all__ = ["run_ledger"]
+
+_COPIES = (
+    "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "
+    "of one. The figures are about one client's copy: of an example that several clients hold, the figures of all of "
+    "them that were asked add up, epsilon and delta (sequential composition)."
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
     bounds = world.experiment.data.bounds_epsilon
     # Kinds differ in more than what they release, and some clients take a second.
-    proven = cache(lambda release: with_bounds(guarantee(release), bounds) if bounds else guarantee(release))
+    proven = cache(partial(_proven, world))
     lines = [
         LedgerLine.of(
             client=clients[0],
@@ -59,6 +65,15 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     parameters = {**parameters, **noise, **erm_parameters(world)}
     return replace(ledger, parameters=parameters, releases=_releases(world))
+
+
+def _proven(world: World, release: Release) -> Guarantee:
+    found, data = guarantee(release), world.experiment.data
+    if data.bounds_epsilon:
+        found = with_bounds(found, data.bounds_epsilon)
+    if data.overlaps and world.experiment.mechanism.protects:
+        found = replace(found, notes=(*found.notes, _COPIES))
+    return found
 
 
 def _kinds(world: World, asked: Mapping[int, Sequence[int]]) -> dict[_Kind, list[int]]:
