@@ -97,7 +97,7 @@ def masked_upload(message: Message, context: Context, world: World, upload: Stat
         ValueError: the upload is not finite, or :func:`masked` raises.
     """
     federation = world.experiment.federation
-    weight = masked_weights([plan.sampling.examples for plan in world.plans], federation.weighting)[_partition(context)]
+    weight = masked_weights(world.sizes.tolist(), federation.weighting)[_partition(context)]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     return masked(message, context, quantised(weight * values, federation.secure_limit))
 

@@ -26,7 +26,7 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 
-__all__ = ["Plan", "participants", "plan_client"]
+__all__ = ["Plan", "draft_plan", "participants", "plan_client", "with_noise"]
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,28 @@ def plan_client(
 ) -> Plan:
     """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
 
+    Arguments and errors are those of :func:`draft_plan`.
+
+    Raises:
+        InputError: no noise reaches the target.
+    """
+    draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
+    numbers = range(1, experiment.federation.rounds + 1)
+    if experiment.mechanism.calibrated_epsilon is None:
+        return with_noise(experiment, draft, numbers)
+    return with_noise(experiment, draft, [n for n in numbers if client in participants(experiment, n)])
+
+
+def draft_plan(
+    experiment: Experiment,
+    client: int,
+    examples: int,
+    tensors: Sequence[int],
+    redistribution: Redistribution | None = None,
+    secret: Secret | None = None,
+) -> Plan:
+    """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know.
+
     Args:
         experiment: the experiment.
         client: the partition's number, from 0.
@@ -204,7 +226,7 @@ def plan_client(
         secret: the run's, which batches are drawn by where they must be hidden; ``None``: all follows from the seed.
 
     Raises:
-        InputError: the batch is larger than the client's data, or no noise reaches the target.
+        InputError: the batch is larger than the client's data.
     """
     training, config = experiment.training, experiment.mechanism
     batch_size = training.batch_size if experiment.erm is None else examples
@@ -216,26 +238,33 @@ def plan_client(
     sampling = Sampling(training.sampling, batch_size, examples)
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
-    # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
-    draft = Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
-    return replace(draft, config=config.with_noise(_noise(experiment, draft))) if config.parameter else draft
+    return Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
 
 
-def _noise(experiment: Experiment, draft: Plan) -> float:
+def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:
+    """Return a plan with its noise, calibrated for the rounds that will ask the client where the settings ask for that.
+
+    Raises:
+        InputError: no noise reaches the target.
+    """
+    config = experiment.mechanism
+    return replace(draft, config=config.with_noise(_noise(experiment, draft, rounds))) if config.parameter else draft
+
+
+def _noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> float:
     """Return sigma, scale or kappa: as given, from a nominal epsilon, or calibrated."""
     config = experiment.mechanism
     if config.noise is not None:
         return config.noise
     if config.calibrated_epsilon is None:
         return config.nominal_noise()
-    return _calibrated(experiment, draft, config.calibrated_epsilon)
+    return _calibrated(experiment, draft, config.calibrated_epsilon, rounds)
 
 
-def _calibrated(experiment: Experiment, draft: Plan, target: float) -> float:
+def _calibrated(experiment: Experiment, draft: Plan, target: float, rounds: Sequence[int]) -> float:
     """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
-    rounds = range(1, experiment.federation.rounds + 1)
-    planned = draft.accounted([number for number in rounds if draft.client in participants(experiment, number)])
+    planned = draft.accounted(rounds)
     # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
     planned = replace(planned, participations=max(1, planned.participations))
     try:

@@ -73,10 +73,10 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     Raises:
         RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
-    settings, plans, initial = federation.world.experiment.federation, federation.world.plans, federation.world.initial
+    settings, initial = federation.world.experiment.federation, federation.world.initial
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
     found = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
-    factors = masked_weights([plan.sampling.examples for plan in plans], settings.weighting)
+    factors = masked_weights(federation.world.sizes.tolist(), settings.weighting)
     weight = sum(factors[client] for client in found.clients)
     mean = restored(found.total, len(found.clients), settings.secure_limit) / weight
     uploads = tuple(
@@ -186,7 +186,7 @@ def _masked(
     uploads, words = [], []
     for client, answer in going.ask(kind, contents).items():
         # A masked upload has no norm that says anything.
-        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False, told_classes(world))
+        allowed = Allowed(int(world.sizes[client]), float("inf"), False, told_classes(world))
         read = read_upload(answer, client, like, allowed)
         if isinstance(read, Failure):
             going.leave_out(client, read.reason)
