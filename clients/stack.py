@@ -18,7 +18,6 @@ from fedpriv.clients.training import answer_secret
 from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.fitness import LOSS, random_examples
 from fedpriv.gradients import StackedGradients, Vector
-from fedpriv.gradients.dense import Allocations
 from fedpriv.gradients.ghost import TOLERANCE, Entangled
 from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
@@ -28,7 +27,7 @@ from fedpriv.world import State, World, trained_parameters
 
 __all__ = ["Stack", "same_work", "stack_of"]
 
-# Bytes of the parameters of all models of a stack on a CPU: what stays in its cache is not fetched for every product.
+# Bytes of all models of a stack on a CPU, as far as a step works on them: what stays in its cache is not fetched anew.
 _CACHE_BYTES = 8 << 20
 
 
@@ -102,7 +101,7 @@ def stack_of(world: World) -> Stack | Entangled:
     numbers = sum(value.nbytes for value in world.initial.parameters.values())
     room = world.experiment.engine.gradient_bytes // (tried + 4 * numbers)
     if world.device.type == "cpu":
-        room = min(room, _CACHE_BYTES // numbers)
+        room = min(room, _CACHE_BYTES // (tried // 2 + numbers))
     return Stack(world, model, max(1, room))
 
 
@@ -137,11 +136,38 @@ class _Group:
             for name, value in before.parameters.items()
         }
         steps = plan.steps(round_number)
+        step, descend = partial(self._step, parameters), partial(self._descend, parameters) if self._is_plain else None
         try:
-            found = train_locally(world.experiment, steps, before.parameters, parameters, partial(self._step, parameters))
+            found = train_locally(world.experiment, steps, before.parameters, parameters, step, descend)
         except _TakenApart:
             return None
         return self._released(found) if plan.config.protects_updates else found
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a step is nothing but the gradient times the rate."""
+        training = self.stack.world.experiment.training
+        plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
+        return plain and not self._is_noisy
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Whether each step's gradient goes through the mechanism."""
+        return bool(self.secrets) and not self.plans[0].config.protects_updates
+
+    def _descend(self, parameters: Vector, step: int) -> None:
+        """Take a plain step in place."""
+        world, model = self.stack.world, self.stack.model
+        x, y = self._examples(step)
+        objective = partial(_objective, world, len(self.plans))
+        model.descend(parameters, x, y, objective, world.experiment.training.learning_rate, self._generators(step))
+
+    def _generators(self, step: int) -> list[torch.Generator]:
+        """What each client's dropout is drawn from in a step; the same seeds as where it is trained alone."""
+        world = self.stack.world
+        if not self.stack.model.draws:
+            return []
+        return [torch_stream(own.seed, "model-noise", own.client, step, device=world.device) for own in self.plans]
 
     def _released(self, updates: Vector) -> Vector:
         """Whole updates after the mechanism, one client after the other."""
@@ -156,8 +182,8 @@ class _Group:
         """The clients' gradients of a step, privatised where that is done with examples."""
         world, plan, model = self.stack.world, self.plans[0], self.stack.model
         x, y = self._examples(step)
-        generators = [_generator(world, own, step) for own in self.plans] if model.draws else []
-        if not self.secrets or plan.config.protects_updates:
+        generators = self._generators(step)
+        if not self._is_noisy:
             return model.gradients(parameters, x, y, partial(_objective, world, len(self.plans)), generators)
         loss, memory = partial(example_losses, forward=world.corrected), world.experiment.engine.gradient_bytes
         gradients = model.operator(parameters, x, y, loss, memory, generators)
@@ -184,11 +210,6 @@ def _objective(world: World, models: int, outputs: Tensor, labels: Tensor) -> Te
     return batch_loss(losses, weights, world.experiment.training.tilt).sum()
 
 
-def _generator(world: World, plan: Plan, step: int) -> torch.Generator:
-    """What a client's dropout is drawn from in a step; the same seed as where it is trained alone."""
-    return torch_stream(plan.seed, "model-noise", plan.client, step, device=world.device)
-
-
 def _tried(world: World, model: StackedModel) -> int | Entangled:
     """Compare two models of a stack with each of them alone, and return the bytes that one more model takes."""
     examples = world.experiment.training.batch_size
@@ -201,20 +222,37 @@ def _tried(world: World, model: StackedModel) -> int | Entangled:
     def generators() -> list[torch.Generator]:
         return [torch.Generator(device=world.device).manual_seed(seed) for seed in range(2)]
 
-    ways = []
-    with Allocations() as allocations:
-        ways.append(model.gradients(parameters, x, y, lambda out, to: LOSS(out, to).sum(), generators()))
-        if world.experiment.mechanism.protects and not world.experiment.mechanism.protects_updates:
-            memory = world.experiment.engine.gradient_bytes
-            operator = model.operator(parameters, x, y, LOSS, memory, generators())
-            if isinstance(operator, Entangled):
-                return operator
-            ways.append(operator.combine(torch.ones_like(operator.norms())))
+    def objective(outputs: Tensor, targets: Tensor) -> Tensor:
+        return LOSS(outputs, targets).sum()
+
+    moved, kept = {name: value.clone() for name, value in parameters.items()}, _Kept()
+    with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda value: value):
+        model.descend(moved, x, y, objective, 1.0, generators())
+    ways = [
+        model.gradients(parameters, x, y, objective, generators()),
+        {name: value - moved[name] for name, value in parameters.items()},
+    ]
+    if world.experiment.mechanism.protects and not world.experiment.mechanism.protects_updates:
+        operator = model.operator(parameters, x, y, LOSS, world.experiment.engine.gradient_bytes, generators())
+        if isinstance(operator, Entangled):
+            return operator
+        ways.append(operator.combine(torch.ones_like(operator.norms())))
     for row in range(2):
         alone = _alone(world, {name: value[row] for name, value in parameters.items()}, x[row], y[row], row)
         if not all(_same({name: value[row] for name, value in way.items()}, alone) for way in ways):
             return Entangled(f"{type(world.model).__name__} computes otherwise with the examples of several models")
-    return allocations.bytes // 2
+    return kept.bytes
+
+
+class _Kept:
+    """Adds up the bytes of what autograd keeps for the way back."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, value: Tensor) -> Tensor:
+        self.bytes += value.nbytes
+        return value
 
 
 def _alone(world: World, parameters: Vector, x: Tensor, y: Tensor, seed: int) -> Vector:

@@ -16,7 +16,7 @@ from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Memory, Rows, Zero, slices
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line
 
-__all__ = ["Allocations", "DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows", "zero_gradients"]
+__all__ = ["DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows", "zero_gradients"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(model output (B, ...), targets (B, ...)) -> one loss an example, (B,)."""
@@ -182,7 +182,7 @@ def _mapped(
     parameters = {name: tensor.detach() for name, tensor in trained.items()}
     axes = (None, *(0 for _ in columns))
     compute = partial(vmap(grad(of_one, has_aux=True), in_dims=axes, randomness="different"), parameters)
-    with Allocations() as allocations:
+    with _Allocations() as allocations:
         first = compute(*(column[:1] for column in columns))
     rows = _Collected(len(columns[0]), *first)
     for some in slices(1, len(columns[0]), max(1, chunk_bytes // max(1, allocations.bytes))):
@@ -246,7 +246,7 @@ class _Collected:
             kept[some] = output
 
 
-class Allocations(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):
     """Adds up the bytes of all tensors that are made inside the block, views left out, for how long they may live."""
 
     def __init__(self) -> None:
