@@ -530,7 +530,11 @@ class RunFolder:
 
     def keep_rounds(self, last: int) -> None:
         """Cut metrics.jsonl back to the rounds up to ``last``."""
-        self.write_jsonl("metrics.jsonl", [record.to_json() for record in self.rounds() if record.round <= last])
+        self.write_rounds([record for record in self.rounds() if record.round <= last])
+
+    def write_rounds(self, records: Sequence[RoundRecord]) -> None:
+        """Write metrics.jsonl anew."""
+        self.write_jsonl("metrics.jsonl", [record.to_json() for record in records])
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write the server's state whole, replacing the one before; the lines of its rounds reach the disk first."""

@@ -90,6 +90,7 @@ def run_knowledge(
         seconds=time.monotonic() - began,
         bytes_up=poll.bytes_up,
         bytes_down=world.questions.nbytes * world.experiment.federation.clients,
+        evaluated=len(world.measured_rows),
         epsilon=pate.claim(world.teachers, knowledge.asked).epsilon,
     )
     folder.append_round(record)

@@ -55,7 +55,9 @@ class Display(Progress):
         """Advance the bar of the rounds; name every client that was left out."""
         for failure in record.failures:
             self.warn(f"round {record.round}: client {failure.client} left out: {failure.reason}")
-        figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
+        figures = "not evaluated"
+        if record.accuracy is not None and record.loss is not None:
+            figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
         if record.epsilon is not None:
             # While a run goes on, cheaper bounds are computed than for its final ledger.
             figures += f"  ε ≤ {shown_epsilon(record.epsilon)}"

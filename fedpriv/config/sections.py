@@ -129,6 +129,12 @@ class FederationConfig(Extensible):
         None, description="unset: training.learning_rate for fedsgd, 1 for fedavg"
     )
     server_momentum: Momentum = Field(0.0, description="of the server's SGD")
+    evaluate_every: Count = Field(
+        1, description="rounds from one evaluation on the test data to the next; the last round is always evaluated"
+    )
+    evaluate_examples: Count | None = Field(
+        None, description="test examples of an evaluation, at most, drawn by the seed; the last round and unset: all"
+    )
     round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
     max_update_norm: Positive | None = Field(
         None,

@@ -72,7 +72,7 @@ def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
 
 def erm_sentences(world: World, last: RoundRecord | None) -> tuple[str, ...]:
     """Say whether the model is better than naming the most frequent class everywhere."""
-    if world.experiment.erm is None or last is None or last.round == 0:
+    if world.experiment.erm is None or last is None or last.accuracy is None or last.round == 0:
         return ()
     share = majority(world)
     place = "below guessing the majority" if last.accuracy < share else "above guessing the majority"

@@ -28,7 +28,7 @@ from fedpriv.lab.summary import attack_results, early_end, verdict, versions
 from fedpriv.lab.victims import OTHERS
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.records import COMPLETED, DataFacts, DataRelease, ModelFacts, Partition, Stop, Summary
+from fedpriv.records import COMPLETED, DataFacts, DataRelease, ModelFacts, Partition, Stop, Summary, last_evaluated
 from fedpriv.runs import RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
@@ -203,7 +203,7 @@ def _close(
         folder.write_labels(labels)
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
-    last = records[-1] if records else None
+    last, tested = (records[-1] if records else None), last_evaluated(records)
     worst = ledger.worst
     stops = _stops(world, folder)
     summary = Summary(
@@ -212,8 +212,10 @@ def _close(
         status=status,
         reason=reason or early_end(experiment, last, stops),
         rounds=last.round if last else 0,
-        test_accuracy=last.accuracy if last else None,
-        test_loss=last.loss if last else None,
+        test_accuracy=tested.accuracy if tested else None,
+        test_loss=tested.loss if tested else None,
+        evaluated_round=tested.round if tested else None,
+        evaluated_examples=tested.evaluated if tested else None,
         ledger=worst,
         stops=stops,
         attacks=attack_results(
@@ -225,7 +227,7 @@ def _close(
         verdict=verdict(
             experiment,
             status,
-            last,
+            tested,
             worst,
             leakage.scores,
             stops,
@@ -234,7 +236,7 @@ def _close(
             leakage.rates,
             folder.knowledge(),
             labels,
-            erm_sentences(world, last),
+            erm_sentences(world, tested),
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,

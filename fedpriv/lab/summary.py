@@ -165,7 +165,7 @@ def verdict(
     Args:
         experiment: the settings.
         status: completed, failed or interrupted.
-        last: the last finished round.
+        last: the last evaluated round; a run that came to its end has evaluated its last one.
         worst: what is proven about the worst client.
         scores: of the attacks and guesses.
         stops: clients that are no longer asked.
@@ -191,7 +191,9 @@ def verdict(
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
-        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data correctly.")
+        tested = experiment.federation.evaluate_examples
+        part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
+        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly.")
         sentences += about_accuracy
     if worst is not None:
         sentences += _proof(experiment, worst)

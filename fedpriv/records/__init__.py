@@ -38,7 +38,7 @@ from fedpriv.records.robustness import (
     mean_radius,
     middle,
 )
-from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
+from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord, last_evaluated
 from fedpriv.records.service import AnswersAudit, AnswersCurve, HeadFacts, Referee, Service, UserFacts
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
@@ -108,6 +108,7 @@ __all__ = [
     "VotedAnswer",
     "best_rates",
     "kind_of",
+    "last_evaluated",
     "mean_radius",
     "middle",
     "parse_json",

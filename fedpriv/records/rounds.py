@@ -1,5 +1,6 @@
 """The records of training: rounds, who was asked what, and who holds which data."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Asked", "Deployed", "Failure", "Origin", "Partition", "Released", "RoundRecord"]
+__all__ = ["Asked", "Deployed", "Failure", "Origin", "Partition", "Released", "RoundRecord", "last_evaluated"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class RoundRecord(Record):
 
     Attributes:
         round: the round's number, from 1.
-        loss: mean cross entropy on the test data.
-        accuracy: share of the test data classified correctly, from 0 to 1.
+        loss: mean cross entropy on the test data; ``None`` where the round was not evaluated.
+        accuracy: share of the test data classified correctly, from 0 to 1; likewise.
         clients: the clients asked.
         used: the clients whose uploads were aggregated.
         failures: the clients left out.
@@ -37,12 +38,14 @@ class RoundRecord(Record):
         crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
             attacked and not aggregated.
         noisy_accuracy: the accuracy with one draw of the forward pass's noise an image; ``None``, and not written,
-            where there is no such noise.
+            where there is no such noise, or no evaluation.
+        evaluated: the number of test examples that these figures are of, 0 where the round was not evaluated; ``None``
+            in folders of versions that evaluated every round on all.
     """
 
     round: int
-    loss: float
-    accuracy: float
+    loss: float | None
+    accuracy: float | None
     clients: tuple[int, ...]
     used: tuple[int, ...]
     failures: tuple[Failure, ...]
@@ -52,6 +55,7 @@ class RoundRecord(Record):
     epsilon: float | None = None
     crafted: tuple[int, ...] = ()
     noisy_accuracy: float | None = None
+    evaluated: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The line of metrics.jsonl."""
@@ -59,6 +63,11 @@ class RoundRecord(Record):
         if self.noisy_accuracy is None:
             del line["noisy_accuracy"]
         return line
+
+
+def last_evaluated(rounds: Sequence[RoundRecord]) -> RoundRecord | None:
+    """Return the last round that was evaluated; ``None``: none was."""
+    return next((record for record in reversed(rounds) if record.accuracy is not None), None)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest:
 
     ``commonest``: the share of the commonest class; where it is clearly above 1 / classes, that is the level.
     """
-    points = [(record.round, record.accuracy) for record in rounds]
+    points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
     if not points:
         return None
 
@@ -48,7 +48,7 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest:
 
 def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
     """Draw test loss over rounds, on a logarithmic scale if it spans more than a factor of 20."""
-    points = [(record.round, record.loss) for record in rounds]
+    points = [(record.round, record.loss) for record in rounds if record.loss is not None]
     if not points:
         return None
     values = [value for _, value in points]
