@@ -145,10 +145,10 @@ class StackedModel:
         self._calls: list[_LinearCall] | None = None
         for part in self._parts:
             _replace(part.module, partial(self._layer, part))
-        names = dropout_layers(model)
-        for name in names:
-            _replace(model.get_submodule(name), partial(self._dropout, model.get_submodule(name)))
-        self.draws = bool(names)
+        dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.p > 0]
+        for layer in dropouts:
+            _replace(layer, partial(self._dropout, layer))
+        self.draws = bool(dropouts)
 
     def outputs(self, parameters: Vector, x: Tensor, generators: Sequence[torch.Generator] = ()) -> Tensor:
         """Return the outputs (M B, ...) of all models, differentiable.
@@ -328,20 +328,21 @@ def _linear(layer: nn.Linear, x: Tensor, own: Vector) -> Tensor:
 
 def _convolution(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
     """Many convolutions: as groups of one on a GPU; one after the other on a CPU, where groups take twice as long."""
-    run = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+    run: Callable[..., Tensor] = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
     weight, bias = own["weight"], own.get("bias")
-    models, padding = len(weight), layer.padding
-    if layer.padding_mode != "zeros":
-        x, padding = padded(layer, x), 0
-    settings: Mapping[str, Any] = {"stride": layer.stride, "padding": padding, "dilation": layer.dilation}
+    models, is_usual = len(weight), layer.padding_mode == "zeros"
+    x = x if is_usual else padded(layer, x)
+    padding = layer.padding if is_usual else 0
+    settings: dict[str, Any] = {"stride": layer.stride, "padding": padding, "dilation": layer.dilation}
     if x.device.type == "cpu":
         biases = [None] * models if bias is None else bias
         parts = zip(x.chunk(models), weight, biases, strict=True)
         return torch.cat([run(some, *one, groups=layer.groups, **settings) for some, *one in parts])
     together = x.unflatten(0, (models, -1)).transpose(0, 1).flatten(1, 2)
     flat = None if bias is None else bias.flatten()
-    value = run(together, weight.flatten(0, 1), flat, groups=models * layer.groups, **settings)
-    return value.unflatten(1, (models, -1)).transpose(0, 1).flatten(0, 1)
+    values = run(together, weight.flatten(0, 1), flat, groups=models * layer.groups, **settings)
+    apart: Tensor = values.unflatten(1, (models, -1)).transpose(0, 1)
+    return apart.flatten(0, 1)
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, own: Vector) -> Tensor:
@@ -358,7 +359,7 @@ def _scaled(x: Tensor, own: Vector, shape: Sequence[int]) -> Tensor:
     weight = own["weight"]
     between = (1 for _ in range(x.ndim - len(shape)))
     wide = (len(weight), *between, *shape)
-    value = x.unflatten(0, (len(weight), -1)) * weight.view(wide)
+    value: Tensor = x.unflatten(0, (len(weight), -1)) * weight.view(wide)
     return (value + own["bias"].view(wide) if "bias" in own else value).flatten(0, 1)
 
 

@@ -138,12 +138,15 @@ class VmfMechanism(BlockMechanism):
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        from fedpriv.gradients.rounding import reaches
         from fedpriv.mechanisms.machinery.stacked_sum import draw_sums
 
         if block_length(self.blocks) is not None:
             return super().release_each(gradients, batch_size, noises)
         check_batch_size(batch_size)
-        admitted, rngs = self._admitted(gradients), [noise.numpy() for noise in noises]
+        finite = reaches(gradients.magnitudes())
+        admitted = gradients if bool(finite.all()) else gradients.masked(finite)
+        rngs = [noise.numpy() for noise in noises]
         released: Vector = {}
         for block in self.directions(tuple(gradients.shapes)):
             released |= draw_sums(admitted, self.kappa, self.scale / batch_size, block, noises, rngs)
