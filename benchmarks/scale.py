@@ -9,7 +9,8 @@ disturbs the machine hits all of them; reported are medians, and the median of t
   what the server waits for: messages to clients, their training, their uploads read and checked; no evaluation.
 - flute: FLUTE's set-up: MNIST, logistic regression, 1,000 clients, 10 a round, batches of 10, rate 0.03, one epoch. A
   whole run, evaluation included: inline with one after every round, stacked with one every 20 rounds.
-- pfl: pfl-research's CIFAR-10 set-up: 1,000 users of 50 images, 50 a round, CNN of 1.6 million parameters. A round
+- pfl: pfl-research's CIFAR-10 set-up: users of 50 images (as many as the data give), 50 a round, CNN of 1.6 million
+  parameters. A round
   without evaluation. ``--pfl`` is a folder with pfl and what it needs (``pip install --no-deps --target FOLDER pfl ...``);
   without it, only ours is measured.
 """
@@ -31,7 +32,8 @@ import torch
 
 from benchmarks.measure import options, save, seconds, show
 from fedpriv.clients.app import client_app
-from fedpriv.config import Experiment
+from fedpriv.config import DataConfig, Experiment
+from fedpriv.data.datasets import load_dataset
 from fedpriv.engines import run_engine
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
@@ -127,15 +129,16 @@ def flute(repeats: int) -> Row:
 
 def pfl(folder: Path | None, repeats: int) -> Row:
     """A round of pfl-research's set-up by pfl itself, where it is there, and by ours."""
+    users = len(load_dataset(DataConfig(name="cifar10"), 1).x_train) // 50
     world = build_world(
         _experiment(
             data={"name": "cifar10"},
             model={"name": "benchmarks.scale_model:cnn"},
-            federation={"clients": 1000, "clients_per_round": 50, "rounds": repeats + 2, "algorithm": "fedavg"},
+            federation={"clients": users, "clients_per_round": 50, "rounds": repeats + 2, "algorithm": "fedavg"},
             training={"batch_size": 10, "learning_rate": 0.1},
         )
     )
-    ours = {name: _rounds(world, grid(client_app(world.secret), 1000)) for name, grid in GRIDS.items()}
+    ours = {name: _rounds(world, grid(client_app(world.secret), users)) for name, grid in GRIDS.items()}
     with _pfl_rounds(folder, world) as theirs:
         return _turns("pfl-research, CIFAR-10", {**theirs, **ours}, repeats)
 

@@ -76,7 +76,7 @@ class Cohort:
         ][: stack.most]
         for other in group:
             del self._expected[other]
-        uploads = stack.uploads(group, before, round_number) if len(group) > 1 else None
+        uploads = stack.uploads(group, before, round_number)
         if uploads is not None:
             self._trained |= zip(group, uploads, strict=True)
 
