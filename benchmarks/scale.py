@@ -2,17 +2,16 @@
 
 Usage: python -m benchmarks.scale [--json FILE] [--only NAME ...] [--repeats N] [--pfl FOLDER]
 
-All ways of a set-up take turns in one process (pfl-research in one of its own that waits for its turn), so that whatever
-disturbs the machine hits all of them; reported are medians, and the median of the ratios of turns. One thread.
+All ways of a set-up take turns in one process (pfl-research in one of its own that waits for its turn), so that
+whatever disturbs the machine hits all of them; reported are medians, and the median of the ratios of turns. One thread.
 
 - small: MLP(128) and LeNet on MNIST, 100 clients a round, batches of 10, 5 steps, with and without noise. A round is
   what the server waits for: messages to clients, their training, their uploads read and checked; no evaluation.
 - flute: FLUTE's set-up: MNIST, logistic regression, 1,000 clients, 10 a round, batches of 10, rate 0.03, one epoch. A
   whole run, evaluation included: inline with one after every round, stacked with one every 20 rounds.
 - pfl: pfl-research's CIFAR-10 set-up: users of 50 images (as many as the data give), 50 a round, CNN of 1.6 million
-  parameters. A round
-  without evaluation. ``--pfl`` is a folder with pfl and what it needs (``pip install --no-deps --target FOLDER pfl ...``);
-  without it, only ours is measured.
+  parameters. A round without evaluation. ``--pfl`` names the folder that pfl was installed in (``pip install --no-deps
+  --target FOLDER pfl``, and what it needs); without it, only ours is measured.
 """
 
 import os

@@ -7,6 +7,7 @@ Usage: python benchmarks/scale_pfl.py FILE; FILE has ``images`` (clients, exampl
 import sys
 import time
 import types
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.scale_model import cnn
@@ -32,14 +34,16 @@ TOLD = "scale: "
 class Rounds(TrainingProcessCallback):
     """Waits before each round for a line of input, and prints what the round took."""
 
-    def on_train_begin(self, *, model):
+    def on_train_begin(self, *, model: Any) -> Any:
+        """Say that all is built, and wait."""
         self._wait("ready")
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+        """Say what the round took, and wait; without a further line, training ends."""
         return self._wait(time.perf_counter() - self._began), Metrics()
 
-    def _wait(self, told):
+    def _wait(self, told: object) -> bool:
         # pfl prints lines of its own.
         print(f"{TOLD}{told}", flush=True)
         asked = sys.stdin.readline()
@@ -47,19 +51,24 @@ class Rounds(TrainingProcessCallback):
         return not asked
 
 
-def _loss(self, images, labels, eval=False):
+def _loss(self: nn.Module, images: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
     self.train(not eval)
     return functional.cross_entropy(self(images), labels)
 
 
-def main():
+def _no_metrics(*_values: object, **_options: object) -> dict[str, Any]:
+    return {}
+
+
+def main() -> None:
     """Train for as many rounds as lines come in."""
     torch.set_num_threads(1)
     held = np.load(sys.argv[1])
     users = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(held["images"], held["labels"], strict=True)]
-    network = cnn(tuple(users[0][0].shape[1:]), 10)
+    _, channels, height, width = users[0][0].shape
+    network: Any = cnn((channels, height, width), 10)
     network.loss = types.MethodType(_loss, network)
-    network.metrics = lambda *values, **options: {}
+    network.metrics = _no_metrics
     model = PyTorchModel(
         model=network,
         local_optimizer_create=torch.optim.SGD,

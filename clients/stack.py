@@ -17,7 +17,7 @@ from fedpriv.clients.raising import unless_raised
 from fedpriv.clients.training import answer_secret
 from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.fitness import LOSS, random_examples
-from fedpriv.gradients import StackedGradients, Vector
+from fedpriv.gradients import Vector
 from fedpriv.gradients.ghost import TOLERANCE, Entangled
 from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
@@ -199,7 +199,7 @@ class _Group:
         return images.unflatten(0, rows.shape), world.dataset.y_train[rows].to(world.device)
 
 
-class _TakenApart(Exception):  # noqa: N818 - a step is given up, which is no error
+class _TakenApart(Exception):
     """The model cannot be taken apart layer by layer on these examples."""
 
 

@@ -248,9 +248,7 @@ class StackedModel:
         self._numbers = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         self._generators = tuple(generators)
         memory = Memory(chunk_bytes, len(x))
-        flat = gradients_of_parts(
-            self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, compared=False
-        )
+        flat = gradients_of_parts(self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, compared=False)
         return flat if isinstance(flat, Entangled) else StackedGradients(flat, len(x))
 
     def _layer(self, part: Part, x: Tensor) -> Tensor:

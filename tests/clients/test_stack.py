@@ -52,13 +52,13 @@ class Dropping(nn.Module):
         return output
 
 
-def world(model: str, mechanism: str, algorithm: str = "fedavg", **training: object) -> World:
-    tree = {
+def world(model: str, mechanism: str, algorithm: str = "fedavg", training: dict[str, object] | None = None) -> World:
+    tree: dict[str, object] = {
         "seed": 5,
         "data": {"train_examples": 60},
         "model": MODELS[model],
         "federation": {"clients": 4, "rounds": 3, "algorithm": algorithm},
-        "training": {"batch_size": 5, "learning_rate": 0.2, **training},
+        "training": {"batch_size": 5, "learning_rate": 0.2, **(training or {})},
         "mechanism": MECHANISMS[mechanism],
         "adversary": {"attacks": []},
         "engine": {"device": "cpu", "precision": "float64", "name": "stacked"},
@@ -107,7 +107,7 @@ def test_a_stack_gives_what_each_client_gives_alone(algorithm: str, model: str, 
 def test_whatever_the_optimiser_and_the_loss(mechanism: str, training: dict[str, object]) -> None:
     if mechanism == "gaussian" and training.keys() & {"loss", "weight_decay"}:
         pytest.skip("per-example gradients of a mean are what a mechanism protects")
-    assert_agree(world("dropping", mechanism, **training))
+    assert_agree(world("dropping", mechanism, training=training))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_cannot_be_stacked_says_why(
     model: str, training: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, model, MODELS.get(model, {"name": f"tests.clients.test_stack:{model}"}))
-    found = stack_of(world(model, "none", **training))
+    found = stack_of(world(model, "none", training=training))
     assert isinstance(found, Entangled)
     assert reason in found.reason
 

@@ -26,9 +26,7 @@ class SmallDraws(NamedTuple):
     turns: Floats
 
 
-def draw_small(
-    kappa: float, dimension: int, rank: int, shape: tuple[int, int], rng: np.random.Generator
-) -> SmallDraws:
+def draw_small(kappa: float, dimension: int, rank: int, shape: tuple[int, int], rng: np.random.Generator) -> SmallDraws:
     """Draw all numbers of the size of the batch but the normal ones.
 
     Args:
