@@ -28,7 +28,7 @@ from fedpriv.gradients.operator import Block, GradientOperator, Vector
 from fedpriv.gradients.patches import padded
 from fedpriv.randomness import NoiseStream, NoiseStreams
 
-__all__ = ["StackedGradients", "StackedModel", "stacked_model"]
+__all__ = ["StackedGradients", "StackedModel", "as_groups", "one_by_one", "stacked_model"]
 
 Convolution = nn.Conv1d | nn.Conv2d
 Layer = Callable[[Any, Tensor, Vector], Tensor]
@@ -326,21 +326,32 @@ def _linear(layer: nn.Linear, x: Tensor, own: Vector) -> Tensor:
 
 def _convolution(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
     """Many convolutions: as groups of one on a GPU; one after the other on a CPU, where groups take twice as long."""
-    run: Callable[..., Tensor] = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+    x = x if layer.padding_mode == "zeros" else padded(layer, x)
+    return one_by_one(layer, x, own) if x.device.type == "cpu" else as_groups(layer, x, own)
+
+
+def one_by_one(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
+    """Apply each model's convolution to its own examples, (M B, ...), padded where the layer does not pad with 0."""
     weight, bias = own["weight"], own.get("bias")
-    models, is_usual = len(weight), layer.padding_mode == "zeros"
-    x = x if is_usual else padded(layer, x)
-    padding = layer.padding if is_usual else 0
-    settings: dict[str, Any] = {"stride": layer.stride, "padding": padding, "dilation": layer.dilation}
-    if x.device.type == "cpu":
-        biases = [None] * models if bias is None else bias
-        parts = zip(x.chunk(models), weight, biases, strict=True)
-        return torch.cat([run(some, *one, groups=layer.groups, **settings) for some, *one in parts])
+    biases = [None] * len(weight) if bias is None else bias
+    parts = zip(x.chunk(len(weight)), weight, biases, strict=True)
+    return torch.cat([_convolved(layer, layer.groups, *one) for one in parts])
+
+
+def as_groups(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
+    """As :func:`one_by_one`, by one convolution whose groups of channels are the models."""
+    weight, bias = own["weight"], own.get("bias")
+    models = len(weight)
     together = x.unflatten(0, (models, -1)).transpose(0, 1).flatten(1, 2)
     flat = None if bias is None else bias.flatten()
-    values = run(together, weight.flatten(0, 1), flat, groups=models * layer.groups, **settings)
-    apart: Tensor = values.unflatten(1, (models, -1)).transpose(0, 1)
-    return apart.flatten(0, 1)
+    values = _convolved(layer, models * layer.groups, together, weight.flatten(0, 1), flat)
+    return values.unflatten(1, (models, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _convolved(layer: Convolution, groups: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    run: Callable[..., Tensor] = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+    padding = layer.padding if layer.padding_mode == "zeros" else 0
+    return run(x, weight, bias, stride=layer.stride, padding=padding, dilation=layer.dilation, groups=groups)
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, own: Vector) -> Tensor:

@@ -11,6 +11,7 @@ from fedpriv.clients.stack import Stack, same_work, stack_of
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients.ghost import Entangled
+from fedpriv.gradients.stacked import as_groups, one_by_one
 from fedpriv.world import World, build_world
 
 MODELS: dict[str, dict[str, object]] = {
@@ -158,6 +159,23 @@ class Held(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) @ self.weight
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Conv1d(4, 6, 3, stride=2, bias=False), nn.Conv2d(4, 6, 3, dilation=2)],
+)
+def test_convolutions_as_groups_are_each_models_own(layer: nn.Conv1d | nn.Conv2d) -> None:
+    """The way of a GPU, on a CPU, against the layer itself with each model's numbers."""
+    draws = torch.Generator().manual_seed(3)
+    models = [copy.deepcopy(layer).double() for _ in range(3)]
+    for value in (value for model in models for value in model.parameters()):
+        value.data = torch.randn(value.shape, generator=draws, dtype=torch.float64)
+    own = {name: torch.stack([dict(model.named_parameters())[name] for model in models]) for name in layer.state_dict()}
+    x = torch.randn(3 * 2, 4, *[7] * (layer.weight.ndim - 2), generator=draws, dtype=torch.float64)
+    expected = torch.cat([model(some) for model, some in zip(models, x.chunk(3), strict=True)])
+    torch.testing.assert_close(as_groups(layer, x, own), expected)
+    torch.testing.assert_close(one_by_one(layer, x, own), expected)
 
 
 def test_clients_of_other_work_are_not_of_one_stack() -> None:
