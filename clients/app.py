@@ -9,6 +9,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from fedpriv.clients.cohort import Cohort, CohortApp
 from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
 from fedpriv.clients.memory import check_question, own_secret, secret_for
 from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_keys, share_secrets
@@ -34,7 +35,7 @@ def client_app(secret: Secret | None) -> ClientApp:
         secret: the run's, where all clients have one, as in a simulation. It reaches them with the app itself, and is
             in no message. ``None``: whatever this machine keeps of the run, and each client's noise has its own.
     """
-    bound = ClientApp()
+    bound = CohortApp()
 
     @bound.train()
     def train(message: Message, context: Context) -> Message:
@@ -46,7 +47,7 @@ def client_app(secret: Secret | None) -> ClientApp:
             RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
                 code wants to end the process; this client fails, and no other.
         """
-        world, upload = _trained(message, context, secret)
+        world, upload = _trained(message, context, secret, bound.cohort)
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
@@ -56,7 +57,7 @@ def client_app(secret: Secret | None) -> ClientApp:
     @bound.train("masked")
     def train_masked(message: Message, context: Context) -> Message:
         """Train as above, and reply with an upload of which the server can read the sum only."""
-        world, upload = _trained(message, context, secret)
+        world, upload = _trained(message, context, secret, bound.cohort)
         reply = masked_upload(message, context, world, upload)
         reply["client"] = _trained_with(world, _partition(context))
         return Message(reply, reply_to=message)
@@ -92,18 +93,17 @@ def identify(message: Message, context: Context) -> Message:
     return Message(RecordDict({"client": MetricRecord({"partition": _partition(context)})}), reply_to=message)
 
 
-def _trained(message: Message, context: Context, secret: Secret | None) -> tuple[World, State]:
+def _trained(message: Message, context: Context, secret: Secret | None, cohort: Cohort) -> tuple[World, State]:
     """The experiment, and what this client computes in the round that the message is about."""
     task = message.content.config_records["task"]
-    arrays = message.content.array_records
-    before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
+    before = cohort.sent(message)
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
         world = _own_world(context, *known)
         with cpu_threads(world.experiment.engine.threads):
-            return world, _answer(world, context, before, round_number, secret is not None)
+            return world, _answer(world, context, before, round_number, cohort, secret is not None)
 
 
 @contextmanager
@@ -150,14 +150,18 @@ def _masked_counts(world: World, votes: Tensor, noise: NoiseStream) -> Words:
     return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))
 
 
-def _answer(world: World, context: Context, before: State, round_number: int, is_simulated: bool) -> State:
-    """Train, with noise that no other answer has."""
+def _answer(
+    world: World, context: Context, before: State, round_number: int, cohort: Cohort, is_simulated: bool
+) -> State:
+    """Train, with noise that no other answer has; in a simulation maybe together with others."""
     client = _partition(context)
     if not world.experiment.mechanism.protects:
-        return local_upload(world, client, before, round_number)
+        return cohort.upload(world, client, before, round_number) or local_upload(world, client, before, round_number)
     received = world.received(client, before)
     shared = _shared_secret(world, is_simulated)
     own = secret_for(context, round_number, received, shared)
+    if own == world.secret and (upload := cohort.upload(world, client, before, round_number)) is not None:
+        return upload
     return local_upload(world, client, before, round_number, answer_secret(own, client, round_number, received))
 
 

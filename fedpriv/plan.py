@@ -20,7 +20,7 @@ from fedpriv.accounting import (
 from fedpriv.config import Experiment
 from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError
-from fedpriv.gradients import DenseGradients, GradientOperator, Vector
+from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -81,6 +81,19 @@ class Plan:
             ValueError: the gradients are not of the model that was planned for.
         """
         return self._release(gradients, self.sampling.batch_size, noise)
+
+    def release_gradients(self, gradients: StackedGradients, noises: Sequence[NoiseStream]) -> Vector:
+        """Privatise the batches of one step of M clients that do as this one does, (M, *shape).
+
+        Args:
+            gradients: of their batches.
+            noises: each client's own; used for nothing else.
+
+        Raises:
+            ValueError: the gradients are not of the model that was planned for.
+        """
+        self._check_sizes(gradients)
+        return self._mechanism.release_each(gradients, self.sampling.batch_size, noises)
 
     def release_update(self, update: Vector, noise: NoiseStream) -> Vector:
         """Privatise a whole update (unit = update): the mechanism sees it as the gradient of one example."""
@@ -159,10 +172,13 @@ class Plan:
         return self.config.unit == "update" or not self.config.on_gradients
 
     def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
+        self._check_sizes(gradients)
+        return self._mechanism.release(gradients, divisor, noise)
+
+    def _check_sizes(self, gradients: GradientOperator) -> None:
         sizes = tuple(shape.numel() for shape in gradients.shapes.values())
         if sizes != self.tensors:
             raise ValueError(f"gradients of tensors of {sizes} numbers; planned and accounted for: {self.tensors}")
-        return self._mechanism.release(gradients, divisor, noise)
 
     @cached_property
     def _mechanism(self) -> Mechanism:

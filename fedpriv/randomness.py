@@ -12,7 +12,7 @@ on a global generator, on the engine or on the order in which things happen.
 import random
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from randomgen import AESCounter
 from torch import Tensor
 
-__all__ = ["BLOCK_BYTES", "NoiseStream", "Secret", "generator_states", "keystream", "numpy_stream"]
+__all__ = ["BLOCK_BYTES", "NoiseStream", "NoiseStreams", "Secret", "generator_states", "keystream", "numpy_stream"]
 __all__ += ["seeded_generators", "torch_stream"]
 
 SECRET_BYTES = 32
@@ -130,6 +130,29 @@ class NoiseStream:
         words = torch.empty(8 * count + BLOCK_BYTES, dtype=torch.uint8)
         keystream(self.key(), 0).update_into(bytes(8 * count), words.numpy().data)
         return (words[: 8 * count].view(torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5)
+
+
+class NoiseStreams(NoiseStream):
+    """Several streams, each of which fills its own share of what is asked for; what one draws is as if it were alone.
+
+    Args:
+        each: the streams, at least one.
+    """
+
+    def __init__(self, each: Sequence[NoiseStream]) -> None:
+        self.each = tuple(each)
+
+    def key(self) -> bytes:
+        """Refuse: there is no key of several streams.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("several streams have a key each")
+
+    def uniform(self, count: int) -> Tensor:
+        """Return (count,) numbers, the same number from each stream, stream after stream."""
+        return torch.cat([stream.uniform(count // len(self.each)) for stream in self.each])
 
 
 def keystream(key: bytes, number: int) -> CipherContext:

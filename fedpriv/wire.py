@@ -39,7 +39,7 @@ def unpack(record: ArrayRecord) -> Vector:
 
 def _to_array(tensor: Tensor) -> Array:
     values = tensor.detach().cpu().contiguous().numpy()
-    data = b"".join((_header(values.dtype.str, values.shape), values.tobytes()))
+    data = b"".join((_header(values.dtype.str, values.shape), values.data))
     return Array(str(values.dtype), tuple(values.shape), _NPY, data)
 
 

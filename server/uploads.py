@@ -188,7 +188,7 @@ def _label_counts(reply: Message) -> tuple[int, ...]:
 
 def norm(vector: Vector) -> float:
     """The Euclidean norm, in float64: the square of a huge finite number does not fit in float32."""
-    return math.sqrt(sum(float(value.double().square().sum()) for value in vector.values()))
+    return math.hypot(*(float(torch.linalg.vector_norm(value, dtype=torch.float64)) for value in vector.values()))
 
 
 def _misfit(given: Vector, expected: Vector) -> str | None:

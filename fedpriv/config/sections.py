@@ -345,8 +345,10 @@ class AdversaryConfig(Extensible):
 class EngineConfig(Section):
     """Where the clients run."""
 
-    name: Literal["auto", "inline", "ray"] = Field(
-        "auto", description="auto: ray with a GPU or an address, else inline"
+    name: Literal["auto", "inline", "ray", "stacked"] = Field(
+        "auto",
+        description="auto: ray with a GPU or an address, else inline; stacked: as inline, but clients of a round that "
+        "do the same work are trained as one stack of models, and numbers differ in their last digits",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: cuda, else cpu")
     threads: Annotated[Integer, Field(ge=1, le=1024)] = Field(

@@ -13,15 +13,20 @@ from typing_extensions import override
 
 from fedpriv.engines.identity import assume_server_identity
 
-__all__ = ["InlineGrid", "run_inline"]
+__all__ = ["InlineGrid", "run_inline", "run_on"]
 
 _RUN_ID = 1
 
 
 def run_inline(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
     """Run the server's main function here; every message to a client is a function call."""
+    run_on(InlineGrid(client_app, clients), server_app)
+
+
+def run_on(grid: Grid, server_app: ServerApp) -> None:
+    """Run the server's main function in this process, on a grid that is in it, too."""
     assume_server_identity(_RUN_ID)
-    server_app(InlineGrid(client_app, clients), _context(SUPERLINK_NODE_ID, {}))
+    server_app(grid, _context(SUPERLINK_NODE_ID, {}))
 
 
 def _context(node_id: int, node_config: dict[str, int]) -> Context:

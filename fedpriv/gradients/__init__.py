@@ -4,6 +4,7 @@ from fedpriv.gradients.dense import DenseGradients, zero_gradients
 from fedpriv.gradients.mixing import refuse_mixed_examples
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector, flattened
 from fedpriv.gradients.per_example import Route, find_route, per_example_gradients
+from fedpriv.gradients.stacked import StackedGradients
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
@@ -11,6 +12,7 @@ __all__ = [
     "DenseGradients",
     "GradientOperator",
     "Route",
+    "StackedGradients",
     "Vector",
     "find_route",
     "flattened",

@@ -83,6 +83,17 @@ class FactoredGradients(GradientOperator):
             factors, stop - start, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
         )
 
+    def combine_each(self, weights: Tensor, block: Block | None = None) -> Vector:
+        """Return the sums of the gradients of G groups with weights (G, B / G), in new tensors (G, *shape)."""
+        with full_precision(self.device):
+            return {name: self._factors[name].combine_each(weights) for name in self.names(block)}
+
+    def add_to_each(self, vectors: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
+        """Replace vectors (G, *shape) by ``scale`` times themselves plus those sums; they may have more names."""
+        with full_precision(self.device):
+            for name in self.names(block):
+                self._factors[name].add_to_each(vectors[name], scale, weights)
+
     @override
     def magnitudes(self, block: Block | None = None) -> Tensor:
         names = tuple(self.names(block))

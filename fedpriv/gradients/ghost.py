@@ -22,7 +22,7 @@ from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, flattened, full_precision
 from fedpriv.gradients.rules import RULES, is_ambiguous
 
-__all__ = ["Entangled", "GhostGradients", "ghost_gradients"]
+__all__ = ["TOLERANCE", "Entangled", "GhostGradients", "ghost_gradients", "gradients_of_parts", "problem_of_model"]
 
 # A subtree that is computed again, one example at a time, has to give the batch's outputs and the batch's gradient, up
 # to this share of the largest output and of the gradient's norm; where autocast is on, up to the other one, a few times
@@ -69,9 +69,30 @@ def ghost_gradients(
         InputError: the loss does not return one number an example.
     """
     parts = list(find_parts(model))
-    problem = _problem_of_model(model, parts)
+    problem = problem_of_model(model, parts)
     if problem:
         return Entangled(problem)
+    return gradients_of_parts(model, parts, loss, x, y, Memory(chunk_bytes), compared=compared)
+
+
+def gradients_of_parts(
+    model: nn.Module, parts: Sequence[Part], loss: Loss, x: Tensor, y: Tensor, memory: Memory, *, compared: bool
+) -> GhostGradients | Entangled:
+    """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
+
+    Args:
+        model: as for :func:`ghost_gradients`, and so the others.
+        parts: of the model, from ``find_parts``; without calls.
+        loss: (outputs, targets) -> losses of shape (B,).
+        x: inputs, (B, ...).
+        y: targets, (B, ...).
+        memory: what may be taken.
+        compared: whether layers without a rule have to repeat their numbers.
+
+    Raises:
+        InputError: the loss does not return one number an example.
+    """
+    chunk_bytes = 2 * memory.scratch
     with torch.enable_grad():
         with recorded(parts):
             losses = loss(model(x), y)
@@ -88,7 +109,7 @@ def ghost_gradients(
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
     routes = _idle(model, parts)
-    memory, known = Memory(chunk_bytes), sums if compared else None
+    known = sums if compared else None
     for part in parts:
         if part.name not in errors:
             continue
@@ -117,7 +138,7 @@ def _idle(model: nn.Module, parts: Sequence[Part]) -> dict[str, str]:
     return routes
 
 
-def _problem_of_model(model: nn.Module, parts: Sequence[Part]) -> str:
+def problem_of_model(model: nn.Module, parts: Sequence[Part]) -> str:
     """Why a model cannot be taken apart, before it runs; empty if it may be."""
     if parts[0].module is model and not parts[0].ruled:
         return f"{type(model).__name__} holds parameters itself"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.randomness import BLOCK_BYTES, NoiseStream, keystream
 
-__all__ = ["standard_normal"]
+__all__ = ["fill_normal", "standard_normal"]
 
 # Points of the plane that a core handles at once: they stay in its cache, and torch gives no core fewer.
 POINTS = 1 << 15
@@ -38,11 +38,15 @@ def standard_normal(count: int, noise: NoiseStream, dtype: torch.dtype, device: 
         dtype: float32 or float64.
         device: where they are made of the cipher's bits, which come from the CPU.
     """
-    device = torch.device(device)
-    numbers, points = torch.empty(count, dtype=dtype, device=device), (count + 1) // 2
-    most = POINTS * torch.get_num_threads() if device.type == "cpu" else POINTS_ELSEWHERE
+    return fill_normal(torch.empty(count, dtype=dtype, device=device), noise)
+
+
+def fill_normal(numbers: Tensor, noise: NoiseStream) -> Tensor:
+    """Overwrite numbers (count,), which lie side by side, with what :func:`standard_normal` draws, and return them."""
+    points = (len(numbers) + 1) // 2
+    most = POINTS * torch.get_num_threads() if numbers.device.type == "cpu" else POINTS_ELSEWHERE
     at_once = max(1, min(most, points))
-    draw = _Points(noise.key(), at_once, dtype, device)
+    draw = _Points(noise.key(), at_once, numbers.dtype, numbers.device)
     # First coordinates fill the first half, second ones the other, in which there may be no room for the last of them.
     for start in range(0, points, at_once):
         stop = min(start + at_once, points)

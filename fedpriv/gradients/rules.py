@@ -174,7 +174,7 @@ def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int
     """
     examples, positions, wide = inputs
     tall = error.numel() // max(1, examples * positions)
-    cheaper = groups > 1 or rows_are_cheaper(examples, positions, wide, tall)
+    cheaper = groups > 1 or rows_are_cheaper(examples // memory.models, positions, wide, tall)
     return cheaper and memory.reserve(max(0, examples * wide * tall - error.numel()), error)
 
 

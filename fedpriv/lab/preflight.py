@@ -8,8 +8,10 @@ from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
+from fedpriv.clients.stack import stack_of
 from fedpriv.columns import of_rows
 from fedpriv.config import Experiment
+from fedpriv.gradients.ghost import Entangled
 from fedpriv.lab.erm import erm_warnings
 from fedpriv.lab.knowledge import votes_warnings
 from fedpriv.mechanisms import MechanismSettings
@@ -30,9 +32,9 @@ def warnings_for(world: World) -> tuple[str, ...]:
     """
     experiment = world.experiment
     if experiment.pate is not None:
-        return votes_warnings(world)
+        return (*votes_warnings(world), *_one_at_a_time(world))
     if experiment.erm is not None:
-        return (*_read_off(world), *_copies(world), *erm_warnings(world))
+        return (*_read_off(world), *_copies(world), *erm_warnings(world), *_one_at_a_time(world))
     check_crafting(world)
     lines = [
         *_read_off(world),
@@ -42,8 +44,19 @@ def warnings_for(world: World) -> tuple[str, ...]:
         *experiment.federation.rule.warnings(_asked(experiment)),
         *_few_clients(experiment),
         *_unreached_rounds(world),
+        *_one_at_a_time(world),
     ]
     return (*lines, *attack_warnings(world, experiment.adversary.attacks))
+
+
+def _one_at_a_time(world: World) -> tuple[str, ...]:
+    """Say why the stacked engine trains clients one at a time, if it does."""
+    if world.experiment.engine.name != "stacked":
+        return ()
+    found = stack_of(world)
+    if not isinstance(found, Entangled):
+        return ()
+    return (f"engine.name = 'stacked': clients are trained one at a time: {found.reason}",)
 
 
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:

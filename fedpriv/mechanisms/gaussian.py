@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
-    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
@@ -178,6 +178,10 @@ class GaussianMechanism(NormalNoise):
         super().__post_init__()
         if self.clipping not in ("flat", "layer"):
             raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
+
+    @override
+    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        return self._release_at_once(gradients, batch_size, noises)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
-    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
 
@@ -106,6 +106,10 @@ class HeterogeneousGaussianMechanism(NormalNoise):
     name: ClassVar[str] = "hgm"
 
     redistribution: Redistribution
+
+    @override
+    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        return self._release_at_once(gradients, batch_size, noises)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors

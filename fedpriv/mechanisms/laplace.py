@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
-    from fedpriv.gradients import GradientOperator, Vector
+    from fedpriv.gradients import GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import LaplaceNoise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
@@ -81,6 +81,10 @@ class LaplaceMechanism(Mechanism):
     def __post_init__(self) -> None:
         check_noise("scale", self.scale)
         check_clip_norm(self.clip_norm)
+
+    @override
+    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        return self._release_at_once(gradients, batch_size, noises)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
-from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, check_batch_size
 from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, NoisySettings
 from fedpriv.registry import MECHANISMS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
-    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
     from fedpriv.randomness import NoiseStream
@@ -135,6 +135,22 @@ class VmfMechanism(BlockMechanism):
         block_length(self.blocks)
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"scale = {self.scale} is not allowed: it is a finite number above 0")
+
+    @override
+    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        from fedpriv.gradients.rounding import reaches
+        from fedpriv.mechanisms.machinery.stacked_sum import draw_sums
+
+        if block_length(self.blocks) is not None:
+            return super().release_each(gradients, batch_size, noises)
+        check_batch_size(batch_size)
+        finite = reaches(gradients.magnitudes())
+        admitted = gradients if bool(finite.all()) else gradients.masked(finite)
+        rngs = [noise.numpy() for noise in noises]
+        released: Vector = {}
+        for block in self.directions(tuple(gradients.shapes)):
+            released |= draw_sums(admitted, self.kappa, self.scale / batch_size, block, noises, rngs)
+        return released
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.batch_sum import draw_sum

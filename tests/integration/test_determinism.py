@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load
 
 from fedpriv.config import Experiment
 from fedpriv.errors import RunInterruptedError
@@ -93,6 +95,23 @@ def test_ray_gives_the_bytes_of_inline(name: str, tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "inline") == fingerprint(tmp_path / "ray")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedsgd, vmf", "fedavg, update unit", "none, some clients", "lenet"])
+def test_a_stacked_run_says_what_an_inline_one_does(name: str, tmp_path: Path) -> None:
+    """What is proven is the same bytes; what was heard is the same numbers to rounding, from the same clients."""
+    for engine in ("inline", "stacked"):
+        start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())
+    inline, stacked = (fingerprint(tmp_path / engine) for engine in ("inline", "stacked"))
+    assert list(inline) == list(stacked)
+    for file in ("ledger.json", "partition.json", "epsilon"):
+        assert inline[file] == stacked[file]
+    for file in (file for file in inline if file.endswith(".safetensors")):
+        ours, theirs = load(inline[file]), load(stacked[file])
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            torch.testing.assert_close(theirs[key], value, rtol=1e-3, atol=1e-4)
+
+
 def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
     settings = SETTINGS["fedsgd, vmf"]
     start_run(settings, tmp_path / "a", "", Silent())
@@ -175,6 +194,23 @@ def test_a_killed_run_resumes_to_the_same_bytes(long_run: tuple[Path, Path], rou
         resume_run(tmp_path / "cut", Silent())
     assert left_behind(tmp_path / "cut") == left_behind(whole)
     assert [record.round for record in RunFolder.open(tmp_path / "cut").rounds()] == list(range(111))
+
+
+@pytest.mark.slow
+def test_a_killed_stacked_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    """Which clients are trained together follows from the round alone, so that a resumed one repeats its bytes."""
+    settings = on_engine(SETTINGS["fedsgd, vmf by layer, dirichlet"], "stacked")
+    settings = settings.model_copy(update={"federation": settings.federation.model_copy(update={"rounds": 60})})
+    (tmp_path / "x.toml").write_text(settings.to_toml())
+    with reported(tmp_path / "whole"):
+        start_run(settings, tmp_path / "whole", f"fedpriv run {tmp_path / 'x.toml'}", Silent())
+    process = _start([str(tmp_path / "x.toml"), "--out", "cut"], tmp_path)
+    _wait_for_rounds(tmp_path / "cut", 10, process)
+    process.kill()
+    process.communicate()
+    with reported(tmp_path / "cut"):
+        resume_run(tmp_path / "cut", Silent())
+    assert left_behind(tmp_path / "cut") == left_behind(tmp_path / "whole")
 
 
 @pytest.mark.slow

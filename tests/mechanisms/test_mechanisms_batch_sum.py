@@ -15,7 +15,9 @@ from torch.nn import functional
 from vmf_oracle import draw_sums
 
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.mechanisms.machinery.batch_sum import _draw_parts, _grouped, _walk, group_size
+from fedpriv.mechanisms.machinery.batch_sum import _walk, cut_groups, group_size, made_parts
+from fedpriv.mechanisms.machinery.cosine import draw_uniform_cosines
+from fedpriv.mechanisms.machinery.small_draws import draw_small
 from fedpriv.mechanisms.machinery.span import Basis, spectral_basis
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import model_settings
@@ -92,7 +94,7 @@ def test_groups_cover_the_batch(examples: int, size: int, chunk_bytes: int, monk
     """In order, all but the last of one size, and the normal vectors of those drawn together within the memory."""
     monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
     rows = torch.arange(12.0 * examples).view(examples, 12)
-    parts = _grouped(DenseGradients({"a": rows}, chunk_bytes=chunk_bytes), None)
+    parts = cut_groups(DenseGradients({"a": rows}, chunk_bytes=chunk_bytes), None)
     assert torch.equal(torch.cat([part.rows(0, part.examples)["a"] for part, _ in parts]), rows)
     assert all(part.examples == groups * size for part, groups in parts[:-1])
     last, groups = parts[-1]
@@ -114,7 +116,8 @@ def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
     rng, similarity = np.random.default_rng(59), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     bases = Basis(*(value.expand(4000, -1, -1) for value in spectral_basis(similarity, dimension, 1e-9)))
     normals = torch.from_numpy(rng.standard_normal((4000, 1, 2)))
-    parts = _draw_parts(bases, torch.tensor([[True, False]]).expand(4000, 2), 1e7, dimension, normals, rng)
+    draws = draw_small(1e7, dimension, 1, (4000, 2), rng)
+    parts = made_parts(bases, torch.tensor([[True, False]]).expand(4000, 2), normals, draws)
     cosines = parts.inside[:, 0].numpy()
     half = (dimension - 1) / 2
     assert stats.kstest((1 + cosines) / 2, stats.beta(half, half).cdf).pvalue > ALARM
@@ -129,7 +132,8 @@ def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
 def test_walk(dimension: int, lengths: tuple[float, ...]) -> None:
     """The length of a sum of uniform directions, against adding them up."""
     rng, count = np.random.default_rng(61), 6000
-    walked = _walk(np.tile(lengths, (count, 1)), dimension, rng)
+    turns = draw_uniform_cosines(dimension, count * (len(lengths) - 1), rng).reshape(count, -1)
+    walked = _walk(np.tile(lengths, (count, 1)), turns)
     steps = rng.standard_normal((10 * count, len(lengths), dimension))
     steps *= np.array(lengths)[:, None] / np.linalg.norm(steps, axis=2, keepdims=True)
     added = np.linalg.norm(steps.sum(axis=1), axis=1)

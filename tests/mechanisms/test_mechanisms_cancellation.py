@@ -195,7 +195,7 @@ def test_a_bias_before_a_normalisation_has_no_direction(written: bool) -> None:
 def recorded() -> Iterator[list[tuple[batch_sum.Directions, batch_sum.Basis]]]:
     """The directions and bases that draws are made from, as they come."""
     used: list[tuple[batch_sum.Directions, batch_sum.Basis]] = []
-    original = batch_sum._directions
+    original = batch_sum.directions_of
 
     def record(*arguments: object) -> object:
         found = original(*arguments)
@@ -203,7 +203,7 @@ def recorded() -> Iterator[list[tuple[batch_sum.Directions, batch_sum.Basis]]]:
             used.append(found)
         return found
 
-    with patch.object(batch_sum, "_directions", record):
+    with patch.object(batch_sum, "directions_of", record):
         yield used
 
 

@@ -85,6 +85,16 @@ class Dyads(Factor):
         weighted = self._errors * weights[:, None]
         total.addmm_(weighted.T, self._inputs, beta=scale)
 
+    def combine_each(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of groups: one batched product."""
+        weighted = grouped(self._errors, len(weights)) * weights[..., None]
+        return torch.bmm(weighted.mT, grouped(self._inputs, len(weights)))
+
+    def add_to_each(self, totals: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sums of groups: one batched product."""
+        weighted = grouped(self._errors, len(weights)) * weights[..., None]
+        totals.baddbmm_(weighted.mT, grouped(self._inputs, len(weights)), beta=scale)
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Return gradients multiplied out."""
         return self._errors[start:stop, :, None] * self._inputs[start:stop, None, :]

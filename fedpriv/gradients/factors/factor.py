@@ -23,14 +23,17 @@ class Memory:
 
     Args:
         chunk_bytes: the whole.
+        models: how many models the batch is of, each of which may keep as much.
 
     Attributes:
         scratch: bytes for what is computed on the way.
+        models: in how many ways the batch is cut; what is decided by its size is decided by one model's.
     """
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, chunk_bytes: int, models: int = 1) -> None:
         self.scratch = chunk_bytes // 2
-        self._free = chunk_bytes - self.scratch
+        self.models = models
+        self._free = models * (chunk_bytes - self.scratch)
 
     def reserve(self, numbers: int, like: Tensor) -> bool:
         """Tell whether so many numbers fit into what is still free to be kept, and count them as kept if they do."""
@@ -107,6 +110,14 @@ class Factor(ABC):
     def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
         """Replace a tensor of the parameter's shape by ``scale`` times itself plus their sum with weights (B,)."""
         total.mul_(scale).add_(self.combine(weights))
+
+    def combine_each(self, weights: Tensor) -> Tensor:
+        """Return the sums of G groups of the same size with weights (G, B / G), a new tensor (G, *shape)."""
+        return torch.stack([part.combine(some) for part, some in zip(self._cut(len(weights)), weights, strict=True)])
+
+    def add_to_each(self, totals: Tensor, scale: float, weights: Tensor) -> None:
+        """Replace G tensors (G, *shape) by ``scale`` times themselves plus the sums of :meth:`combine_each`."""
+        totals.mul_(scale).add_(self.combine_each(weights))
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:

@@ -83,6 +83,10 @@ class Rows(Factor):
         """Return the weighted sum."""
         return self._shaped(torch.mv(self._rows.T, weights)[None])[0].contiguous()
 
+    def combine_each(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of groups: one batched product."""
+        return self._shaped(torch.bmm(weights[:, None], grouped(self._rows, len(weights)))[:, 0]).contiguous()
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients themselves."""
         return self._shaped(self._rows[start:stop])

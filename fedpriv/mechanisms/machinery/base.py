@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedpriv.gradients import Block, GradientOperator, Vector
+    from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.randomness import NoiseStream
 
@@ -48,6 +48,31 @@ class Mechanism(ABC):
         """
         check_batch_size(batch_size)
         return self._release(self._admitted(gradients), batch_size, noise)
+
+    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        """Return one noisy mean gradient for each of M models, (M, *shape): what :meth:`release` draws for it alone.
+
+        Here one after the other. A mechanism that does the same to every number calls :meth:`_release_at_once`.
+
+        Args:
+            gradients: of all models.
+            batch_size: the public number by which each noisy sum is divided, at least 1.
+            noises: a stream for each model.
+
+        Raises:
+            ValueError: ``batch_size`` is not positive.
+        """
+        import torch
+
+        pairs = zip(gradients.each(), noises, strict=True)
+        released = [self.release(own, batch_size, noise) for own, noise in pairs]
+        return {name: torch.stack([one[name] for one in released]) for name in gradients.shapes}
+
+    def _release_at_once(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+        """As :meth:`release_each`, all models together."""
+        from fedpriv.randomness import NoiseStreams
+
+        return self.release(gradients, batch_size, NoiseStreams(noises))
 
     @abstractmethod
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:

@@ -34,11 +34,21 @@ from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, within
 from fedpriv.gradients.rounding import ACCURACY, LOST, SMALLEST_SIDE, roundoff
-from fedpriv.mechanisms.machinery.cosine import Floats, draw_cosines, draw_uniform_cosines
+from fedpriv.mechanisms.machinery.cosine import Floats
+from fedpriv.mechanisms.machinery.small_draws import SmallDraws, draw_small
 from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
 from fedpriv.randomness import NoiseStream
 
-__all__ = ["draw_sum", "group_size"]
+__all__ = [
+    "Directions",
+    "cut_groups",
+    "directions_of",
+    "draw_sum",
+    "group_size",
+    "made_outside",
+    "made_parts",
+    "times",
+]
 
 # Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
 # tilts the basis by about 1e-6 over this.
@@ -144,7 +154,7 @@ def draw_sum(
         noise: for the normal numbers, K for each group and at most B x B, all in the gradients' type.
         rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws of its own).
     """
-    parts = _grouped(gradients, block)
+    parts = cut_groups(gradients, block)
     return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
 
 
@@ -157,7 +167,7 @@ def group_size(gradients: GradientOperator, block: Block | None) -> int:
     return 1 << max(0, round(math.log2(each / max(1, gradients.pair_products(block))) / 2))
 
 
-def _grouped(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
+def cut_groups(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
     """Cut a batch into some that consist of groups of one size, their normal vectors small enough; the last is less.
 
     Returns:
@@ -193,7 +203,7 @@ def _draw_groups(
     rng: np.random.Generator,
 ) -> Vector:
     """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
-    size, found = gradients.examples // groups, _directions(gradients, groups, block)
+    size, found = gradients.examples // groups, directions_of(gradients, groups, block)
     if found is None:
         step = size if groups > 1 else 1
         each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
@@ -202,11 +212,12 @@ def _draw_groups(
     dimension, small = gradients.dimension(block), basis.rank * gradients.examples
     drawn = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
     normal = drawn[:small].cpu().double().view(groups, basis.rank, size)
-    parts = _draw_parts(basis, directions.scales > 0, kappa, dimension, normal, rng)
-    coefficients = parts.along + _times(basis.combination, parts.inside)
+    draws = draw_small(kappa, dimension, basis.rank, (groups, size), rng)
+    parts = made_parts(basis, directions.scales > 0, normal, draws)
+    coefficients = parts.along + times(basis.combination, parts.inside)
     if dimension == basis.rank:
         return directions.combine(scale * coefficients)
-    outside = _made_outside(directions, basis, drawn[small:].view(groups, dimension))
+    outside = made_outside(directions, basis, drawn[small:].view(groups, dimension))
     stretch = parts.outside / outside.lengths
     numbers, factor = _combined(outside.numbers, stretch)
     total = gradients.vector(numbers, block)
@@ -219,7 +230,7 @@ def _combined(numbers: Tensor, weights: Tensor) -> tuple[Tensor, float]:
     return (numbers[0], float(weights[0])) if len(numbers) == 1 else (weights.to(numbers) @ numbers, 1.0)
 
 
-def _directions(gradients: GradientOperator, groups: int, block: Block | None) -> tuple[Directions, Basis] | None:
+def directions_of(gradients: GradientOperator, groups: int, block: Block | None) -> tuple[Directions, Basis] | None:
     """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes smaller groups.
 
     Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
@@ -280,45 +291,39 @@ def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
     return (grams * scales[:, :, None]).mul_(scales[:, None])
 
 
-def _draw_parts(
-    basis: Basis, present: Tensor, kappa: float, dimension: int, normal: Tensor, rng: np.random.Generator
-) -> Parts:
-    """Draw all numbers but the directions outside the spans.
+def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws) -> Parts:
+    """Make the parts of all sums of what was drawn.
 
     Args:
         basis: of the spans, of dimension r.
         present: (G, b), which gradients have a direction.
-        kappa: concentration.
-        dimension: K.
         normal: standard normal numbers, (G, r, b); overwritten.
-        rng: for all others.
+        draws: all others.
     """
-    shape, free = present.shape, dimension - basis.rank
-    cosines = draw_cosines(kappa, dimension, present.numel(), rng)
-    along = torch.where(present, torch.from_numpy(cosines.cosine).view(shape), 0.0)
-    sines = torch.where(present, torch.from_numpy(cosines.sine).view(shape), 1.0)
+    cosine, sine, outside = (torch.from_numpy(values) for values in draws[:3])
+    along = torch.where(present, cosine, 0.0)
+    sines = torch.where(present, sine, 1.0)
 
     # The coordinates of a gradient without a direction are zeros.
     own = (normal * basis.coordinates).sum(dim=1, keepdim=True)
     normal.addcmul_(own, basis.coordinates, value=-1)
-    outside = torch.from_numpy(rng.chisquare(free, shape)) if free else torch.zeros(shape, dtype=torch.float64)
     squared = torch.linalg.vector_norm(normal, dim=1).square() + outside
     # In one dimension nothing is orthogonal to a direction: the sine is 0, and so may be the length that divides it.
     shares = torch.where(sines > 0, sines / squared.sqrt(), 0.0)
-    lengths = _walk((shares * outside.sqrt()).numpy(), free, rng)
-    return Parts(along, _times(normal, shares), torch.from_numpy(lengths))
+    lengths = _walk((shares * outside.sqrt()).numpy(), draws.turns)
+    return Parts(along, times(normal, shares), torch.from_numpy(lengths))
 
 
-def _walk(lengths: Floats, dimension: int, rng: np.random.Generator) -> Floats:
-    """Draw the lengths (G,) of sums of vectors of given lengths (G, b) and independent directions in R^dimension.
+def _walk(lengths: Floats, cosines: Floats) -> Floats:
+    """Return the lengths (G,) of sums of vectors of given lengths (G, b) and independent directions.
 
     The directions are uniform, and so are those of sums: two of them at a time become one.
+
+    Args:
+        lengths: zeros where the space has no dimension.
+        cosines: of uniform directions of the space, (G, b - 1); none where it has no dimension.
     """
-    groups, examples = lengths.shape
-    if not dimension:
-        return np.zeros(groups)
-    cosines = draw_uniform_cosines(dimension, groups * max(0, examples - 1), rng).reshape(groups, -1)
-    while lengths.shape[1] > 1:
+    while lengths.shape[1] > 1 and cosines.size:
         pairs = lengths.shape[1] // 2
         left, right, single = lengths[:, :pairs], lengths[:, pairs : 2 * pairs], lengths[:, 2 * pairs :]
         squared = left**2 + right**2 + 2 * left * right * cosines[:, :pairs]
@@ -328,13 +333,13 @@ def _walk(lengths: Floats, dimension: int, rng: np.random.Generator) -> Floats:
     return summed
 
 
-def _made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outside:
+def made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outside:
     """Take the parts of vectors, numbers (G, K), outside the spans; the numbers are overwritten."""
     gradients, block = directions.gradients, directions.block
-    inner = _times(basis.combination.mT, directions.dots(gradients.vector(numbers, block)))
+    inner = times(basis.combination.mT, directions.dots(gradients.vector(numbers, block)))
     whole = row_norms(numbers).cpu().double().square()
     rest = whole - inner.square().sum(dim=1)
-    correction, lengths = -_times(basis.combination, inner), rest.clamp(min=0).sqrt()
+    correction, lengths = -times(basis.combination, inner), rest.clamp(min=0).sqrt()
     for index in torch.nonzero(rest <= whole / 2)[:, 0].tolist():
         # The span is most of the space: subtracting cancels, so it is done on the vector itself, twice (Kahan: twice is
         # enough), and the length is measured.
@@ -342,11 +347,11 @@ def _made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outs
         vector = gradients.vector(numbers[index], block)
         group.add_combination(vector, 1.0, correction[index : index + 1])
         again = group.dots({name: value[None] for name, value in vector.items()})
-        group.add_combination(vector, 1.0, -_times(combination, _times(combination.mT, again)))
+        group.add_combination(vector, 1.0, -times(combination, times(combination.mT, again)))
         correction[index], lengths[index] = 0, float(row_norms(numbers[index : index + 1]))
     return Outside(numbers, correction, lengths)
 
 
-def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
+def times(matrices: Tensor, vectors: Tensor) -> Tensor:
     """Products of matrices (G, n, m) and vectors (G, m): (G, n)."""
     return torch.bmm(matrices, vectors[..., None])[..., 0]

@@ -1,0 +1,243 @@
+"""What a round of many clients costs: the stacked engine beside the inline one, and beside pfl-research.
+
+Usage: python -m benchmarks.scale [--json FILE] [--only NAME ...] [--repeats N] [--pfl FOLDER]
+
+All ways of a set-up take turns in one process (pfl-research in one of its own that waits for its turn), so that
+whatever disturbs the machine hits all of them; reported are medians, and the median of the ratios of turns. One thread.
+
+- small: MLP(128) and LeNet on MNIST, 100 clients a round, batches of 10, 5 steps, with and without noise. A round is
+  what the server waits for: messages to clients, their training, their uploads read and checked; no evaluation.
+- flute: FLUTE's set-up: MNIST, logistic regression, 1,000 clients, 10 a round, batches of 10, rate 0.03, one epoch. A
+  whole run, evaluation included: inline with one after every round, stacked with one every 20 rounds.
+- pfl: pfl-research's CIFAR-10 set-up: users of 50 images (as many as the data give), 50 a round, CNN of 1.6 million
+  parameters. A round without evaluation. ``--pfl`` names the folder that pfl was installed in (``pip install --no-deps
+  --target FOLDER pfl``, and what it needs); without it, only ours is measured.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import options, save, seconds, show
+from fedpriv.clients.app import client_app
+from fedpriv.config import DataConfig, Experiment
+from fedpriv.data.datasets import load_dataset
+from fedpriv.engines import run_engine
+from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import InlineGrid
+from fedpriv.engines.stacked import StackedGrid
+from fedpriv.plan import participants
+from fedpriv.progress import Silent
+from fedpriv.runs import RunFolder
+from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.app import server_app
+from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
+from fedpriv.server.rules.mean import mean_upload
+from fedpriv.world import World, build_world
+
+SETUPS = ("small", "flute", "pfl")
+GRIDS = {"inline": InlineGrid, "stacked": StackedGrid}
+MODELS: Mapping[str, dict[str, Any]] = {"mlp(128)": {"name": "mlp", "hidden": [128]}, "lenet": {"name": "lenet"}}
+MECHANISMS: Mapping[str, dict[str, Any]] = {
+    "none": {"name": "none"},
+    "gaussian": {"name": "gaussian", "sigma": 1.0},
+    "vmf": {"name": "vmf", "kappa": 1000.0},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a set-up took.
+
+    Attributes:
+        setup: its name.
+        ways: way -> median seconds of a turn.
+        ratios: way -> median over turns of what it took over what the first way took in the same turn.
+    """
+
+    setup: str
+    ways: dict[str, float]
+    ratios: dict[str, float]
+
+
+def main() -> None:
+    """Measure, print a table, and write the rows."""
+    parser = options(__doc__)
+    parser.add_argument("--only", nargs="+", choices=SETUPS, default=SETUPS, help="set-ups to measure")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of every way")
+    parser.add_argument("--pfl", type=Path, help="folder that pfl is installed in")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    if "small" in arguments.only:
+        rows += [small(model, mechanism, arguments.repeats) for model in MODELS for mechanism in MECHANISMS]
+    if "flute" in arguments.only:
+        rows.append(flute(arguments.repeats))
+    if "pfl" in arguments.only:
+        rows.append(pfl(arguments.pfl, arguments.repeats))
+    lines = [
+        (row.setup, way, f"{taken:.3f}", f"{row.ratios[way]:.2f}", f"{1 / row.ratios[way]:.2f}")
+        for row in rows
+        for way, taken in row.ways.items()
+    ]
+    show(("set-up", "way", "s", "of the first way", "times as fast"), lines, words=2)
+    save(arguments.json, rows=[vars(row) for row in rows], torch=torch.__version__)
+
+
+def small(model: str, mechanism: str, repeats: int) -> Row:
+    """The exchange of a round with 100 clients, inline and stacked."""
+    world = build_world(
+        _experiment(
+            data={"name": "mnist", "train_examples": 5000},
+            model=MODELS[model],
+            federation={"clients": 100, "rounds": repeats + 2, "algorithm": "fedavg"},
+            training={"batch_size": 10, "learning_rate": 0.05},
+            mechanism=MECHANISMS[mechanism],
+        )
+    )
+    ways = {name: _rounds(world, grid(client_app(world.secret), 100)) for name, grid in GRIDS.items()}
+    return _turns(f"{model}, {mechanism}", ways, repeats)
+
+
+def flute(repeats: int) -> Row:
+    """A whole run of FLUTE's set-up: as it was, and stacked with an evaluation every 20 rounds."""
+    sections: dict[str, Any] = {
+        "data": {"name": "mnist"},
+        "model": {"name": "logistic"},
+        "training": {"batch_size": 10, "learning_rate": 0.03},
+    }
+    federation = {"clients": 1000, "clients_per_round": 10, "rounds": 100, "algorithm": "fedavg"}
+    every, seldom = (
+        build_world(_experiment(**sections, federation={**federation, **extra}, engine={"name": name}))
+        for name, extra in (("inline", {}), ("stacked", {"evaluate_every": 20}))
+    )
+    ways = {"inline, tested every round": partial(_run, every), "stacked, every 20": partial(_run, seldom)}
+    return _turns("FLUTE, 100 rounds", ways, min(repeats, 3), warm=False)
+
+
+def pfl(folder: Path | None, repeats: int) -> Row:
+    """A round of pfl-research's set-up by pfl itself, where it is there, and by ours."""
+    users = len(load_dataset(DataConfig(name="cifar10"), 1).x_train) // 50
+    world = build_world(
+        _experiment(
+            data={"name": "cifar10"},
+            model={"name": "benchmarks.scale_model:cnn"},
+            federation={"clients": users, "clients_per_round": 50, "rounds": repeats + 2, "algorithm": "fedavg"},
+            training={"batch_size": 10, "learning_rate": 0.1},
+        )
+    )
+    ours = {name: _rounds(world, grid(client_app(world.secret), users)) for name, grid in GRIDS.items()}
+    with _pfl_rounds(folder, world) as theirs:
+        return _turns("pfl-research, CIFAR-10", {**theirs, **ours}, repeats)
+
+
+def _turns(setup: str, ways: Mapping[str, Callable[[], object]], repeats: int, *, warm: bool = True) -> Row:
+    """Time all ways in turns; the first turn of each is not counted if ``warm``."""
+    for call in ways.values() if warm else ():
+        call()
+    times = [{name: seconds(call) for name, call in ways.items()} for _ in range(repeats)]
+    first = next(iter(ways))
+    return Row(
+        setup,
+        {name: statistics.median(turn[name] for turn in times) for name in ways},
+        {name: statistics.median(turn[name] / turn[first] for turn in times) for name in ways},
+    )
+
+
+def _experiment(**sections: Any) -> Experiment:
+    engine = {"device": "cpu", **sections.pop("engine", {})}
+    return Experiment.model_validate({"seed": 1, **sections, "adversary": {"attacks": []}, "engine": engine})
+
+
+def _rounds(world: World, grid: InlineGrid) -> Callable[[], None]:
+    """Return what does one round more with each call: exchange, mean and the server's step, without evaluation."""
+    assume_server_identity(1)
+    clients = world.experiment.federation.clients
+    federation = Federation(grid, find_clients(grid, clients, None), world, world.experiment.model_dump_json())
+    optimizer = ServerOptimizer(world.experiment, world.initial)
+
+    def round_() -> None:
+        number = optimizer.rounds + 1
+        replies = ask_for_uploads(
+            federation, number, dict.fromkeys(participants(world.experiment, number), optimizer.state)
+        )
+        optimizer.step(mean_upload(replies.uploads, world.experiment.federation.weighting))
+
+    return round_
+
+
+def _run(world: World) -> None:
+    """All rounds of an experiment, with its evaluations, in a folder that is thrown away."""
+    experiment = world.experiment
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder.create(Path(place) / "run", experiment)
+        server = server_app(world, folder, Silent())
+        run_engine(server, client_app(world.secret), experiment.federation.clients, experiment.engine)
+
+
+@contextmanager
+def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callable[[], object]]]:
+    """A process of pfl's that does a round when it is asked to; nothing where there is none, with the reason."""
+    if folder is None:
+        print("pfl-research is left out: --pfl names no folder that it is installed in", file=sys.stderr)
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "users.npz"
+        rows = torch.from_numpy(np.stack(world.partitions))
+        images = world.network_input(world.dataset.x_train[rows.flatten()]).unflatten(0, rows.shape)
+        np.savez(file, images=images.numpy(), labels=world.dataset.y_train[rows].numpy())
+        path = os.pathsep.join([str(Path.cwd()), str(folder.resolve())])
+        errors = Path(place) / "errors.txt"
+        with errors.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.scale_pfl", str(file)],
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+            )
+        try:
+            started = _told(process)
+            if not started:
+                reason = " ".join(errors.read_text().strip().splitlines()[-1:])
+                print(f"pfl-research is left out: it does not run here: {reason}", file=sys.stderr)
+            yield {"pfl-research": partial(_ask, process)} if started else {}
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+
+def _ask(process: "subprocess.Popen[str]") -> None:
+    """Have pfl do a round.
+
+    Raises:
+        RuntimeError: its process has ended.
+    """
+    if process.stdin is not None:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    if not _told(process):
+        raise RuntimeError("pfl's process has ended")
+
+
+def _told(process: "subprocess.Popen[str]") -> bool:
+    """Wait until pfl's process says that it is done; false if it has ended."""
+    return process.stdout is not None and any(line.startswith("scale: ") for line in process.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The clients that are asked at once in one process: trained together as far as they do the same.
+
+Each client still answers its own message, after all checks of its own; only the training may have been done before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from typing_extensions import override
+
+from fedpriv.clients.stack import Stack, same_work, stack_of
+from fedpriv.gradients.ghost import Entangled
+from fedpriv.wire import unpack
+from fedpriv.world import State, World
+
+__all__ = ["Cohort", "CohortApp"]
+
+
+@dataclass(frozen=True)
+class _Received(State):
+    """What clients were sent and do not change, so that its digest stays what it is."""
+
+    @override
+    def digest(self) -> bytes:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return super().digest()
+
+
+@dataclass
+class Cohort:
+    """Who is about to be asked, what they were sent, and what was trained before its client was asked for it."""
+
+    _expected: dict[int, State] = field(default_factory=dict)
+    _states: dict[int, tuple[ArrayRecord, State]] = field(default_factory=dict)
+    _trained: dict[int, State] = field(default_factory=dict)
+    _stacks: list[tuple[World, Stack | Entangled]] = field(default_factory=list)
+
+    def expect(self, messages: Mapping[int, Message]) -> None:
+        """Take note of messages that are about to be answered, by client, in their order."""
+        self._states, self._trained = {}, {}
+        self._expected = {client: self._unpacked(message) for client, message in messages.items()}
+
+    def sent(self, message: Message) -> State:
+        """Return the global state in a message; of messages that were expected, one for all that hold the same."""
+        known = self._states.get(id(message.content.array_records["parameters"]))
+        return _received(message) if known is None else known[1]
+
+    def upload(self, world: World, client: int, before: State, round_number: int) -> State | None:
+        """Return what leaves a client, trained with those that are asked after it; ``None``: it is trained alone.
+
+        Args:
+            world: the experiment, built.
+            client: the partition's number.
+            before: from :meth:`sent`.
+            round_number: the round, from 1.
+        """
+        if client not in self._trained and self._expected.get(client) is before:
+            self._train(world, client, before, round_number)
+        return self._trained.pop(client, None)
+
+    def _train(self, world: World, client: int, before: State, round_number: int) -> None:
+        stack = self._stack(world)
+        if isinstance(stack, Entangled):
+            return
+        work = same_work(world.plans[client])
+        group = [
+            other
+            for other, state in self._expected.items()
+            if state is before and same_work(world.plans[other]) == work
+        ][: stack.most]
+        for other in group:
+            del self._expected[other]
+        uploads = stack.uploads(group, before, round_number)
+        if uploads is not None:
+            self._trained |= zip(group, uploads, strict=True)
+
+    def _stack(self, world: World) -> Stack | Entangled:
+        if not self._stacks or self._stacks[0][0] is not world:
+            self._stacks = [(world, stack_of(world))]
+        return self._stacks[0][1]
+
+    def _unpacked(self, message: Message) -> State:
+        record = message.content.array_records["parameters"]
+        if id(record) not in self._states:
+            # The record is kept, so that no other one takes its place in memory.
+            self._states[id(record)] = record, _received(message)
+        return self._states[id(record)][1]
+
+
+def _received(message: Message) -> State:
+    arrays = message.content.array_records
+    return _Received(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
+
+
+class CohortApp(ClientApp):
+    """A ClientApp whose clients may be trained together, where an engine says who is about to be asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cohort = Cohort()

@@ -1,0 +1,270 @@
+"""Clients of a round that do the same work, trained as one stack of models; it knows no Flower.
+
+Each client's batches, dropout and noise come from its own streams, as where it is trained alone; only what is computed
+of them is computed for many clients at once. So the numbers differ from those of one client after the other by
+rounding: a product of many models adds up in another order than that of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.clients.raising import unless_raised
+from fedpriv.clients.training import answer_secret
+from fedpriv.federated import batch_loss, example_losses, train_locally
+from fedpriv.fitness import LOSS, random_examples
+from fedpriv.gradients import Vector
+from fedpriv.gradients.ghost import TOLERANCE, Entangled
+from fedpriv.gradients.operator import first_line
+from fedpriv.gradients.stacked import StackedModel, stacked_model
+from fedpriv.plan import Plan
+from fedpriv.randomness import Secret, seeded_generators, torch_stream
+from fedpriv.world import State, World, trained_parameters
+
+__all__ = ["Stack", "same_work", "stack_of"]
+
+# Bytes of all models of a stack on a CPU, as far as a step works on them: what stays in its cache is not fetched anew.
+_CACHE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The network of an experiment for many clients at once.
+
+    Attributes:
+        world: the experiment, built.
+        model: the network.
+        most: how many clients are trained at once, by the memory that they take.
+    """
+
+    world: World
+    model: StackedModel
+    most: int
+
+    def uploads(self, clients: Sequence[int], before: State, round_number: int) -> tuple[State, ...] | None:
+        """Train clients for one round and return what leaves each, as ``local_upload`` does for one.
+
+        Args:
+            clients: partitions' numbers, all of the same work (:func:`same_work`).
+            before: the global state that the server sent all of them.
+            round_number: the round, from 1.
+
+        Returns:
+            ``None`` where the model raises, or cannot be taken apart, on these examples: then each is trained alone.
+        """
+        world = self.world
+        plans = tuple(world.plans[client] for client in clients)
+        secrets: tuple[Secret, ...] = ()
+        if plans[0].config.protects:
+            received = [world.received(client, before) for client in clients]
+            pairs = zip(clients, received, strict=True)
+            secrets = tuple(answer_secret(world.secret, client, round_number, digest) for client, digest in pairs)
+        group = _Group(self, plans, secrets)
+        if world.experiment.model.is_own:
+            changes = unless_raised(partial(group.changes, before, round_number), MemoryError, torch.OutOfMemoryError)
+        else:
+            changes = group.changes(before, round_number)
+        if changes is None:
+            return None
+        found = {name: value.detach().cpu() for name, value in changes.items()}
+        return tuple(State({name: value[row] for name, value in found.items()}, {}) for row in range(len(clients)))
+
+
+def same_work(plan: Plan) -> tuple[object, ...]:
+    """Return what has to be equal of clients that are trained together: steps, size of a batch, and release."""
+    return plan.steps_per_round, plan.sampling.batch_size, plan.config
+
+
+def stack_of(world: World) -> Stack | Entangled:
+    """Return the network of an experiment as a stack, or say why its clients are trained one at a time.
+
+    Found out on random images; no example that is protected decides it.
+    """
+    if reason := _other_work(world):
+        return Entangled(reason)
+    world.model.train()
+    try:
+        model = stacked_model(world.model)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return Entangled(f"{type(world.model).__name__} cannot be copied ({first_line(error)})")
+    if isinstance(model, Entangled):
+        return model
+    tried = unless_raised(partial(_tried, world, model), MemoryError, torch.OutOfMemoryError)
+    if tried is None:
+        return Entangled(f"{type(world.model).__name__} raises on a batch of several models' examples")
+    if isinstance(tried, Entangled):
+        return tried
+    numbers = sum(value.nbytes for value in world.initial.parameters.values())
+    room = world.experiment.engine.gradient_bytes // (tried + 4 * numbers)
+    if world.device.type == "cpu":
+        room = min(room, _CACHE_BYTES // (tried // 2 + numbers))
+    return Stack(world, model, max(1, room))
+
+
+def _other_work(world: World) -> str:
+    """Why clients do other work than steps of one size each, or compute in another way; empty if they do not."""
+    experiment = world.experiment
+    if experiment.erm is not None or experiment.pate is not None:
+        return f"federation.algorithm = {experiment.federation.algorithm!r} has no steps of training"
+    if experiment.training.sampling == "poisson":
+        return "training.sampling = 'poisson' draws batches of different sizes"
+    if experiment.engine.precision == "bfloat16":
+        return "engine.precision = 'bfloat16' rounds each model's products in its own way"
+    if world.smoothing is not None:
+        return "the network has noise in its forward pass"
+    noisy = experiment.mechanism.protects and not experiment.mechanism.protects_updates
+    return world.route(experiment.training.batch_size).dense if noisy else ""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Clients that are trained together: their plans and, with a mechanism, what each one's noise is keyed by."""
+
+    stack: Stack
+    plans: tuple[Plan, ...]
+    secrets: tuple[Secret, ...]
+
+    def changes(self, before: State, round_number: int) -> Vector | None:
+        """What leaves the clients, (M, *shape)."""
+        world, plan = self.stack.world, self.plans[0]
+        parameters = {
+            name: value.to(world.device).expand(len(self.plans), *value.shape).clone()
+            for name, value in before.parameters.items()
+        }
+        steps = plan.steps(round_number)
+        step, descend = partial(self._step, parameters), partial(self._descend, parameters) if self._is_plain else None
+        try:
+            found = train_locally(world.experiment, steps, before.parameters, parameters, step, descend)
+        except _TakenApart:
+            return None
+        return self._released(found) if plan.config.protects_updates else found
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a step is nothing but the gradient times the rate."""
+        training = self.stack.world.experiment.training
+        plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
+        return plain and not self._is_noisy
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Whether each step's gradient goes through the mechanism."""
+        return bool(self.secrets) and not self.plans[0].config.protects_updates
+
+    def _descend(self, parameters: Vector, step: int) -> None:
+        """Take a plain step in place."""
+        world, model = self.stack.world, self.stack.model
+        x, y = self._examples(step)
+        objective = partial(_objective, world, len(self.plans))
+        model.descend(parameters, x, y, objective, world.experiment.training.learning_rate, self._generators(step))
+
+    def _generators(self, step: int) -> list[torch.Generator]:
+        """What each client's dropout is drawn from in a step; the same seeds as where it is trained alone."""
+        world = self.stack.world
+        if not self.stack.model.draws:
+            return []
+        return [torch_stream(own.seed, "model-noise", own.client, step, device=world.device) for own in self.plans]
+
+    def _released(self, updates: Vector) -> Vector:
+        """Whole updates after the mechanism, one client after the other."""
+        pairs = enumerate(zip(self.plans, self.secrets, strict=True))
+        released = [
+            plan.release_update({name: value[row] for name, value in updates.items()}, secret.stream("noise"))
+            for row, (plan, secret) in pairs
+        ]
+        return {name: torch.stack([one[name] for one in released]) for name in updates}
+
+    def _step(self, parameters: Vector, step: int) -> Vector:
+        """The clients' gradients of a step, privatised where that is done with examples."""
+        world, plan, model = self.stack.world, self.plans[0], self.stack.model
+        x, y = self._examples(step)
+        generators = self._generators(step)
+        if not self._is_noisy:
+            return model.gradients(parameters, x, y, partial(_objective, world, len(self.plans)), generators)
+        loss, memory = partial(example_losses, forward=world.corrected), world.experiment.engine.gradient_bytes
+        gradients = model.operator(parameters, x, y, loss, memory, generators)
+        if isinstance(gradients, Entangled):
+            raise _TakenApart
+        return plan.release_gradients(gradients, [secret.stream("noise", step) for secret in self.secrets])
+
+    def _examples(self, step: int) -> tuple[Tensor, Tensor]:
+        """Images (M, B, C, H, W), normalised, and labels (M, B), on the device."""
+        world = self.stack.world
+        rows = torch.from_numpy(np.stack([world.partitions[plan.client][plan.batch(step)] for plan in self.plans]))
+        images = world.network_input(world.dataset.x_train[rows.flatten()])
+        return images.unflatten(0, rows.shape), world.dataset.y_train[rows].to(world.device)
+
+
+class _TakenApart(Exception):
+    """The model cannot be taken apart layer by layer on these examples."""
+
+
+def _objective(world: World, models: int, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The sum over models of the objective of each one's batch."""
+    losses = example_losses(outputs, labels, world.corrected).view(models, -1)
+    weights = torch.full_like(losses.detach(), 1 / losses.shape[1])
+    return batch_loss(losses, weights, world.experiment.training.tilt).sum()
+
+
+def _tried(world: World, model: StackedModel) -> int | Entangled:
+    """Compare two models of a stack with each of them alone, and return the bytes that one more model takes."""
+    examples = world.experiment.training.batch_size
+    images, labels = random_examples(world.experiment, world.dataset, 2 * examples)
+    x = world.network_input(images).unflatten(0, (2, examples))
+    y = labels.to(world.device).view(2, examples)
+    first = {name: value.to(world.device) for name, value in world.initial.parameters.items()}
+    parameters = {name: torch.stack([value, 0.9 * value]) for name, value in first.items()}
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator(device=world.device).manual_seed(seed) for seed in range(2)]
+
+    def objective(outputs: Tensor, targets: Tensor) -> Tensor:
+        return LOSS(outputs, targets).sum()
+
+    moved, kept = {name: value.clone() for name, value in parameters.items()}, _Kept()
+    with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda value: value):
+        model.descend(moved, x, y, objective, 1.0, generators())
+    ways = [
+        model.gradients(parameters, x, y, objective, generators()),
+        {name: value - moved[name] for name, value in parameters.items()},
+    ]
+    if world.experiment.mechanism.protects and not world.experiment.mechanism.protects_updates:
+        operator = model.operator(parameters, x, y, LOSS, world.experiment.engine.gradient_bytes, generators())
+        if isinstance(operator, Entangled):
+            return operator
+        ways.append(operator.combine(torch.ones_like(operator.norms())))
+    for row in range(2):
+        alone = _alone(world, {name: value[row] for name, value in parameters.items()}, x[row], y[row], row)
+        if not all(_same({name: value[row] for name, value in way.items()}, alone) for way in ways):
+            return Entangled(f"{type(world.model).__name__} computes otherwise with the examples of several models")
+    return kept.bytes
+
+
+class _Kept:
+    """Adds up the bytes of what autograd keeps for the way back."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, value: Tensor) -> Tensor:
+        self.bytes += value.nbytes
+        return value
+
+
+def _alone(world: World, parameters: Vector, x: Tensor, y: Tensor, seed: int) -> Vector:
+    """The gradient of one model as a client computes it."""
+    State(parameters, {}).load_into(world.model)
+    trained = trained_parameters(world.model)
+    with seeded_generators(seed, world.device):
+        total = LOSS(world.model(x), y).sum()
+    found = torch.autograd.grad(total, tuple(trained.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(trained, found, strict=True))
+
+
+def _same(given: Vector, expected: Vector) -> bool:
+    size = torch.stack([value.norm() for value in expected.values()]).norm()
+    return all(bool((given[name] - value).norm() <= TOLERANCE * size) for name, value in expected.items())

@@ -1,0 +1,381 @@
+"""Many models of one network, each with numbers of its own and a batch of its own, computed as one batch.
+
+The network runs once, on the examples of all M models, B each, one after the other. Only its layers with parameters
+work otherwise than alone: each takes the examples of a model with that model's own weights. All between them (a view,
+an activation, a sum of two branches) treats examples separately, so it does the same to M B of them as to B.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional
+from typing_extensions import override
+
+from fedpriv.gradients.calls import Part, find_parts
+from fedpriv.gradients.coupled import coupled_layers, dropout_layers
+from fedpriv.gradients.dense import Loss
+from fedpriv.gradients.factored import FactoredGradients
+from fedpriv.gradients.factors import Memory
+from fedpriv.gradients.ghost import Entangled, gradients_of_parts, problem_of_model
+from fedpriv.gradients.normal import fill_normal
+from fedpriv.gradients.operator import Block, GradientOperator, Vector
+from fedpriv.gradients.patches import padded
+from fedpriv.randomness import NoiseStream, NoiseStreams
+
+__all__ = ["StackedGradients", "StackedModel", "as_groups", "one_by_one", "stacked_model"]
+
+Convolution = nn.Conv1d | nn.Conv2d
+Layer = Callable[[Any, Tensor, Vector], Tensor]
+"""(layer, input (M B, ...), its parameters (M, *shape) by their names in it) -> output (M B, ...)."""
+
+
+class StackedGradients(GradientOperator):
+    """The gradients of M models, B examples each, for mechanisms that do the same to every model.
+
+    What an operator says of its examples, (B,), is (M, B) here, and so are weights; a vector in parameter space has a
+    first axis of M. Only what takes a range of examples, or groups of them, counts all M B.
+
+    Args:
+        flat: of all examples, model after model.
+        models: M.
+    """
+
+    def __init__(self, flat: FactoredGradients, models: int) -> None:
+        super().__init__(flat.examples // models, flat.shapes, flat.dtype, flat.device, flat.routes, flat.chunk_bytes)
+        self.flat = flat
+        self.models = models
+
+    def each(self) -> Iterator[GradientOperator]:
+        """Return the gradients of one model after the other."""
+        for start in range(0, self.flat.examples, self.examples):
+            yield self.flat.part(start, start + self.examples)
+
+    @override
+    def norms(self, block: Block | None = None) -> Tensor:
+        return self._cut(self.flat.norms(block))
+
+    @override
+    def absolute_sums(self, block: Block | None = None) -> Tensor:
+        return self._cut(self.flat.absolute_sums(block))
+
+    @override
+    def weighted_norms(self, weights: Vector, block: Block | None = None) -> Tensor:
+        return self._cut(self.flat.weighted_norms(weights, block))
+
+    @override
+    def magnitudes(self, block: Block | None = None) -> Tensor:
+        return self._cut(self.flat.magnitudes(block))
+
+    @override
+    def roundings(self, block: Block | None = None) -> Tensor:
+        return self._cut(self.flat.roundings(block))
+
+    @override
+    def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
+        return self.flat.combine_each(weights, block)
+
+    @override
+    def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
+        self.flat.add_to_each(vector, scale, weights, block)
+
+    @override
+    def masked(self, keep: Tensor) -> "StackedGradients":
+        return StackedGradients(self.flat.masked(keep.flatten()), self.models)
+
+    @override
+    def draw(self, noise: NoiseStream, block: Block | None = None) -> Vector:
+        """Return a standard normal vector for each model, from the stream of its own among ``NoiseStreams``."""
+        if not isinstance(noise, NoiseStreams) or len(noise.each) != self.models:
+            raise ValueError(f"{self.models} models draw from as many streams")
+        numbers = torch.empty(self.models, self.dimension(block), dtype=self.dtype, device=self.device)
+        for row, stream in zip(numbers, noise.each, strict=True):
+            fill_normal(row, stream)
+        return self.vector(numbers, block)
+
+    @override
+    def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:
+        return self.flat.grams(groups, block, precise=precise)
+
+    @override
+    def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
+        return self.flat.rows(start, stop, block)
+
+    @override
+    def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
+        return self.flat.dots(vectors, block)
+
+    @override
+    def part(self, start: int, stop: int) -> GradientOperator:
+        return self.flat.part(start, stop)
+
+    @override
+    def pair_products(self, block: Block | None = None) -> int:
+        return self.flat.pair_products(block)
+
+    def _cut(self, values: Tensor) -> Tensor:
+        return values.view(self.models, -1)
+
+
+class _LinearCall(NamedTuple):
+    """What a Linear layer was given, (M B, ..., in), and what it returned, as an edge of autograd's graph."""
+
+    part: Part
+    given: Tensor
+    output: GradientEdge
+
+
+class StackedModel:
+    """A network whose numbers are given with every call, for M models at once; made by :func:`stacked_model`.
+
+    Args:
+        model: the network; it is no use alone afterwards.
+        parts: all that holds parameters in it.
+    """
+
+    def __init__(self, model: nn.Module, parts: Sequence[Part]) -> None:
+        self._model, self._parts = model, tuple(parts)
+        self._numbers: Vector = {}
+        self._generators: tuple[torch.Generator, ...] = ()
+        self._calls: list[_LinearCall] | None = None
+        for part in self._parts:
+            _replace(part.module, partial(self._layer, part))
+        dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.p > 0]
+        for layer in dropouts:
+            _replace(layer, partial(self._dropout, layer))
+        self.draws = bool(dropouts)
+
+    def outputs(self, parameters: Vector, x: Tensor, generators: Sequence[torch.Generator] = ()) -> Tensor:
+        """Return the outputs (M B, ...) of all models, differentiable.
+
+        Args:
+            parameters: name -> (M, *shape).
+            x: (M, B, ...), each model's own examples.
+            generators: on the device of ``x``; what each model's dropout is drawn from, where there is any.
+        """
+        self._numbers, self._generators = dict(parameters), tuple(generators)
+        outputs: Tensor = self._model(x.flatten(0, 1))
+        return outputs
+
+    def gradients(
+        self,
+        parameters: Vector,
+        x: Tensor,
+        y: Tensor,
+        objective: Callable[[Tensor, Tensor], Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Vector:
+        """Return each model's gradient of the objective of its batch, name -> (M, *shape).
+
+        Args:
+            parameters: as for :meth:`outputs`, and so the others.
+            x: (M, B, ...).
+            y: targets (M, B).
+            objective: from outputs (M B, ...) and targets (M B,) to the sum of the models' objectives.
+            generators: for dropout.
+        """
+        with torch.enable_grad():
+            tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+            total = objective(self.outputs(tracked, x, generators), y.flatten())
+            found = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(tracked, found, strict=True))
+
+    def descend(
+        self,
+        parameters: Vector,
+        x: Tensor,
+        y: Tensor,
+        objective: Callable[[Tensor, Tensor], Tensor],
+        rate: float,
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        """Take one step of plain gradient descent in place; the other arguments are those of :meth:`gradients`.
+
+        Weights of Linear layers are moved by the product itself: no gradient is written out and read again, which is
+        what most of the time of a small network's step goes into.
+        """
+        with torch.enable_grad(), self._noted() as calls:
+            tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+            total = objective(self.outputs(tracked, x, generators), y.flatten())
+            direct = {call.part.full(local) for call in calls for local in call.part.trained}
+            others = [name for name in parameters if name not in direct]
+            wanted = [*(call.output for call in calls), *(get_gradient_edge(tracked[name]) for name in others)]
+            found = torch.autograd.grad(total, wanted, allow_unused=True)
+        with torch.no_grad():
+            for call, error in zip(calls, found, strict=False):
+                if error is not None:
+                    _descend(call, error, parameters, rate)
+            for name, gradient in zip(others, found[len(calls) :], strict=True):
+                if gradient is not None:
+                    parameters[name].sub_(gradient, alpha=rate)
+
+    @contextmanager
+    def _noted(self) -> Iterator[list["_LinearCall"]]:
+        """Note the calls of Linear layers inside the block."""
+        self._calls = []
+        try:
+            yield self._calls
+        finally:
+            self._calls = None
+
+    def operator(
+        self,
+        parameters: Vector,
+        x: Tensor,
+        y: Tensor,
+        loss: Loss,
+        chunk_bytes: int,
+        generators: Sequence[torch.Generator] = (),
+    ) -> StackedGradients | Entangled:
+        """Return the per-example gradients of all models, for a mechanism, or why they cannot be computed so.
+
+        Args:
+            parameters: as for :meth:`outputs`, and so the others.
+            x: (M, B, ...).
+            y: targets (M, B).
+            loss: (outputs, targets) -> one loss an example.
+            chunk_bytes: what each of the operator's calls may take.
+            generators: for dropout.
+        """
+        for part in self._parts:
+            part.calls.clear()
+        # Autograd follows outputs of layers only from numbers that have gradients; those are not computed.
+        self._numbers = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        self._generators = tuple(generators)
+        memory = Memory(chunk_bytes, len(x))
+        flat = gradients_of_parts(self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, compared=False)
+        return flat if isinstance(flat, Entangled) else StackedGradients(flat, len(x))
+
+    def _layer(self, part: Part, x: Tensor) -> Tensor:
+        first = next(iter(self._numbers.values()))
+        own = {
+            local: self._numbers[part.full(local)] if local in part.trained else value.expand(len(first), *value.shape)
+            for local, value in part.module.named_parameters()
+        }
+        value = _LAYERS[type(part.module)](part.module, x, own)
+        if self._calls is not None and type(part.module) is nn.Linear:
+            self._calls.append(_LinearCall(part, x.detach(), get_gradient_edge(value)))
+        return value
+
+    def _dropout(self, layer: nn.Dropout, x: Tensor) -> Tensor:
+        """Drop what each model alone would: the same numbers of its own generator."""
+        if not layer.training:
+            return x
+        masks = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for mask, generator in zip(masks.chunk(len(self._generators)), self._generators, strict=True):
+            mask.bernoulli_(1 - layer.p, generator=generator)
+        return x * masks.div_(1 - layer.p)
+
+
+def stacked_model(model: nn.Module) -> StackedModel | Entangled:
+    """Return a network as a stack, or say why its models have to be trained one after the other.
+
+    Whether the network's own code does what it does alone is seen only where both are compared.
+
+    Args:
+        model: in the mode in which it is to run; it is copied.
+    """
+    for what, names in (
+        ("mixes the examples of a batch", coupled_layers(model)),
+        ("keeps numbers of the examples", [name for name, _ in model.named_buffers()]),
+        ("draws in another way than dropout", [name for name in dropout_layers(model) if not _is_dropout(model, name)]),
+    ):
+        if names:
+            return Entangled(f"{names[0]} {what}")
+    base = copy.deepcopy(model)
+    parts = tuple(find_parts(base))
+    if problem := problem_of_model(base, parts):
+        return Entangled(problem)
+    unknown = [part for part in parts if not (part.ruled and type(part.module) in _LAYERS)]
+    return Entangled(f"{unknown[0]} has no rule for many models") if unknown else StackedModel(base, parts)
+
+
+def _is_dropout(model: nn.Module, name: str) -> bool:
+    layer = model.get_submodule(name)
+    return type(layer) is nn.Dropout and not layer.inplace
+
+
+def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+    """Have a layer compute something else; hooks see what it is given and returns."""
+    object.__setattr__(layer, "forward", forward)
+
+
+def _descend(call: _LinearCall, error: Tensor, parameters: Vector, rate: float) -> None:
+    """Move a Linear layer's parameters against the gradient that the error (M B, ..., out) of its output makes."""
+    for local in call.part.trained:
+        value = parameters[call.part.full(local)]
+        errors = error.reshape(len(value), -1, error.shape[-1])
+        if local == "weight":
+            value.baddbmm_(errors.mT, call.given.reshape(len(value), -1, call.given.shape[-1]), alpha=-rate)
+        else:
+            value.sub_(errors.sum(dim=1), alpha=rate)
+
+
+def _linear(layer: nn.Linear, x: Tensor, own: Vector) -> Tensor:
+    weight = own["weight"]
+    rows = x.reshape(len(weight), -1, layer.in_features)
+    bias = own.get("bias")
+    value = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+    return value.view(*x.shape[:-1], layer.out_features)
+
+
+def _convolution(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
+    """Many convolutions: as groups of one on a GPU; one after the other on a CPU, where groups take twice as long."""
+    x = x if layer.padding_mode == "zeros" else padded(layer, x)
+    return one_by_one(layer, x, own) if x.device.type == "cpu" else as_groups(layer, x, own)
+
+
+def one_by_one(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
+    """Apply each model's convolution to its own examples, (M B, ...), padded where the layer does not pad with 0."""
+    weight, bias = own["weight"], own.get("bias")
+    biases = [None] * len(weight) if bias is None else bias
+    parts = zip(x.chunk(len(weight)), weight, biases, strict=True)
+    return torch.cat([_convolved(layer, layer.groups, *one) for one in parts])
+
+
+def as_groups(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
+    """As :func:`one_by_one`, by one convolution whose groups of channels are the models."""
+    weight, bias = own["weight"], own.get("bias")
+    models = len(weight)
+    together = x.unflatten(0, (models, -1)).transpose(0, 1).flatten(1, 2)
+    flat = None if bias is None else bias.flatten()
+    values = _convolved(layer, models * layer.groups, together, weight.flatten(0, 1), flat)
+    return values.unflatten(1, (models, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _convolved(layer: Convolution, groups: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    run: Callable[..., Tensor] = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+    padding = layer.padding if layer.padding_mode == "zeros" else 0
+    return run(x, weight, bias, stride=layer.stride, padding=padding, dilation=layer.dilation, groups=groups)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, own: Vector) -> Tensor:
+    normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
+    return _scaled(normal, own, (layer.num_channels, *(1 for _ in x.shape[2:])))
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor, own: Vector) -> Tensor:
+    return _scaled(functional.layer_norm(x, layer.normalized_shape, eps=layer.eps), own, layer.normalized_shape)
+
+
+def _scaled(x: Tensor, own: Vector, shape: Sequence[int]) -> Tensor:
+    """Multiply each model's examples by its weight and add its bias, laid along the last axes."""
+    weight = own["weight"]
+    between = (1 for _ in range(x.ndim - len(shape)))
+    wide = (len(weight), *between, *shape)
+    value: Tensor = x.unflatten(0, (len(weight), -1)) * weight.view(wide)
+    return (value + own["bias"].view(wide) if "bias" in own else value).flatten(0, 1)
+
+
+_LAYERS: Mapping[type[nn.Module], Layer] = {
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Linear: _linear,
+}
