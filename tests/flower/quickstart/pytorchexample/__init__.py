@@ -1,1 +1,0 @@
-"""A Flower app in the form of Flower's quickstart for PyTorch, on the digits that scikit-learn brings."""
