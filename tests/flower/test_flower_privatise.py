@@ -102,7 +102,9 @@ def test_evaluation_is_untouched_and_not_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "privacy").exists()
 
 
-@pytest.mark.parametrize(("own", "sent"), [("", {"num-examples": 1}), ("send = ['num-examples']", {"num-examples": 77})])
+@pytest.mark.parametrize(
+    ("own", "sent"), [("", {"num-examples": 1}), ("send = ['num-examples']", {"num-examples": 77})]
+)
 def test_metrics_stay_at_the_client(own: str, sent: dict[str, int], tmp_path: Path) -> None:
     reply = app_of(tmp_path, longer, own)(question(BEFORE), context())
     assert dict(reply.content.metric_records["metrics"]) == sent
@@ -123,7 +125,7 @@ def test_a_restart_gives_no_budget_back(tmp_path: Path) -> None:
 
     exact = optimize.brentq(lambda epsilon: delta(epsilon) - found["delta"], 1, 300)
     assert found["epsilon"] == pytest.approx(exact, rel=1e-6)
-    with pytest.raises(RefusedError, match="answered 3 times, as often as privatise.rounds allows"):
+    with pytest.raises(RefusedError, match=r"answered 3 times, as often as privatise\.rounds allows"):
         asked(app_of(tmp_path, longer, "rounds = 3"), 4, context(run=9))
     assert asked(app_of(tmp_path, longer, "rounds = 3"), 1, context(partition=2))
     assert line(tmp_path)["participations"] == 3
@@ -139,7 +141,7 @@ def test_an_answer_that_was_cut_off_counts(tmp_path: Path) -> None:
 
 def test_a_client_stops_at_its_epsilon_whatever_its_data(tmp_path: Path) -> None:
     asked(app_of(tmp_path, longer, "target_epsilon = 60"))
-    with pytest.raises(RefusedError, match="one more would take it above privatise.target_epsilon = 60"):
+    with pytest.raises(RefusedError, match=r"one more would take it above privatise\.target_epsilon = 60"):
         for _ in range(20):
             asked(app_of(tmp_path, raising, "target_epsilon = 60"))
     assert line(tmp_path)["epsilon"] <= 60
