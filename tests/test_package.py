@@ -180,7 +180,7 @@ def test_where_flower_simulates_too_few_the_servers_process_answers(
     monkeypatch.chdir(tmp_path)
     config = {
         "experiment": "configs/quickstart.toml",
-        "overrides": ",".join((*SMALL, "federation.clients=3")),
+        "overrides": ",".join(("federation.rounds=1", "federation.clients=3", "adversary.attacks=[]")),
         "seed": "",
     }
     for run, nodes in ((5, 2), (6, 3)):

@@ -85,6 +85,7 @@ def run_here(folder: Path) -> Path:
     return folder / "runs" / "tap-1"
 
 
+@pytest.mark.essential
 def test_two_lines_and_one_file_give_the_images_away(home: Path) -> None:
     written(home)
     tapped = run_here(home)
