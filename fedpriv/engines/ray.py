@@ -70,8 +70,8 @@ def _start_actors(client_app: ClientApp, count: int, config: EngineConfig) -> li
     """
     shares = {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}
     kind = ray.remote(_Actor).options(**shares, max_restarts=-1, max_task_retries=1)
-    app = ray.put(client_app)
-    return [kind.remote(app) for _ in range(count)]
+    # Not from the object store: what is there may be gone when Ray starts an actor anew.
+    return [kind.remote(client_app) for _ in range(count)]
 
 
 class _Actor:
