@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+import signal
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,11 +42,39 @@ def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: 
     gpus = Share("engine.gpus_per_client", "GPU", config.gpus_per_client)
     connect(config.address, "engine.address", (cpus, gpus))
     try:
-        with _silenced("ray"):
+        with _silenced("ray"), _stoppable() as stopped:
             actors = min(clients, _room(cpus, gpus))
-            run_server(server_app, RayGrid(client_app, clients, _start_actors(client_app, actors, config)))
+            run_server(server_app, RayGrid(client_app, clients, _start_actors(client_app, actors, config), stopped))
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """Have Ctrl-C set an event, which the grid looks at: the server's own code is not cut off in the middle.
+
+    A second one ends it wherever it is.
+
+    Raises:
+        KeyboardInterrupt: the event is set in the end.
+    """
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped  # signals are not for other threads
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+        if stopped.is_set():
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _room(*shares: "Share") -> int:
@@ -97,8 +127,9 @@ class _Question(NamedTuple):
 class RayGrid(InlineGrid):
     """Has a client's messages answered by actors, as many at a time as there are."""
 
-    def __init__(self, client_app: ClientApp, clients: int, actors: Sequence[Any]) -> None:
+    def __init__(self, client_app: ClientApp, clients: int, actors: Sequence[Any], stopped: threading.Event) -> None:
         super().__init__(client_app, clients)
+        self._stopped = stopped
         self._idle = list(actors)
         self._waiting = deque[_Question]()
         self._asked: dict[Any, _Question] = {}
@@ -111,7 +142,13 @@ class RayGrid(InlineGrid):
         return [question.key for question in pushed]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return those replies that are there, after a moment's wait for the next one."""
+        """Return those replies that are there, after a moment's wait for the next one.
+
+        Raises:
+            KeyboardInterrupt: the run was stopped.
+        """
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
         wanted = list(message_ids)
         self._collect(0.0)
         if not any(key in self._replies for key in wanted):
