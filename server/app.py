@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
 
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.progress import Progress, Silent
@@ -52,21 +53,28 @@ class Started:
     command: str
     grid: Grid
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether Flower simulates the clients: then it is the settings of Flower that say how many there are."""
+        return isinstance(self.grid, InMemoryGrid)
+
     def connected(self, tell: Callable[[int], None]) -> int:
         """Wait until there is a SuperNode for each client, and return how many there are.
 
-        That is a minute at most; a quarter of one where some are there and no other one comes.
+        That is a minute at most; a quarter of one where some are there and no other one comes. Flower simulates all of
+        them at once.
 
         Args:
             tell: told how many there are, after two seconds in which some were missing.
         """
         began = changed = time.monotonic()
         nodes, told = 0, False
+        steady = _TELL_SECONDS if self.is_simulated else _STEADY_SECONDS
         while (now := len(list(self.grid.get_node_ids()))) < self.experiment.federation.clients:
             clock = time.monotonic()
             if now != nodes:
                 nodes, changed = now, clock
-            if clock - began > _CONNECT_SECONDS or (nodes and clock - changed > _STEADY_SECONDS):
+            if clock - began > _CONNECT_SECONDS or (nodes and clock - changed > steady):
                 break
             if not told and clock - began > _TELL_SECONDS:
                 tell(nodes)

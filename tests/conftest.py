@@ -5,6 +5,7 @@
 A run names those that became so since.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in listed:
             item.add_marker(pytest.mark.slow)
+
+
+class Deprecated(logging.Handler):
+    """What Flower says of itself: it logs, and raises no warning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "deprecated" in record.getMessage().lower():
+            self.said.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def deprecated() -> Iterator[list[str]]:
+    """No test may use what Flower is about to remove."""
+    handler, logger = Deprecated(), logging.getLogger("flwr")
+    logger.addHandler(handler)
+    yield handler.said
+    logger.removeHandler(handler)
+    assert not handler.said
 
 
 @pytest.hookimpl(wrapper=True)

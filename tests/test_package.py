@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.superlink.grid import InMemoryGrid
 
 from fedpriv.cli import flower
 from fedpriv.clients.app import app as client_app
@@ -159,11 +160,37 @@ def test_too_few_supernodes_are_a_failure(
     grid = InlineGrid(client_app, 5)
     config = {"experiment": "configs/quickstart.toml", "overrides": "", "seed": ""}
     context = Context(run_id=5, node_id=1, node_config={}, state=RecordDict(), run_config=config)
-    said = "clients = 8, but 5 SuperNodes are connected.*flwr run . --stream --federation-config num-supernodes=8"
+    said = "clients = 8, but 5 SuperNodes are connected; a run needs one for each client"
     with pytest.raises(RunFailedError, match=said):
         flower.app(grid, context)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err == "waiting for SuperNodes: 5 of 8 are connected\n"
+
+
+class Simulated(InlineGrid, InMemoryGrid):
+    """A grid of ours that Flower seems to simulate."""
+
+
+def test_where_flower_simulates_too_few_the_servers_process_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two SuperNodes are Flower's default; the parameters are those of a run with one for each client."""
+    monkeypatch.setattr("fedpriv.server.app._TELL_SECONDS", 0.05)
+    monkeypatch.setattr(flower, "_report", lambda folder: None)
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "experiment": "configs/quickstart.toml",
+        "overrides": ",".join(("federation.rounds=1", "federation.clients=3", "adversary.attacks=[]")),
+        "seed": "",
+    }
+    for run, nodes in ((5, 2), (6, 3)):
+        context = Context(run_id=run, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+        flower.app(Simulated(client_app, nodes), context)
+    few, enough = (tmp_path / "runs" / f"run-{run}" / "checkpoint" / "server.safetensors" for run in (5, 6))
+    assert few.read_bytes() == enough.read_bytes()
+    said = capsys.readouterr().err
+    assert said.count("clients = 3, but 2 SuperNodes are connected: the server's process answers for all of them") == 1
+    assert "flwr run . --stream --federation-config num-supernodes=3" in " ".join(said.split())
 
 
 def test_init_writes_what_runs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The commands ``fedpriv attack DIR | list | tune``."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,7 @@ _ATTACKED = (
     "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "
     "one that candidate picks"
 )
+_TAPPED = "medians over images; picked out: the original is nearer to the picture than every image of other clients"
 _OF_ROWS = ("right", "off by")
 _ROWS_ATTACKED = (
     "right: of the categories; off by: the numbers' error as a share of their range, median of rows; recovered: all "
@@ -83,13 +85,17 @@ def attack_folder(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the observations of an existing run, without training again; results are added to DIR."""
+    """Attack the observations of an existing run, or of a tap, without training again; results are added to DIR."""
     from fedpriv.cli.display import shown
+    from fedpriv.flower.folder import ABOUT
     from fedpriv.lab import attack_command, attack_heard, attack_run
     from fedpriv.report import reported
 
     path = out_dir or folder
     chosen = names or (), victims or (), set_ or ()
+    if (folder / ABOUT).is_file():
+        _attack_tap(folder, chosen, (out_dir, heard), quiet or as_json, as_json)
+        return
     command = attack_command(folder, *chosen, heard)
     with shown(quiet or as_json) as progress, reported(path):
         if heard is None:
@@ -101,6 +107,32 @@ def attack_folder(
         rows = any(result.rows is not None for result in summary.attacks)
         out.print(_ROWS_ATTACKED if rows else _ATTACKED, style="dim")
     print_summary(summary, path, as_json)
+
+
+def _attack_tap(
+    folder: Path,
+    chosen: tuple[Sequence[str], Sequence[str], Sequence[str]],
+    elsewhere: tuple[Path | None, Path | None],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Attack what a tap wrote of somebody's own Flower app."""
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.attack_tapped import attack_tapped
+
+    if any(elsewhere):
+        raise InputError(f"{folder} is the folder of a tap, which --out and --heard are not for")
+    with shown(quiet) as progress:
+        summary = attack_tapped(folder, *chosen, progress)
+    if as_json:
+        print_json(asdict(summary))
+        return
+    if summary.attacks:
+        out.print(_results(summary.attacks))
+        out.print(_TAPPED, style="dim")
+    print_sentences(summary.verdict)
+    for picture in summary.pictures:
+        print_line(f"Picture: {folder / picture}")
 
 
 def _copy_of(folder: Path, out_dir: Path | None) -> Path:

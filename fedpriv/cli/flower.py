@@ -7,11 +7,15 @@ from pathlib import Path
 
 from fedpriv.cli.display import Display
 from fedpriv.cli.terminal import err, print_line, print_sentences, print_warning
+from fedpriv.config import Experiment
 from fedpriv.errors import RunFailedError
 from fedpriv.lab import Engine, start_run
 from fedpriv.server.app import Started, started_app
 
 __all__ = ["app"]
+
+_DOWNLOADED = "runtime-envs"  # where Flower installs what an app depends on
+_NO_DOWNLOAD = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 
 def _run(started: Started) -> None:
@@ -20,24 +24,34 @@ def _run(started: Started) -> None:
     Raises:
         RunFailedError: there are fewer SuperNodes than the experiment has clients.
     """
+    if _DOWNLOADED in os.environ.get("VIRTUAL_ENV", ""):
+        print_warning(f"Flower has installed fedpriv's dependencies once more for this run; {_NO_DOWNLOAD} prevents it")
+    experiment, engine = _placed(started)
+    try:
+        with Display(err) as progress:
+            summary = start_run(experiment, started.path, started.command, progress, engine)
+    finally:
+        _report(started.path.resolve())
+    print_sentences(summary.verdict)
+
+
+def _placed(started: Started) -> tuple[Experiment, Engine | None]:
+    """Flower's clients; or, where it simulates fewer than the experiment has, all of them in the server's process."""
     clients = started.experiment.federation.clients
+    few = f"federation.clients = {clients}, but {{}} SuperNodes are connected"
+    command = f"flwr run . --stream --federation-config num-supernodes={clients}"
 
     def tell(nodes: int) -> None:
         err.print(f"waiting for SuperNodes: {nodes} of {clients} are connected", markup=False, soft_wrap=True)
 
     nodes = started.connected(tell)
-    if nodes < clients:
-        raise RunFailedError(
-            f"federation.clients = {clients}, but {nodes} SuperNodes are connected; a run needs one for each client: "
-            f"flwr run . --stream --federation-config num-supernodes={clients}"
-        )
-    engine = Engine("Flower", started.federate)
-    try:
-        with Display(err) as progress:
-            summary = start_run(started.experiment, started.path, started.command, progress, engine)
-    finally:
-        _report(started.path.resolve())
-    print_sentences(summary.verdict)
+    if nodes >= clients:
+        return started.experiment, Engine("Flower", started.federate)
+    if not started.is_simulated:
+        raise RunFailedError(f"{few.format(nodes)}; a run needs one for each client")
+    print_warning(f"{few.format(nodes)}: the server's process answers for all of them; {command} gives each its own")
+    here = started.experiment.engine.model_copy(update={"name": "inline"})
+    return started.experiment.model_copy(update={"engine": here}), None
 
 
 def _report(folder: Path) -> None:

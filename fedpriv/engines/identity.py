@@ -1,4 +1,4 @@
-"""The one private piece of Flower that the inline engine needs, kept in one place.
+"""The one private piece of Flower that our engines need, kept in one place.
 
 Since 1.40 a Flower Message reads the sender's ids from a process-wide class that its own runtimes fill in.
 ``tests/engines/test_engines.py`` fails when a Flower version changes it.
@@ -7,7 +7,7 @@ Since 1.40 a Flower Message reads the sender's ids from a process-wide class tha
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["assume_server_identity"]
+__all__ = ["assume_server_identity", "is_identified"]
 
 
 def assume_server_identity(run_id: int) -> None:
@@ -15,3 +15,11 @@ def assume_server_identity(run_id: int) -> None:
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = SUPERLINK_NODE_ID
     TaskIdentity.task_id = run_id
+
+
+def is_identified() -> bool:
+    """Whether this process has an identity, as those have that Flower's runtimes start: it must keep that."""
+    try:
+        return TaskIdentity.run_id is not None
+    except RuntimeError:
+        return False

@@ -11,26 +11,36 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from typing_extensions import override
 
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.identity import assume_server_identity, is_identified
 
-__all__ = ["InlineGrid", "run_inline", "run_on"]
+__all__ = ["RUN_ID", "InlineGrid", "answered", "run_inline", "run_server"]
 
-_RUN_ID = 1
+RUN_ID = 1
 
 
 def run_inline(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
     """Run the server's main function here; every message to a client is a function call."""
-    run_on(InlineGrid(client_app, clients), server_app)
+    run_server(server_app, InlineGrid(client_app, clients))
 
 
-def run_on(grid: Grid, server_app: ServerApp) -> None:
-    """Run the server's main function in this process, on a grid that is in it, too."""
-    assume_server_identity(_RUN_ID)
+def run_server(server_app: ServerApp, grid: Grid) -> None:
+    """Run the server's main function in this thread, on a grid of ours."""
+    if not is_identified():
+        assume_server_identity(RUN_ID)
     server_app(grid, _context(SUPERLINK_NODE_ID, {}))
 
 
+def answered(client_app: ClientApp, message: Message, context: Context) -> Message:
+    """Have a client answer; what it raises is the server's news, as on every Flower grid: an error reply."""
+    try:
+        return client_app(message, context)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
+        reason = f"{type(error).__name__}: {error}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
 def _context(node_id: int, node_config: dict[str, int]) -> Context:
-    return Context(run_id=_RUN_ID, node_id=node_id, node_config=dict(node_config), state=RecordDict(), run_config={})
+    return Context(run_id=RUN_ID, node_id=node_id, node_config=dict(node_config), state=RecordDict(), run_config={})
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class InlineGrid(Grid):
     @property
     def run(self) -> Run:
         """The one run."""
-        return Run.create_empty(_RUN_ID)
+        return Run.create_empty(RUN_ID)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -103,17 +113,20 @@ class InlineGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> str:
+        key = self._numbered(message)
+        self._keep(key, answered(self.client_app, message, self._client(message.metadata.dst_node_id)))
+        return key
+
+    def _numbered(self, message: Message) -> str:
+        """Give a message the id that its reply is pulled with."""
         key = str(next(iter(self._numbers)))
         message.metadata.__dict__["_message_id"] = key
-        node = message.metadata.dst_node_id
-        try:
-            reply = self.client_app(message, self._client(node))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a client raises is the server's news, as on every Flower grid
-            reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        return key
+
+    def _keep(self, key: str, reply: Message) -> None:
+        """Keep a reply until it is pulled."""
         reply.metadata.__dict__["_reply_to_message_id"] = key
         self._replies[key] = reply
-        return key
 
     def _client(self, node: int) -> Context:
         """What Flower keeps for a client, from its first message on."""

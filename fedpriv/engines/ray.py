@@ -1,29 +1,34 @@
-"""The Ray engine: Flower's simulation, with shares of CPUs and GPUs for each client, here or on a cluster."""
+"""The Ray engine: a Flower Grid whose clients are Ray actors, with shares of CPUs and GPUs, here or on a cluster."""
 
 import logging
+import math
 import os
+import signal
 import socket
 import threading
-import warnings
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import ray
-from flwr.app import Context, Message, RecordDict
-from flwr.app.typing import ConfigRecordValues
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
-from flwr.supercore.run import Run
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import ServerApp
+from ray.exceptions import RayError
 
 from fedpriv.config import EngineConfig
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, run_server
+from fedpriv.errors import InputError, one_line
 
-__all__ = ["Share", "connect", "run_ray"]
+__all__ = ["RayGrid", "Share", "connect", "run_ray"]
 
 _KNOCK_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
 
 
 def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
@@ -31,106 +36,162 @@ def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: 
 
     Raises:
         InputError: no cluster answers at the address, or it cannot host one client.
-        RunFailedError: the run failed.
+        Exception: whatever the ServerApp raised.
+    """
+    cpus = Share("engine.cpus_per_client", "CPU", config.cpus_per_client)
+    gpus = Share("engine.gpus_per_client", "GPU", config.gpus_per_client)
+    connect(config.address, "engine.address", (cpus, gpus))
+    try:
+        with _silenced("ray"), _stoppable() as stopped:
+            actors = min(clients, _room(cpus, gpus))
+            run_server(server_app, RayGrid(client_app, clients, _start_actors(client_app, actors, config), stopped))
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """Have Ctrl-C set an event, which the grid looks at: the server's own code is not cut off in the middle.
+
+    A second one ends it wherever it is.
+
+    Raises:
+        KeyboardInterrupt: the event is set in the end.
     """
     stopped = threading.Event()
-    outcome = _Outcome()
-    shares = (
-        Share("engine.cpus_per_client", "CPU", config.cpus_per_client),
-        Share("engine.gpus_per_client", "GPU", config.gpus_per_client),
-    )
-    connect(config.address, "engine.address", shares)
-    try:
-        with _silenced("flwr", "ray"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            run_simulation(
-                server_app=_guarded(server_app, stopped, outcome),
-                client_app=client_app,
-                num_supernodes=clients,
-                backend_config={"client_resources": _actor_options(config)},
-            )
-    except RuntimeError as error:
-        if outcome.error is None:
-            raise RunFailedError(f"Ray: {error.__cause__ or error}") from error
-    finally:
-        # Ctrl-C reaches this thread only; the server's thread learns of it at its next look for replies.
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped  # signals are not for other threads
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: object) -> None:
         stopped.set()
-        ray.shutdown()
-    if outcome.error is not None:
-        raise outcome.error
-    if not outcome.finished:
-        raise RunFailedError("Ray: the simulation ended before the server was done")
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+        if stopped.is_set():
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
-def _actor_options(config: EngineConfig) -> dict[str, ConfigRecordValues]:
-    """What a client's actor is given, and what becomes of one that dies (out of memory, a crash in native code).
+def _room(*shares: "Share") -> int:
+    """How many actors fit: an actor does not reach from one node to another.
 
-    Flower hands all of this to Ray. By itself it puts a dead actor back into its pool, and every later message fails;
-    so Ray starts the actor anew and asks it once more. A client computes the same again, so nothing else changes.
+    Raises:
+        InputError: no node has room for one.
     """
-    return {
-        "num_cpus": config.cpus_per_client,
-        "num_gpus": config.gpus_per_client,
-        "max_restarts": -1,
-        "max_task_retries": 1,
-    }
+    taken = [share for share in shares if share.amount > 0]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(min(int(node.get(share.kind, 0.0) / share.amount + 1e-9) for share in taken) for node in nodes)
+    if room:
+        return room
+    wanted = " and ".join(f"{share.key} = {share.amount:g}" for share in taken)
+    raise InputError(f"{wanted}: no node of the Ray cluster has as much")
 
 
-class _Outcome:
-    """What became of the server's main function, which runs in a thread of Flower's."""
+def _start_actors(client_app: ClientApp, count: int, config: EngineConfig) -> list[Any]:
+    """Start actors that answer for clients.
 
-    def __init__(self) -> None:
-        self.finished = False
-        self.error: Exception | None = None
-
-
-def _guarded(server_app: ServerApp, stopped: threading.Event, outcome: _Outcome) -> ServerApp:
-    guarded = ServerApp()
-
-    @guarded.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            server_app(_StoppableGrid(grid, stopped), context)
-            outcome.finished = True
-        except Exception as error:
-            outcome.error = error
-            raise
-
-    return guarded
+    One that dies (out of memory, a crash in native code) is started anew by Ray and asked once more. A client computes
+    the same again, so nothing else changes.
+    """
+    shares = {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}
+    kind = ray.remote(_Actor).options(**shares, max_restarts=-1, max_task_retries=1)
+    # Not from the object store: what is there may be gone when Ray starts an actor anew.
+    return [kind.remote(client_app) for _ in range(count)]
 
 
-class _StoppableGrid(Grid):
-    """A grid that ends the run at the next look for replies once ``stopped`` is set."""
+class _Actor:
+    """Answers for one client after another, in a process of its own."""
 
-    def __init__(self, grid: Grid, stopped: threading.Event) -> None:
-        self._grid = grid
+    def __init__(self, client_app: ClientApp) -> None:
+        assume_server_identity(RUN_ID)
+        self._client_app = client_app
+
+    def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
+        """Return a client's answer, and what it keeps to itself."""
+        return answered(self._client_app, message, context), context
+
+
+class _Question(NamedTuple):
+    """A message on its way to a client."""
+
+    key: str
+    message: Message
+    actor: Any = None
+
+
+class RayGrid(InlineGrid):
+    """Has a client's messages answered by actors, as many at a time as there are."""
+
+    def __init__(self, client_app: ClientApp, clients: int, actors: Sequence[Any], stopped: threading.Event) -> None:
+        super().__init__(client_app, clients)
         self._stopped = stopped
+        self._idle = list(actors)
+        self._waiting = deque[_Question]()
+        self._asked: dict[Any, _Question] = {}
 
-    def set_run(self, run: Run) -> None:
-        self._grid.set_run(run)
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand the messages to actors as these become free, and return the ids to pull the replies with."""
+        pushed = [_Question(self._numbered(message), message) for message in messages]
+        self._waiting.extend(pushed)
+        self._hand_out()
+        return [question.key for question in pushed]
 
-    @property
-    def run(self) -> Run:
-        return self._grid.run
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return those replies that are there, after a moment's wait for the next one.
 
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        Raises:
+            KeyboardInterrupt: the run was stopped.
+        """
         if self._stopped.is_set():
-            raise RunFailedError("stopped")
-        return self._grid.pull_messages(message_ids)
+            raise KeyboardInterrupt
+        wanted = list(message_ids)
+        self._collect(0.0)
+        if not any(key in self._replies for key in wanted):
+            self._collect(_LOOK_SECONDS)
+        return super().pull_messages(wanted)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self._grid.send_and_receive(messages, timeout=timeout)
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push the messages and pull the replies, as far as they come in time."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        left, replies = self.push_messages(messages), list[Message]()
+        while left and time.monotonic() < deadline:
+            fresh = self.pull_messages(left)
+            replies += fresh
+            there = {reply.metadata.reply_to_message_id for reply in fresh}
+            left = [key for key in left if key not in there]
+        return replies
+
+    def _hand_out(self) -> None:
+        while self._idle and self._waiting:
+            question, actor = self._waiting.popleft(), self._idle.pop()
+            context = self._client(question.message.metadata.dst_node_id)
+            self._asked[actor.answer.remote(question.message, context)] = question._replace(actor=actor)
+
+    def _collect(self, seconds: float) -> None:
+        """Take in the answers that are there, or the first that comes within some seconds."""
+        if not self._asked:
+            return
+        done, _ = ray.wait(list(self._asked), num_returns=1 if seconds else len(self._asked), timeout=seconds)
+        for reference in done:
+            question = self._asked.pop(reference)
+            self._idle.append(question.actor)
+            self._keep(question.key, self._outcome(question.message, reference))
+        self._hand_out()
+
+    def _outcome(self, message: Message, reference: Any) -> Message:
+        """A client's answer, or what became of its process: as a rule it ran out of memory."""
+        try:
+            reply, context = ray.get(reference)
+        except RayError as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        self._contexts[message.metadata.dst_node_id] = context
+        return cast(Message, reply)
 
 
 def _set_environment() -> None:

@@ -9,7 +9,7 @@ from flwr.serverapp import ServerApp
 from typing_extensions import override
 
 from fedpriv.clients.cohort import CohortApp
-from fedpriv.engines.inline import InlineGrid, run_on
+from fedpriv.engines.inline import InlineGrid, run_server
 
 __all__ = ["StackedGrid", "run_stacked"]
 
@@ -18,7 +18,7 @@ _TRAINS = ("train", "train.masked")
 
 def run_stacked(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
     """Run the server's main function here; clients of a round that do the same work are trained as one stack."""
-    run_on(StackedGrid(client_app, clients), server_app)
+    run_server(server_app, StackedGrid(client_app, clients))
 
 
 @dataclass

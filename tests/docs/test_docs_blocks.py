@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.config import load_experiment
 from fedpriv.config.icl import is_prompting, load_prompting
+from fedpriv.flower.settings import read_settings
 from fedpriv.sweep import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
 
 EVERYWHERE = [ROOT / "README.md", *PAGES]
 # Run by tests of their own.
-ELSEWHERE = {"attack-your-own", "tutorial", "tutorial-own", "tutorial-gradient", "tutorial-sweep"}
+ELSEWHERE = {"attack-your-own", "flower-app", "tutorial", "tutorial-own", "tutorial-gradient", "tutorial-sweep"}
 WITH_PYTHON = [
     pytest.param(page, marks=pytest.mark.slow if page.stem == "README" else (), id=page.stem)
     for page in EVERYWHERE
@@ -68,6 +69,8 @@ def test_toml_is_an_experiment_a_sweep_or_a_file_of_prompts(page: Path, clone: P
         path.write_text(block.text, encoding="utf-8")
         if "base" in tomllib.loads(block.text):
             assert load_sweep(path).trials
+        elif {"tap", "privatise"} & tomllib.loads(block.text).keys():
+            assert read_settings(path).tap
         elif is_prompting(tomllib.loads(block.text)):
             load_prompting(path)
         else:

@@ -58,7 +58,8 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert citation["version"] == project["version"]
+    assert (citation["license"], project["license"]) == ("Apache-2.0", {"file": "LICENSE"})
 
 
 @pytest.mark.parametrize(

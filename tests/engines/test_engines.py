@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.logger import warn_deprecated_feature
 
 from fedpriv.config import EngineConfig
 from fedpriv.engines import check_engine, choose_engine, run_engine
@@ -144,3 +145,37 @@ def test_what_needs_ray_says_how_to_get_it(config: EngineConfig, setting: str, m
     check_engine(EngineConfig())
     with pytest.raises(InputError, match=re.escape(f"{setting} needs Ray, which is not installed: pip install")):
         check_engine(config)
+
+
+def test_what_flower_deprecates_is_noticed(deprecated: list[str]) -> None:
+    """Every test fails on it, not this one alone."""
+    warn_deprecated_feature("run_simulation")
+    assert len(deprecated) == 1
+    deprecated.clear()
+
+
+@pytest.mark.slow
+def test_a_client_keeps_its_state_and_answers_in_time_on_ray(deprecated: list[str]) -> None:
+    """Whichever actor answers; and who does not answer in time is not waited for."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        partition = int(context.node_config["partition-id"])
+        counted = int(context.state.metric_records.get("asked", {"times": 0})["times"]) + 1
+        context.state["asked"] = MetricRecord({"times": counted})
+        time.sleep(5.0 if partition == 1 and counted == 3 else 0.0)
+        return Message(RecordDict({"asked": MetricRecord({"times": counted})}), reply_to=message)
+
+    server, answers = ServerApp(), []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        for timeout in (None, None, 2.0):
+            questions = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+            replies = grid.send_and_receive(questions, timeout=timeout)
+            answers.append([int(reply.content.metric_records["asked"]["times"]) for reply in replies])
+
+    run_engine(server, app, CLIENTS, EngineConfig(name="ray", cpus_per_client=0.5))
+    assert answers[1] == [2, 2, 2]
+    assert answers[2] == [3, 3]

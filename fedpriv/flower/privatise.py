@@ -1,0 +1,150 @@
+"""The mod that has a mechanism act on what any ClientApp returns, and counts it in a ledger."""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from fedpriv.accounting import calibrate
+from fedpriv.data.sampling import Sampling
+from fedpriv.errors import InputError
+from fedpriv.flower.arrays import arrays_of, as_sent, is_training, moved, round_of
+from fedpriv.flower.ledger import AnswerLedger, Limits
+from fedpriv.flower.settings import FlowerSettings, read_settings
+from fedpriv.flower.watch import Released, released
+from fedpriv.gradients import Vector
+from fedpriv.plan import Plan
+from fedpriv.randomness import Secret
+from fedpriv.records import LedgerLine
+from fedpriv.wire import pack
+
+__all__ = ["Privatiser", "privatise"]
+
+_LOG = logging.getLogger("fedpriv")
+WEIGHT = "num-examples"
+"""By what Flower's strategies weight replies."""
+
+
+def privatise(near: str | Path) -> Mod:
+    """Return a mod that clips and noises the update in each reply to a training message, and keeps a ledger.
+
+    What leaves the client is the parameters that it was sent plus one release of the mechanism: all floating-point
+    arrays but running statistics, as one vector. Running statistics and whole numbers leave as they came; metrics stay
+    at the client but those that ``privatise.send`` names, and num-examples is 1, so that all clients weigh alike.
+    Messages other than those to train pass through untouched, and what an evaluation replies is covered by nothing.
+
+    An app that raises, or returns something that does not fit or is not finite, has an update of zero: whether it does
+    may depend on its data. The client's own log says so.
+
+    Args:
+        near: a file of settings (.toml); or the ``__file__`` of the app's module, in whose folder, or one above it,
+            fedpriv.toml is.
+
+    Raises:
+        InputError: the settings are missing or wrong, or name no mechanism.
+    """
+    settings = read_settings(near)
+    if not settings.mechanism.protects:
+        raise InputError("privatise needs a mechanism: fedpriv.toml has no [mechanism], or its name is 'none'")
+    return Privatiser(settings)
+
+
+@dataclass(frozen=True)
+class Privatiser:
+    """A mod of these settings."""
+
+    settings: FlowerSettings
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a training message with a release; pass on others.
+
+        Raises:
+            InputError: the message has no parameters, the ledger does not fit, or no noise reaches the target.
+            RefusedError: a limit of the ledger is reached.
+        """
+        if not is_training(message):
+            return call_next(message, context)
+        before = arrays_of(message, self.settings.privatise.record)
+        names = moved(before, before)
+        ledger = self._ledger(_client(context), tuple(before[name].numel() for name in names))
+        line = ledger.charge(context.run_id, round_of(message))
+        reply, after = self._answered(message, context, call_next)
+        release = ledger.plan.release_update(_update(after, before, names), self._noise(line).stream("noise"))
+        released(Released(ledger.plan.config, line))
+        state = {name: as_sent(before[name].double() + value, before[name]) for name, value in release.items()}
+        content = RecordDict({self.settings.privatise.record: pack({**before, **state})})
+        content["metrics"] = self._metrics(reply)
+        return Message(content, reply_to=message)
+
+    def _answered(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> tuple[Message | None, Vector]:
+        """What the app answers, and its arrays; none where it fails."""
+        try:
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise RuntimeError(reply.error.reason)
+            return reply, arrays_of(reply, self.settings.privatise.record)
+        except (Exception, SystemExit):  # noqa: BLE001 - an error reply would tell of the data without noise
+            _LOG.exception("client %d: the app failed; its update counts as zero", _client(context))
+            return None, {}
+
+    def _ledger(self, client: int, tensors: tuple[int, ...]) -> AnswerLedger:
+        own = self.settings.privatise
+        limits = Limits(own.rounds, own.target_epsilon)
+        return AnswerLedger(own.folder.absolute(), _plan(self.settings, client, tensors), limits, self._notes)
+
+    @cached_property
+    def _notes(self) -> tuple[str, ...]:
+        own = self.settings.privatise
+        notes = ["counted are the answers to training messages; replies to evaluations are covered by nothing"]
+        if own.send:
+            notes.append(f"not covered, since they leave as they are: {', '.join(own.send)}")
+        if own.seed is not None:
+            notes.append("the noise follows from privatise.seed: whoever knows that can subtract it")
+        return tuple(notes)
+
+    def _noise(self, line: LedgerLine) -> Secret:
+        """What the noise of one answer is keyed by, and of no other."""
+        seed = self.settings.privatise.seed
+        secret = Secret.drawn() if seed is None else Secret.of_seed(seed)
+        return secret.derived("flower answer", line.client, line.participations)
+
+    def _metrics(self, reply: Message | None) -> MetricRecord:
+        records = () if reply is None else reply.content.metric_records.values()
+        sent = {key: record[key] for record in records for key in self.settings.privatise.send if key in record}
+        return MetricRecord({WEIGHT: 1, **sent})
+
+
+def _client(context: Context) -> int:
+    """The number of the client's partition; 0 where Flower was told of none."""
+    return int(context.node_config.get("partition-id", 0))
+
+
+@lru_cache(maxsize=1024)
+def _plan(settings: FlowerSettings, client: int, tensors: tuple[int, ...]) -> Plan:
+    """Bind the mechanism, calibrated where the settings have a target. Of a whole update nothing is sampled."""
+    config = settings.mechanism
+    if config.needs_redistribution:
+        raise InputError(f"mechanism {config.name} shares its noise out by a public model, which a mod does not know")
+    draft = Plan(client, Sampling("shuffled", 1, 1), 1, config.with_some_noise(), tensors, 0)
+    if not config.parameter or config.noise is not None:
+        return replace(draft, config=config.with_noise(config.noise)) if config.noise is not None else draft
+    if config.calibrated_epsilon is None:
+        return replace(draft, config=config.with_noise(config.nominal_noise()))
+    planned = draft.accounted(range(1, (settings.privatise.rounds or 1) + 1))
+    return replace(draft, config=config.with_noise(calibrate(config.calibrated_epsilon, planned)))
+
+
+def _update(after: Vector, before: Vector, names: tuple[str, ...]) -> Vector:
+    """After minus before in float32, and zero where an array is missing or does not fit."""
+    fits = all(name in after and after[name].shape == before[name].shape for name in names)
+    if not fits:
+        if after:
+            _LOG.error("the app returned other arrays than it was sent; its update counts as zero")
+        return {name: torch.zeros(before[name].shape) for name in names}
+    return {name: (after[name].double() - before[name].double()).float() for name in names}

@@ -1,0 +1,104 @@
+"""fedpriv.toml of a Flower app: what the tap cannot see by itself, the mechanism, and how often clients answer."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from fedpriv.config import read_toml, validated
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
+from fedpriv.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Section
+
+__all__ = ["FILE", "FlowerSettings", "PrivatiseSettings", "TapSettings", "read_settings"]
+
+FILE = "fedpriv.toml"
+
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Side = Annotated[Integer, Field(ge=1)]
+
+
+class TapSettings(Section):
+    """The section ``[tap]``; what is not set is what the tap saw PyTorch do."""
+
+    model: ImportPath = Field(description="class or function that returns the network, 'package.module:Name'")
+    folder: Path = Field(Path("runs"), description="where tap-RUN is made; FEDPRIV_RUNS goes before")
+    record: str = Field("arrays", description="ArrayRecord with the parameters, in the message and in the reply")
+    rounds: Count = Field(1, description="the first so many training messages of each client are written down")
+    keep_images: bool = Field(True, description="keep what the client trained on, to score attacks; they never read it")
+    loss: ImportPath = Field("torch.nn.functional:cross_entropy", description="what is minimised, of logits and labels")
+    mean: tuple[Real, ...] = Field((0.0,), description="subtracted from images on [0, 1], one number or one a channel")
+    std: tuple[Positive, ...] = Field((1.0,), description="what they are divided by then")
+    shape: tuple[Side, Side, Side] | None = Field(None, description="(C, H, W) of one image")
+    classes: Count | None = Field(None, description="number of classes")
+    batch_size: Count | None = Field(None, description="images in one batch")
+    local_steps: Count | None = Field(None, description="optimiser steps in a round")
+    examples: Count | None = Field(None, description="distinct images behind an upload")
+    learning_rate: Positive | None = Field(None, description="of the local optimiser")
+    optimizer: Annotated[str, Field(pattern="^(sgd|adam)$")] | None = Field(None, description="sgd or adam")
+    momentum: Momentum | None = Field(None, description="of the local SGD")
+
+
+class PrivatiseSettings(Section):
+    """The section ``[privatise]``."""
+
+    folder: Path = Field(Path("privacy"), description="each client's ledger, for good: it must outlive restarts")
+    record: str = Field("arrays", description="ArrayRecord with the parameters, in the message and in the reply")
+    rounds: Count | None = Field(None, description="a client answers so often and then refuses; none: for ever")
+    target_epsilon: Epsilon | None = Field(None, description="a client refuses once an answer would take it above")
+    send: tuple[str, ...] = Field((), description="metrics that leave as they are: no mechanism covers them")
+    seed: Annotated[Integer, Field(ge=0)] | None = Field(
+        None, description="noise that repeats, for experiments: whoever knows the seed subtracts it"
+    )
+
+
+def _no_mechanism() -> MechanismSettings:
+    return mechanism_settings({"unit": "update"})
+
+
+class FlowerSettings(Section):
+    """The whole file."""
+
+    tap: TapSettings | None = None
+    privatise: PrivatiseSettings = PrivatiseSettings()
+    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(
+        default_factory=lambda: mechanism_settings({"unit": "update"})
+    )
+
+    @field_validator("mechanism", mode="before")
+    @classmethod
+    def _on_updates(cls, given: Any) -> Any:
+        """A mod sees whole updates only."""
+        return {"unit": "update", **given} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _fits(self) -> "FlowerSettings":
+        config = self.mechanism
+        if config.unit != "update" or not config.on_gradients:
+            raise ValueError(
+                f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole update and no "
+                'example; allowed is a mechanism on gradients with unit = "update"'
+            )
+        if config.calibrated_epsilon is not None and self.privatise.rounds is None:
+            raise ValueError("mechanism.target_epsilon needs privatise.rounds: how often a client answers at most")
+        return self
+
+
+def read_settings(near: str | Path) -> FlowerSettings:
+    """Read the settings of an app.
+
+    Args:
+        near: a file of settings (.toml); or a module's ``__file__``, in whose folder, or one above it, fedpriv.toml is.
+
+    Raises:
+        InputError: there is none, or it says something that is not allowed.
+    """
+    path = Path(near).absolute()
+    if path.suffix != ".toml":
+        found = (folder / FILE for folder in path.parents if (folder / FILE).is_file())
+        path = next(found, None) or _missing(path)
+    return validated(FlowerSettings, read_toml(path), str(path))
+
+
+def _missing(path: Path) -> Path:
+    raise InputError(f"{FILE} is neither in {path.parent} nor in a folder above it")

@@ -1,0 +1,200 @@
+"""The mod that privatises anybody's app; the mistakes of mods that others wrote are tests here."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from scipy import optimize, stats
+
+from fedpriv.errors import InputError, RefusedError
+from fedpriv.flower import privatise
+from tests.flower.apps import Arrays, arrays, client, context, question, settings
+
+SIGMA, CLIP = 0.5, 2.0
+BEFORE = {
+    "weight": np.full((40, 50), 3.0, np.float32),
+    "bias": np.zeros(50, np.float32),
+    "bn.running_var": np.ones(5, np.float32),
+    "bn.num_batches_tracked": np.array(7),
+}
+
+
+def app_of(folder: Path, trained: Callable[[Arrays], Arrays], own: str = "", mechanism: str | None = None):
+    named = mechanism or f'name = "gaussian"\nsigma = {SIGMA}\nclip_norm = {CLIP}'
+    text = f'[mechanism]\n{named}\n[privatise]\nfolder = "{folder / "privacy"}"\n{own}\n'
+    return client([privatise(settings(folder, text))], trained)
+
+
+def asked(app, number: int = 1, who: Context | None = None) -> dict[str, np.ndarray]:
+    return arrays(app(question(BEFORE, number=number), who or context()))
+
+
+def released(reply: Arrays) -> np.ndarray:
+    return np.concatenate([(reply[name].astype(float) - BEFORE[name]).ravel() for name in ("weight", "bias")])
+
+
+def longer(given: Arrays) -> Arrays:
+    """Ten times the clip norm, all in one array; and what BatchNorm changes besides."""
+    step = np.zeros_like(given["weight"])
+    step[0, 0] = 10 * CLIP
+    return {**given, "weight": given["weight"] + step, "bn.running_var": given["bn.running_var"] * 2}
+
+
+def line(folder: Path, partition: int = 3) -> dict:
+    return json.loads((folder / "privacy" / f"client-{partition}.json").read_text())
+
+
+def test_the_update_is_clipped_and_the_noise_is_the_ledgers(tmp_path: Path) -> None:
+    """Chi-square of all coordinates, two-sided; false alarm 1e-6."""
+    noise = released(asked(app_of(tmp_path, longer)))
+    noise[0] -= CLIP
+    statistic = float((noise**2).sum()) / (SIGMA * CLIP) ** 2
+    assert 5e-7 < stats.chi2.cdf(statistic, len(noise)) < 1 - 5e-7
+    assert line(tmp_path)["noise"] == SIGMA
+
+
+@pytest.mark.parametrize("mechanism", ["name = 'vmf'\nkappa = 1e6", "name = 'laplace'\nscale = 1e-6\nclip_norm = 2.0"])
+def test_other_mechanisms_act_too(mechanism: str, tmp_path: Path) -> None:
+    """With next to no noise a release is the clipped update, or its direction."""
+    found = released(asked(app_of(tmp_path, longer, mechanism=mechanism)))
+    assert found[0] / np.linalg.norm(found) > 0.99
+
+
+def test_statistics_and_whole_numbers_leave_as_they_came(tmp_path: Path) -> None:
+    reply = asked(app_of(tmp_path, longer))
+    assert list(reply) == list(BEFORE)
+    for name, value in BEFORE.items():
+        assert reply[name].dtype == value.dtype
+        assert name.startswith("bn") is bool((reply[name] == value).all())
+
+
+def raising(given: Arrays) -> Arrays:
+    raise SystemExit("this digit is a seven")
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        lambda given: given,
+        lambda given: {**given, "weight": given["weight"] * np.float32("nan")},
+        lambda given: {**given, "bias": given["bias"] + np.float32("inf")},
+        lambda given: {"weight": given["weight"]},
+        lambda given: {**given, "bias": np.zeros(3, np.float32)},
+        raising,
+    ],
+    ids=["unchanged", "nan", "infinite", "missing", "other shape", "raises"],
+)
+def test_an_update_of_zero_is_noise_and_nothing_else(trained: Callable[[Arrays], Arrays], tmp_path: Path) -> None:
+    """Whatever goes wrong with the data, the server gets the same law; false alarm 1e-6."""
+    noise = released(asked(app_of(tmp_path, trained)))
+    statistic = float((noise**2).sum()) / (SIGMA * CLIP) ** 2
+    assert 5e-7 < stats.chi2.cdf(statistic, len(noise)) < 1 - 5e-7
+
+
+def test_evaluation_is_untouched_and_not_counted(tmp_path: Path) -> None:
+    reply = app_of(tmp_path, longer)(question(BEFORE, "evaluate"), context())
+    assert all((arrays(reply)[name] == value).all() for name, value in BEFORE.items())
+    assert reply.content.metric_records["metrics"]["accuracy"] == 0.5
+    assert not (tmp_path / "privacy").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "sent"), [("", {"num-examples": 1}), ("send = ['num-examples']", {"num-examples": 77})]
+)
+def test_metrics_stay_at_the_client(own: str, sent: dict[str, int], tmp_path: Path) -> None:
+    reply = app_of(tmp_path, longer, own)(question(BEFORE), context())
+    assert dict(reply.content.metric_records["metrics"]) == sent
+    assert any("not covered" in note for note in line(tmp_path)["notes"]) is bool(own)
+
+
+def test_a_restart_gives_no_budget_back(tmp_path: Path) -> None:
+    """Epsilon against the closed form of Balle and Wang 2018 for two updates that differ by twice the clip norm."""
+    for number in (1, 2, 3):
+        asked(app_of(tmp_path, longer, "rounds = 3"), number, context(run=number))
+    found = line(tmp_path)
+    assert found["participations"] == 3
+    mu = 2 * math.sqrt(3) / SIGMA
+
+    def delta(epsilon: float) -> float:
+        normal = stats.norm.cdf
+        return normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(-mu / 2 - epsilon / mu)
+
+    exact = optimize.brentq(lambda epsilon: delta(epsilon) - found["delta"], 1, 300)
+    assert found["epsilon"] == pytest.approx(exact, rel=1e-6)
+    with pytest.raises(RefusedError, match=r"answered 3 times, as often as privatise\.rounds allows"):
+        asked(app_of(tmp_path, longer, "rounds = 3"), 4, context(run=9))
+    assert asked(app_of(tmp_path, longer, "rounds = 3"), 1, context(partition=2))
+    assert line(tmp_path)["participations"] == 3
+
+
+def test_an_answer_that_was_cut_off_counts(tmp_path: Path) -> None:
+    asked(app_of(tmp_path, longer))
+    with (tmp_path / "privacy" / "client-3.jsonl").open("a") as file:
+        file.write('{"answ')
+    asked(app_of(tmp_path, longer))
+    assert line(tmp_path)["participations"] == 3
+
+
+def test_a_client_stops_at_its_epsilon_whatever_its_data(tmp_path: Path) -> None:
+    asked(app_of(tmp_path, longer, "target_epsilon = 60"))
+    with pytest.raises(RefusedError, match=r"one more would take it above privatise\.target_epsilon = 60"):
+        for _ in range(20):
+            asked(app_of(tmp_path, raising, "target_epsilon = 60"))
+    assert line(tmp_path)["epsilon"] <= 60
+
+
+def test_noise_is_calibrated_to_the_rounds(tmp_path: Path) -> None:
+    mechanism = 'name = "gaussian"\ntarget_epsilon = 8.0\nclip_norm = 2.0'
+    app = app_of(tmp_path, longer, "rounds = 2", mechanism)
+    asked(app)
+    asked(app, 2)
+    assert 7.9 < line(tmp_path)["epsilon"] <= 8
+
+
+def test_each_answer_has_noise_of_its_own_and_a_seed_repeats_it(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = (app_of(tmp_path / part, longer, "seed = 4") for part in "ab")
+    same = [released(asked(first)), released(asked(first))]
+    assert not np.allclose(*same)
+    assert (released(asked(second)) == same[0]).all()
+    assert any("privatise.seed" in note for note in line(tmp_path / "a")["notes"])
+
+
+def test_a_ledger_is_of_one_mechanism(tmp_path: Path) -> None:
+    asked(app_of(tmp_path, longer))
+    with pytest.raises(InputError, match="is the ledger of another mechanism or model"):
+        asked(app_of(tmp_path, longer, mechanism='name = "gaussian"\nsigma = 9.0\nclip_norm = 2.0'))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "privatise needs a mechanism"),
+        ('[mechanism]\nname = "gaussian"\nsigma = 1.0\nunit = "example"', "a mod sees a client's whole update"),
+        ('[mechanism]\nname = "gaussian"\nepsilon = 0.0', "epsilon"),
+        ('[mechanism]\nname = "gaussian"\ntarget_epsilon = 1.0', "target_epsilon needs privatise.rounds"),
+        ('[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nround = 3', "unknown key privatise.round"),
+    ],
+)
+def test_wrong_settings_are_one_line(text: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=expected) as caught:
+        privatise(settings(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_are_looked_for_from_the_module_upwards(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"fedpriv.toml is neither in .* nor in a folder above it"):
+        privatise(tmp_path / "app" / "client_app.py")
+    settings(tmp_path, '[mechanism]\nname = "gaussian"\nsigma = 1.0')
+    assert privatise(tmp_path / "app" / "client_app.py")
+
+
+def test_a_message_without_parameters_is_said(tmp_path: Path) -> None:
+    app = app_of(tmp_path, longer, 'record = "weights"')
+    with pytest.raises(InputError, match="record = 'weights': the message has arrays"):
+        asked(app)
