@@ -17,7 +17,7 @@ from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import is_empty, target_error, writing
+from fedpriv.files import is_empty, locked, target_error, writing
 from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
 from fedpriv.lab.finished import finished_world
 from fedpriv.lab.leakage import Leakage
@@ -87,7 +87,7 @@ def attack_run(
     for text in warnings:
         progress.warn(text)
     # In a copy everything is there that the attack needs: it goes on there.
-    with writing(attack_command(folder.path, names, victims, overrides)):
+    with locked(folder.path), writing(attack_command(folder.path, names, victims, overrides)):
         leakage = attack_observations(world, folder, attacks, progress, victims)
         return write_attacked(folder, before, earlier, command, leakage, warnings)
 
