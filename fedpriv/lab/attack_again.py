@@ -23,7 +23,8 @@ from fedpriv.lab.finished import finished_world
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
-from fedpriv.lab.summary import attack_results, verdict
+from fedpriv.lab.results import attack_results
+from fedpriv.lab.summary import verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress

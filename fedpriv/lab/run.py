@@ -24,7 +24,8 @@ from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
-from fedpriv.lab.summary import attack_results, early_end, verdict, versions
+from fedpriv.lab.results import attack_results
+from fedpriv.lab.summary import early_end, verdict, versions
 from fedpriv.lab.victims import OTHERS
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
