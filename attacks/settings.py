@@ -9,13 +9,13 @@ from pydantic import Field
 
 from fedpriv.attacks.access import Access
 from fedpriv.errors import InputError
-from fedpriv.records import Score
 from fedpriv.registry import ATTACKS, suggestion
 from fedpriv.settings import Count, Section
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes.parts import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome
+    from fedpriv.records import Score
 
 __all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active", "known_attack"]
 
@@ -117,7 +117,7 @@ def is_active(label: str) -> bool:
     return name in ATTACKS and bool(ATTACKS[name].active())
 
 
-def by_conduct(scores: Sequence[Score]) -> dict[bool, list[Score]]:
+def by_conduct(scores: Sequence["Score"]) -> dict[bool, list["Score"]]:
     """Return the scores of uploads of parameters that the server had made (True), and all others with their guesses."""
     made = {score.source for score in scores if is_active(score.attack)}
     parts: dict[bool, list[Score]] = {False: [], True: []}

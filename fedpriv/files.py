@@ -6,6 +6,7 @@ that is killed leaves one behind, which nothing reads; :func:`remove_parts` take
 """
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ __all__ = [
     "is_disk",
     "is_empty",
     "is_part",
+    "locked",
     "open_unlinked",
     "remove_parts",
     "stopped",
@@ -40,6 +42,8 @@ _KEPT = 50
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # What file systems answer that cannot bring a folder to the disk.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
+# What file systems answer that have no locks: there, nobody is kept out.
+_CANNOT_LOCK = frozenset({errno.ENOSYS, errno.ENOTSUP})
 
 
 class WriteError(OSError):
@@ -141,6 +145,67 @@ def sync(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path, *, file: Path | None = None, wait: bool = False) -> Iterator[None]:
+    """Keep other processes from writing into a folder, until the block or this process ends.
+
+    The operating system lets go where a process is killed; the file that it leaves locks nobody out.
+
+    Args:
+        folder: what is being written.
+        file: the lock, which is made here and holds the process's number; ``.lock`` in the folder, unless given.
+        wait: for another process that writes there, instead of being refused.
+
+    Raises:
+        InputError: another process is writing there, or the file cannot be made.
+        RunFailedError: the disk is full, or broken.
+    """
+    path = folder / ".lock" if file is None else file
+    with writing_to(folder):
+        descriptor = _lock(path, folder, wait=wait)
+    try:
+        yield
+    finally:
+        if _is_at(descriptor, path):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _lock(path: Path, folder: Path, *, wait: bool) -> int:
+    """Return the descriptor of a lock file, which closing unlocks."""
+    while True:
+        descriptor = open_unlinked(path, os.O_RDWR | os.O_CREAT)
+        try:
+            _await(descriptor, folder, wait=wait)
+            # Whoever held it before has removed it: another file may have its name by now.
+            if _is_at(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                _fill(descriptor, f"{os.getpid()}\n".encode())
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _await(descriptor: int, folder: Path, *, wait: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        number = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+        raise InputError(f"{folder} is being written by {f'process {number}' if number else 'a process'}") from None
+    except OSError as error:
+        if error.errno not in _CANNOT_LOCK:
+            raise
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def is_part(name: str) -> bool:

@@ -32,7 +32,8 @@ from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.lab.summary import attack_results, versions
+from fedpriv.lab.results import attack_results
+from fedpriv.lab.summary import versions
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import torch_stream
 from fedpriv.records import AttackResult, Interval, Score

@@ -229,6 +229,27 @@ MUTANTS = (
         "float(special.betaincinv(count, trials - count + 1, 0.5))",
         "tests/smoothing",
     ),
+    Mutant(
+        "query ledger: questions of one batch of requests are counted one by one",
+        "fedpriv/service/ledger.py",
+        "own = None if limit is None else limit - self._used[request.user] - taken",
+        "own = None if limit is None else limit - self._used[request.user]",
+        "tests/service",
+    ),
+    Mutant(
+        "labels: half as many are changed",
+        "fedpriv/data/labels.py",
+        "kept = noise.uniform(len(labels)) < response.keep",
+        "kept = noise.uniform(len(labels)) < 0.5 + 0.5 * response.keep",
+        "tests/data tests/integration/test_labels.py",
+    ),
+    Mutant(
+        "a worker whose sweep was killed counts its client as failed",
+        "fedpriv/engines/tasks.py",
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)",
+        "signal.getsignal(signal.SIGTERM)",
+        "tests/sweep",
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import stat
 import threading
 from collections.abc import Callable
@@ -23,7 +24,17 @@ from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import start, stop
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import WriteError, append_line, is_empty, remove_parts, write_once, write_whole, writing, writing_to
+from fedpriv.files import (
+    WriteError,
+    append_line,
+    is_empty,
+    locked,
+    remove_parts,
+    write_once,
+    write_whole,
+    writing,
+    writing_to,
+)
 from fedpriv.listener.notes import Listened, write_listened
 from fedpriv.records import Asked, RoundRecord
 from fedpriv.report import write_comparison
@@ -305,6 +316,64 @@ def test_lines_are_not_added_through_a_link(there: str, here: Path, mine: Path) 
     assert raised.value.filename == str(here / "lines")
     assert [path.name for path in mine.parent.iterdir()] == ["mine"]
     assert mine.read_bytes() == MINE
+
+
+# ---- one writer at a time ------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_and_the_lock_goes_with_the_first(here: Path) -> None:
+    with locked(here):
+        with pytest.raises(InputError, match=rf"here is being written by process {os.getpid()}$"), locked(here):
+            pass
+        assert not is_empty(here)
+    assert is_empty(here)
+    with locked(here):
+        pass
+
+
+def test_who_was_killed_locks_nobody_out(here: Path) -> None:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with locked(here):
+            os.write(theirs, b"locked")
+            signal.pause()
+    os.read(ours, 6)
+    with pytest.raises(InputError, match=rf"process {child}$"), locked(here):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert (here / ".lock").read_text() == f"{child}\n"
+    with locked(here):
+        assert (here / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_who_waits_writes_when_the_others_are_done(here: Path) -> None:
+    """Many at a time: each removes the lock file of the one that the next is waiting for."""
+    inside, most = [], []
+
+    def write() -> None:
+        for _ in range(20):
+            with locked(here, wait=True):
+                inside.append(None)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 80 and is_empty(here)
+
+
+def test_where_the_file_system_has_no_locks_nobody_is_kept_out(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", lacking)
+    with locked(here), locked(here):
+        pass
 
 
 # ---- what a kill leaves ---------------------------------------------------------------------------------------------

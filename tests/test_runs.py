@@ -1,6 +1,7 @@
 """The run folder: written whole, read back, and refused when it is not one."""
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import torch
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.files import locked
+from fedpriv.lab import resume_run
+from fedpriv.progress import Silent
 from fedpriv.records import Asked, Failure, RoundRecord
 from fedpriv.runs import Checkpoint, RunFolder
 
@@ -109,3 +113,8 @@ def test_other_folders_are_no_runs(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError, match="is not the folder of a run"):
             RunFolder.open(path)
+
+
+def test_a_run_that_goes_on_is_not_resumed_beside_itself(folder: RunFolder) -> None:
+    with locked(folder.path), pytest.raises(InputError, match=rf"run is being written by process {os.getpid()}$"):
+        resume_run(folder.path, Silent())

@@ -28,8 +28,10 @@ from fedpriv.cli.terminal import (
     Json,
     Out,
     Quiet,
+    Resume,
     Run,
     Set,
+    check_resume,
     command_of,
     default_folder,
     err,
@@ -91,20 +93,12 @@ def run(
     ] = None,
     set_: Set = None,
     out_dir: Out = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume", metavar="DIR", exists=True, file_okay=False, help="Finish an interrupted run in this folder."
-        ),
-    ] = None,
+    resume: Resume = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train, listen, attack, and write the report. FILE is an experiment, such as configs/quickstart.toml."""
-    if (file is None) == (resume is None):
-        raise InputError("run needs either an experiment FILE or --resume DIR")
-    if resume is not None and (set_ or out_dir):
-        raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
+    check_resume("run needs either an experiment FILE or --resume DIR", file, resume, set_, out_dir)
     experiment = load_experiment(file, set_ or ()) if file is not None else None
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
     from fedpriv.cli.display import shown

@@ -24,12 +24,12 @@ from fedpriv.cli.terminal import (
     print_summary,
 )
 from fedpriv.errors import InputError
-from fedpriv.records import AttackResult
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.lab import Tuning
     from fedpriv.lab.tune import Trial
+    from fedpriv.records import AttackResult
 
 __all__ = ["attack_app"]
 
@@ -250,7 +250,7 @@ def _figure_text(value: float | None, form: str) -> str:
     return "n/a" if value is None else format(value, form)
 
 
-def _results(results: Sequence[AttackResult]) -> Table:
+def _results(results: "Sequence[AttackResult]") -> Table:
     """The attacks' rows of the summary, as a table that fits into 80 columns."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("attack", overflow="fold")

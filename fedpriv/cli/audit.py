@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
-from fedpriv.records import AnswersAudit, Membership, MembershipAttack
+
+if TYPE_CHECKING:
+    from fedpriv.records import AnswersAudit, Membership, MembershipAttack
 
 __all__ = ["audit"]
 
@@ -50,7 +52,7 @@ def audit(
     print_line(f"Report: {folder / 'report.html'}")
 
 
-def _table(attacks: Sequence[MembershipAttack]) -> Table:
+def _table(attacks: "Sequence[MembershipAttack]") -> Table:
     """One row for each attack, with the 95 % interval of the AUC, in 80 columns."""
     table = Table(box=None, pad_edge=False)
     for heading in ("attack", "AUC", "TPR at FPR 1 %", "at 0.1 %", "advantage"):
@@ -62,7 +64,7 @@ def _table(attacks: Sequence[MembershipAttack]) -> Table:
     return table
 
 
-def _sentence(membership: Membership) -> str:
+def _sentence(membership: "Membership") -> str:
     bound, proven = membership.epsilon_bound, membership.proven_epsilon
     text = (
         f"Epsilon is at least {bound.epsilon:.3g} at delta = {bound.delta:g} with confidence "
@@ -91,7 +93,7 @@ def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> N
     refuse_refuted(audit)
 
 
-def _about_answers(audit: AnswersAudit) -> list[str]:
+def _about_answers(audit: "AnswersAudit") -> list[str]:
     word = "proven" if audit.proven else "claimed, and not proven"
     lines = [
         f"Of {audit.replaced} replaced examples one moved the model by {audit.moved:.3g} of the bound, and a logit by "

@@ -1,6 +1,6 @@
 """The command ``fedpriv certify DIR``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -8,7 +8,9 @@ from rich.table import Table
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.config import CertifyConfig, RobustnessConfig, validated
 from fedpriv.errors import InputError
-from fedpriv.records import BOUNDS, Robustness, middle
+
+if TYPE_CHECKING:
+    from fedpriv.records import Robustness
 
 __all__ = ["certify"]
 
@@ -70,8 +72,10 @@ def _config(robustness: RobustnessConfig | None, given: dict[str, float]) -> Cer
     return validated(CertifyConfig, {**own.model_dump(), **given}, "fedpriv certify")
 
 
-def _table(robustness: Robustness, norm: str) -> Table:
+def _table(robustness: "Robustness", norm: str) -> Table:
     """Certified accuracy by size, one row a theorem, in 80 columns."""
+    from fedpriv.records import BOUNDS
+
     table = Table(box=None, pad_edge=False)
     sizes = robustness.curve(norm).sizes
     radii = {radius.bound: radius.l2 if norm == "l2" else radius.linf for radius in robustness.radii}
@@ -83,7 +87,9 @@ def _table(robustness: Robustness, norm: str) -> Table:
     return table
 
 
-def _sentences(robustness: Robustness, norm: str) -> list[str]:
+def _sentences(robustness: "Robustness", norm: str) -> list[str]:
+    from fedpriv.records import middle
+
     noise, voted = robustness.noise, robustness.voted
     where = "on the image" if noise.place == "input" else "behind the first layer"
     how = ", added to a model that was not trained with it" if noise.afterwards else ""

@@ -10,7 +10,9 @@ from fedpriv.cli.terminal import (
     Json,
     Out,
     Quiet,
+    Resume,
     Set,
+    check_resume,
     default_folder,
     out,
     print_json,
@@ -19,7 +21,6 @@ from fedpriv.cli.terminal import (
     share_words,
 )
 from fedpriv.config.icl import load_prompting
-from fedpriv.errors import InputError
 
 if TYPE_CHECKING:
     from fedpriv.records import PromptLeak, Prompts
@@ -33,20 +34,12 @@ def icl(
     ] = None,
     set_: Set = None,
     out_dir: Out = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume", metavar="DIR", exists=True, file_okay=False, help="Finish an interrupted run in this folder."
-        ),
-    ] = None,
+    resume: Resume = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Answer from private examples in prompts of a language model, privately, and attack the prompts."""
-    if (file is None) == (resume is None):
-        raise InputError("icl needs either a FILE or --resume DIR")
-    if resume is not None and (set_ or out_dir):
-        raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
+    check_resume("icl needs either a FILE or --resume DIR", file, resume, set_, out_dir)
     settings = load_prompting(file, set_ or ()) if file is not None else None
     # Imported here: torch takes seconds that --help and a mistyped key need not wait for.
     from fedpriv.cli.display import shown

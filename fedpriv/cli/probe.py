@@ -22,13 +22,13 @@ from fedpriv.cli.terminal import (
 )
 from fedpriv.config import EvadeConfig, RobustnessConfig, parse_override, validated
 from fedpriv.errors import InputError
-from fedpriv.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness, middle
 from fedpriv.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.table import EndpointAttack
     from fedpriv.attacks.evasion.table import EvasionAttack
     from fedpriv.progress import Progress
+    from fedpriv.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness
     from fedpriv.runs import RunFolder
 
 __all__ = ["about_probes", "print_probes", "probe_app"]
@@ -232,7 +232,7 @@ def _refuse_without_model(run: "RunFolder", attack: str, adversary: str | None) 
         raise InputError(refusal)
 
 
-def _evaded(run: "RunFolder", config: EvadeConfig, progress: "Progress") -> Evasion:
+def _evaded(run: "RunFolder", config: EvadeConfig, progress: "Progress") -> "Evasion":
     from fedpriv.lab.evade import evade_run
 
     return evade_run(run, config, progress)
@@ -245,20 +245,20 @@ def _probed(
     questions: int | None,
     adversary: str | None,
     progress: "Progress",
-) -> Probe:
+) -> "Probe":
     from fedpriv.lab.probe import probe_run
 
     return probe_run(run, attacks, answers, questions, adversary, progress)
 
 
-def _as_json(evaded: Evasion | None, probed: Probe | None) -> dict[str, Any]:
+def _as_json(evaded: "Evasion | None", probed: "Probe | None") -> dict[str, Any]:
     """What a folder holds of it; under their names where there are both."""
     found = {"evasion": evaded, "probe": probed}
     trees = {name: record.model_dump(mode="json") for name, record in found.items() if record is not None}
     return trees if len(trees) > 1 else next(iter(trees.values()))
 
 
-def _print(run: "RunFolder", evaded: Evasion | None, probed: Probe | None, earlier: Probe | None) -> None:
+def _print(run: "RunFolder", evaded: "Evasion | None", probed: "Probe | None", earlier: "Probe | None") -> None:
     if evaded is not None:
         out.print(_table(evaded))
         print_sentences(_sentences(evaded, run.robustness()))
@@ -271,7 +271,7 @@ def _print(run: "RunFolder", evaded: Evasion | None, probed: Probe | None, earli
     print_line(f"Report: {run.path / 'report.html'}")
 
 
-def _answers_words(probe: Probe, worst: Guarantee) -> str:
+def _answers_words(probe: "Probe", worst: "Guarantee") -> str:
     """The policy, and what is proven: about its answers, or about the model, which no answer tells more than."""
     shown = f"{POLICIES[probe.answers.partition(':')[0]].title} (policy {probe.answers})"
     if not probe.heuristic:
@@ -282,7 +282,7 @@ def _answers_words(probe: Probe, worst: Guarantee) -> str:
     return f"{shown}; nothing is proven about answers, {model} about the model"
 
 
-def _print_probe(probe: Probe, worst: Guarantee) -> None:
+def _print_probe(probe: "Probe", worst: "Guarantee") -> None:
     """One row a figure, then what it means."""
     print_line(f"Answers: {_answers_words(probe, worst)}. Adversary: {probe.adversary}.")
     for result in probe.results:
@@ -299,7 +299,7 @@ def _print_probe(probe: Probe, worst: Guarantee) -> None:
         print_sentences(result.sentences)
 
 
-def _number(figure: ProbeFigure, value: float | None) -> str:
+def _number(figure: "ProbeFigure", value: float | None) -> str:
     if value is None:
         return ""
     return {"share": f"{value:.1%}", "dB": f"{value:.1f} dB"}.get(figure.unit, f"{value:.3g}")
@@ -314,7 +314,7 @@ def _config(robustness: RobustnessConfig | None, given: dict[str, object]) -> Ev
     return validated(EvadeConfig, {**settings, **given}, "fedpriv probe")
 
 
-def _table(evasion: Evasion) -> Table:
+def _table(evasion: "Evasion") -> Table:
     """What stands between the clean votes and what is proven, by size, in 80 columns for up to five sizes."""
     table = Table(box=None, pad_edge=False)
     for heading in (f"right at {evasion.norm}", *(f"{size:g}" for size in evasion.sizes)):
@@ -329,7 +329,9 @@ def _table(evasion: Evasion) -> Table:
     return table
 
 
-def _sentences(evasion: Evasion, robustness: Robustness | None) -> list[str]:
+def _sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]:
+    from fedpriv.records import middle
+
     at = middle(evasion.sizes)
     where = f"At {evasion.norm} {evasion.sizes[at]:g}"
     judge = "one vote" if evasion.votes == 1 else f"{evasion.votes} votes"

@@ -1,11 +1,11 @@
 """The commands ``fedpriv serve DIR`` and ``fedpriv query DIR``."""
 
+import math
 import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -119,7 +119,7 @@ def _print_json_answers(
 ) -> None:
     given = answers.probabilities
     # JSON has no NaN: what a policy hides of an answer is null.
-    rows = given if given is None else [[None if np.isnan(p) else float(p) for p in row] for row in given]
+    rows = given if given is None else [[None if math.isnan(p) else float(p) for p in row] for row in given]
     print_json(
         {
             "labels": answers.labels.tolist(),
@@ -235,6 +235,6 @@ def _own_images(path: Path | None) -> "Tensor":
     if "images" not in headers:
         raise InputError(f"{path}: has no array named images")
     array = read_arrays(path, headers)["images"]
-    if array.dtype not in (np.uint8, np.float32, np.float64):
+    if array.dtype.name not in ("uint8", "float32", "float64"):
         raise InputError(f"{path}: images of {array.dtype}; uint8, or float32 or float64 on [0, 1] is wanted")
     return torch.from_numpy(array)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import click
 import typer
@@ -14,7 +14,10 @@ from rich.padding import Padding
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedpriv.records import Interval, Summary
+from fedpriv.errors import InputError
+
+if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
+    from fedpriv.records import Interval, Summary
 
 __all__ = [
     "File",
@@ -22,8 +25,10 @@ __all__ = [
     "Json",
     "Out",
     "Quiet",
+    "Resume",
     "Run",
     "Set",
+    "check_resume",
     "command_of",
     "default_folder",
     "err",
@@ -49,6 +54,12 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: runs/NAME-TIME.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume", metavar="DIR", exists=True, file_okay=False, help="Finish an interrupted run in this folder."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
 
 
@@ -67,6 +78,20 @@ class FolderByDefault(TyperGroup):
 def default_folder(name: str) -> Path:
     """Return where a run goes of which nobody says it: runs/NAME-TIME."""
     return Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def check_resume(
+    needed: str, file: Path | None, resume: Path | None, overrides: Sequence[str] | None, out_dir: Path | None
+) -> None:
+    """Refuse a command that neither begins nor finishes a run, or both, or one with other settings.
+
+    Raises:
+        InputError: it does; ``needed`` says of the command what it needs.
+    """
+    if (file is None) == (resume is None):
+        raise InputError(needed)
+    if resume is not None and (overrides or out_dir):
+        raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
 
 
 def command_of(verb: str, file: Path, overrides: Sequence[str] | None) -> str:
@@ -102,7 +127,7 @@ def print_warning(text: str) -> None:
     err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
 
-def share_words(interval: Interval) -> str:
+def share_words(interval: "Interval") -> str:
     """Return a share and its interval, where there is one, as percentages."""
     ends = interval.ends
     return f"{interval.value:.1%}" + ("" if ends is None else f" ({ends[0]:.1%} to {ends[1]:.1%})")
@@ -114,7 +139,7 @@ def print_sentences(sentences: Sequence[str]) -> None:
         out.print(sentence, markup=False, soft_wrap=not out.is_terminal)
 
 
-def print_summary(summary: Summary, folder: Path, as_json: bool) -> None:
+def print_summary(summary: "Summary", folder: Path, as_json: bool) -> None:
     """Print what a run showed, and where its report is; or all of it as JSON."""
     if as_json:
         print_json({**summary.to_json(), "folder": str(folder)})

@@ -17,13 +17,14 @@ from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment, load_run
 from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import is_empty, target_error, writing
+from fedpriv.files import is_empty, locked, target_error, writing
 from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
 from fedpriv.lab.finished import finished_world
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
-from fedpriv.lab.summary import attack_results, verdict
+from fedpriv.lab.results import attack_results
+from fedpriv.lab.summary import verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
@@ -87,7 +88,7 @@ def attack_run(
     for text in warnings:
         progress.warn(text)
     # In a copy everything is there that the attack needs: it goes on there.
-    with writing(attack_command(folder.path, names, victims, overrides)):
+    with locked(folder.path), writing(attack_command(folder.path, names, victims, overrides)):
         leakage = attack_observations(world, folder, attacks, progress, victims)
         return write_attacked(folder, before, earlier, command, leakage, warnings)
 

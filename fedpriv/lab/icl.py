@@ -15,7 +15,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config.icl import IclConfig, Prompting
 from fedpriv.data.texts import Example, Texts, load_texts, text_root
 from fedpriv.errors import InputError
-from fedpriv.files import writing
+from fedpriv.files import locked, writing
 from fedpriv.icl.classify import Classifier, Noise, answers, noise_of, together
 from fedpriv.icl.folder import PromptFolder, Votes
 from fedpriv.icl.generate import Writer, noise_of_label
@@ -53,7 +53,8 @@ def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
     texts = load_texts(settings.data, settings.seed)
     bench = _bench(settings, texts, Secret.of_seed(settings.seed))
     folder = PromptFolder.create(path, settings, texts)
-    return _finish(replace(bench, secret=folder.secret()), folder, began, progress)
+    with locked(folder.path):
+        return _finish(replace(bench, secret=folder.secret()), folder, began, progress)
 
 
 def resume_icl(path: Path, progress: Progress) -> Prompts:
@@ -66,9 +67,10 @@ def resume_icl(path: Path, progress: Progress) -> Prompts:
     """
     began = time.monotonic()
     folder = PromptFolder.open(path)
-    texts = load_texts(folder.settings.data, folder.settings.seed)
-    folder.check_unchanged(texts)
-    return _finish(_bench(folder.settings, texts, folder.secret()), folder, began, progress)
+    with locked(folder.path):
+        texts = load_texts(folder.settings.data, folder.settings.seed)
+        folder.check_unchanged(texts)
+        return _finish(_bench(folder.settings, texts, folder.secret()), folder, began, progress)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedpriv.clients.app import client_app
 from fedpriv.config import Experiment
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.files import stopped, writing
+from fedpriv.files import locked, stopped, writing
 from fedpriv.lab.attack_stage import attack_observations, planned_attacks
 from fedpriv.lab.erm import erm_sentences
 from fedpriv.lab.knowledge import votes_ledger
@@ -25,7 +25,8 @@ from fedpriv.lab.ledger import run_ledger
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
-from fedpriv.lab.summary import attack_results, early_end, verdict, versions
+from fedpriv.lab.results import attack_results
+from fedpriv.lab.summary import early_end, verdict, versions
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
 from fedpriv.records import (
@@ -98,21 +99,27 @@ def start_run(
     world = build_world(experiment, secret)
     warnings = _checked(world)
     folder = RunFolder.create(path, experiment)
-    with writing(folder.to_resume):
-        if experiment.keeps_secret:
-            folder.keep_secret(secret)
-        folder.write_text("command.txt", command + "\n")
-    return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
+    with locked(folder.path):
+        with writing(folder.to_resume):
+            if experiment.keeps_secret:
+                folder.keep_secret(secret)
+            folder.write_text("command.txt", command + "\n")
+        return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
 
 
 def resume_run(path: Path, progress: Progress) -> Summary:
     """Finish an interrupted run; its parameters, observations and ledger are those of an uninterrupted one.
 
     Raises:
-        InputError: the folder is not that of a run, or is damaged.
+        InputError: the folder is not that of a run, or is damaged, or another process is writing it.
         RunFailedError: the run could not be finished.
     """
     folder = RunFolder.open(path)
+    with locked(path):
+        return _resume(folder, progress)
+
+
+def _resume(folder: RunFolder, progress: Progress) -> Summary:
     experiment = folder.experiment()
     world = build_world(experiment, folder.secret(experiment))
     check_unchanged(world, folder)

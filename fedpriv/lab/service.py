@@ -7,12 +7,9 @@
 - charges.jsonl and answers.jsonl: the query ledger, and what was answered.
 """
 
-import fcntl
 import json
-import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -30,7 +27,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import Experiment, ServiceConfig
 from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.errors import InputError
-from fedpriv.files import remove_parts, write_once, write_whole, writing
+from fedpriv.files import locked, remove_parts, write_once, write_whole, writing
 from fedpriv.lab.answer_claims import check_answers, with_estimate
 from fedpriv.lab.answer_curves import Trial, answer_curves
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
@@ -106,8 +103,11 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         if known is None:
             if config is None and experiment.service is None:
                 progress.warn(_UNASKED)
-            with writing(""), _alone(place):
-                known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
+            with writing(""):
+                place.mkdir(exist_ok=True)
+                # Its files are of one policy: one process makes them, and the others find them.
+                with locked(place, wait=True):
+                    known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
         if config is not None and known.settings != config.model_dump(mode="json"):
             raise InputError(
                 f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
@@ -196,18 +196,6 @@ def add_user(folder: RunFolder, name: str, answers: int) -> str:
     with writing(""):
         write_whole(folder.path / "service" / "users.json", content.encode(), mode=0o600, durable=True)
     return key
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Wait until nobody else makes an endpoint there: its files are of one policy."""
-    place.mkdir(exist_ok=True)
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, model: str, progress: Progress) -> Service:

@@ -31,7 +31,7 @@ from fedpriv.config import load_experiment, load_run
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
-from fedpriv.lab.summary import attack_results
+from fedpriv.lab.results import attack_results
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, torch_stream

@@ -12,11 +12,9 @@
 A trial is over when its record.json is there, which is written last and appears whole.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedpriv.errors import InputError
-from fedpriv.files import is_empty, open_unlinked, remove_parts, write_whole, writing_to
+from fedpriv.files import is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.records import parse_json, read_file, read_text
 from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
@@ -44,7 +42,6 @@ class _Plan:
 
 _RECORD, _PLAN = TypeAdapter(TrialRecord), TypeAdapter(_Plan)
 _RECORD_FILE = "record.json"
-_LOCK = os.O_RDWR | os.O_CREAT
 
 
 class SweepFolder:
@@ -189,24 +186,13 @@ class SweepFolder:
             InputError: another one does, or the folder cannot be locked.
             RunFailedError: the disk is full.
         """
-        with writing_to(self.path):
-            file = os.fdopen(open_unlinked(self.path / ".lock", _LOCK))
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"{self.path}: another process runs this sweep") from None
-            except OSError as error:
-                raise InputError(f"{self.path} cannot be locked: {error.strerror}") from None
+        with locked(self.path):
             remove_parts(self.path)  # in the trials' folders, a worker of a killed sweep may still write
             yield
 
-    @contextmanager
-    def trial_at_work(self, number: int) -> Iterator[None]:
+    def trial_at_work(self, number: int) -> AbstractContextManager[None]:
         """Wait until no worker of a killed sweep is left in the trial's folder, and keep others out of it."""
-        with os.fdopen(open_unlinked(self.trials / f".{number:04d}.lock", _LOCK)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return locked(self.trial(number), file=self.trials / f".{number:04d}.lock", wait=True)
 
     def _planned(self) -> _Plan:
         plan = read_file(self._plan, _PLAN)

@@ -98,11 +98,11 @@ def test_inverting_gradients_on_the_untrained_lenet(cifar: Dataset) -> None:
 def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:
     """Zhu et al. 2019. Measured after 250 iterations: 16 of 16 below 5e-3, the largest 4.3e-3, all labels."""
     model = network(cifar, "uniform")
-    heard, truth = single(model, cifar, 8)
+    heard, truth = single(model, cifar, 4)
     found = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=250, restarts=5), 0))
     errors = metrics.mse(truth, torch.cat([one.images for one in found]))
-    assert int((errors < 5e-3).sum()) >= 7
-    assert [one.labels.tolist() for one in found] == cifar.y_test[:8, None].tolist()
+    assert int((errors < 5e-3).sum()) == 4
+    assert [one.labels.tolist() for one in found] == cifar.y_test[:4, None].tolist()
 
 
 @pytest.mark.parametrize(

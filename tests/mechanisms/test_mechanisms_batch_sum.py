@@ -58,8 +58,8 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
 CUT = [("independent", 7, 6), ("independent", 12, 200), ("zeros", 4, 5)]
 CUT_BY_SIZE = {
     1: [*CUT, ("all-zero", 3, 4)],
-    2: [*CUT, ("all-zero", 3, 4), *(case for case in CASES[-9:] if case[1] > 3)],
-    3: [*CUT, *(case for case in CASES[-9:] if case[1] > 3)],
+    2: [*CUT, ("all-zero", 3, 4), *[case for case in CASES[-9:] if case[1] > 3][::2]],
+    3: [*CUT, *[case for case in CASES[-9:] if case[1] > 3][1::2]],
 }
 
 
@@ -102,7 +102,7 @@ def test_groups_cover_the_batch(examples: int, size: int, chunk_bytes: int, monk
     assert all(groups == 1 or groups * 12 * 4 <= chunk_bytes for _, groups in parts)
 
 
-@pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 4), (2, 5), (3, 5)])
+@pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 5), (3, 5)])
 def test_few_dimensions_outside_the_span(examples: int, dimension: int) -> None:
     """Where each degree of freedom shows: nearly uniform draws, of which one to three dimensions lie outside."""
     rows, count = gradients("independent", examples, dimension), 1500
@@ -159,7 +159,8 @@ def test_agrees_with_scipy(dimension: int, kappa: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "examples", "dimension", "kappa", "dtype"),
-    [(*case, 0.5, torch.float64) for case in CASES] + [(*case, 60.0, torch.float32) for case in CASES[::2]],
+    # Each kind of batch, nearly uniform or concentrated; all cases are above with fewer draws.
+    [(*case, 0.5, torch.float64) for case in CASES[::3]] + [(*case, 60.0, torch.float32) for case in CASES[2::4]],
 )
 def test_agrees_with_adding_up_many_times(
     case: str, examples: int, dimension: int, kappa: float, dtype: torch.dtype

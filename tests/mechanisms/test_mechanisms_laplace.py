@@ -75,7 +75,7 @@ def test_noise_has_the_configured_law_for_any_batch(
     dtype: torch.dtype, examples: int, scale: float, clip_norm: float, batch_size: int
 ) -> None:
     """Kolmogorov-Smirnov against scipy's Laplace law; 5 % more or less would show."""
-    count = 200_000
+    count = 100_000
     gradients = DenseGradients(
         {"a": torch.ones(examples, count // 2, dtype=dtype), "b": torch.ones(examples, count // 2, dtype=dtype)}
     )

@@ -21,7 +21,9 @@ import fedpriv.report.comparison as comparison
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
 from fedpriv.cli.sweep_display import SweepDisplay, result_table
+from fedpriv.clients import app
 from fedpriv.config import Experiment
+from fedpriv.engines.tasks import _ended_at_once
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import start_run
 from fedpriv.lab.sweep import TrialTask, run_sweep, run_trial
@@ -217,7 +219,7 @@ def test_a_sweep_whose_trials_were_removed_begins_anew(tmp_path: Path) -> None:
 def test_two_processes_do_not_run_one_sweep(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
     folder = SweepFolder.prepare(tmp_path / "out", asked)
-    with folder.at_work(), pytest.raises(InputError, match="another process runs this sweep"):
+    with folder.at_work(), pytest.raises(InputError, match=rf"out is being written by process {os.getpid()}$"):
         run(asked, tmp_path / "out")
 
 
@@ -299,6 +301,24 @@ def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_pa
     run(sweep(tmp_path, base=slower), tmp_path / "whole")
     assert len(figures(tmp_path / "killed")) == 6
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+def test_a_worker_whose_sweep_was_killed_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sends it SIGTERM, and its handler raises: counted as a client's failure, that would be in the checkpoint."""
+    asked = sweep(tmp_path, seeds=[1], list={"noise": NOISES[:1]})
+    whole, _ = run(asked, tmp_path / "whole")
+    killed = SweepFolder.prepare(tmp_path / "killed", asked)
+    worker = os.fork()
+    if worker == 0:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        monkeypatch.setattr(app, "check_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        _ended_at_once(run_trial, TrialTask(killed.path, asked.trials[0], None))
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(worker, 0)[1]) == signal.SIGTERM
+    again, _ = run(asked, tmp_path / "killed")
+    assert [each.model_copy(update={"seconds": None}) for each in again] == [
+        each.model_copy(update={"seconds": None}) for each in whole
+    ]
 
 
 def _written(folder: Path) -> dict[Path, int]:

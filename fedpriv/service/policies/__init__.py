@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from fedpriv.convex import softmax
 from fedpriv.errors import InputError
-from fedpriv.records import Guarantee, Ledger
 from fedpriv.registry import POLICIES
 from fedpriv.service.questions import Answers
 from fedpriv.settings import Epsilon, Positive, Real, Section, allowed_words
@@ -24,6 +23,7 @@ from fedpriv.settings import Epsilon, Positive, Real, Section, allowed_words
 if TYPE_CHECKING:
     from fedpriv.accounting.answers import AnswerRelease, Law
     from fedpriv.accounting.convexified import ClaimedSensitivity
+    from fedpriv.records import Guarantee, Ledger
 
 __all__ = [
     "DISTRIBUTION",
@@ -120,7 +120,7 @@ class AnswerPolicy(Section):
             draws: the noise; none for a policy without.
         """
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: "Ledger") -> None:
         """Refuse a run whose answers could not be what the policy says they are.
 
         Args:
@@ -134,7 +134,7 @@ class AnswerPolicy(Section):
         """Return the scale of the noise with which so many answers keep to the settings; 0: there is none."""
         return 0.0
 
-    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: Ledger) -> Guarantee:
+    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
         """Return what is proven about so many answers together; nothing, unless a policy says otherwise.
 
         Args:
@@ -143,6 +143,8 @@ class AnswerPolicy(Section):
             delta: of the statement.
             ledger: of the run that trained the network.
         """
+        from fedpriv.records import Guarantee
+
         return Guarantee(
             adjacency=facts.adjacency,
             sampling="full",
@@ -224,7 +226,7 @@ class NoisyPolicy(AnswerPolicy):
         return self.unit(facts) / calibrated_level(self.release(facts, answers, delta, 0.0), self.target_epsilon)
 
     @override
-    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: Ledger) -> Guarantee:
+    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
         from fedpriv.accounting.answers import answer_guarantee
 
         level = self.unit(facts) / self.scale(facts, answers, delta)

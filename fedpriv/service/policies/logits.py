@@ -1,13 +1,12 @@
 """Noise on the logits of each answer of the convex model."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
 from fedpriv.convex import spread_noise
-from fedpriv.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
     Draws,
@@ -18,6 +17,9 @@ from fedpriv.service.policies import (
     softmax,
 )
 from fedpriv.service.questions import Answers
+
+if TYPE_CHECKING:
+    from fedpriv.records import Guarantee, Ledger
 
 __all__ = ["NoisyLogits"]
 
@@ -40,8 +42,9 @@ class NoisyLogits(VectorPolicy):
         return "noise on logits that move by at most Delta R in length, of a strongly convex model"
 
     @override
-    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: Ledger) -> Guarantee:
+    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
         from fedpriv.accounting.answers import answer_guarantee, model_break_even
+        from fedpriv.records import shown_epsilon
 
         proven = super().guarantee(facts, answers, delta, ledger)
         if self.law == "pure":

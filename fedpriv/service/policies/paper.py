@@ -8,7 +8,6 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.errors import InputError
-from fedpriv.records import Guarantee, Ledger
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
     DISTRIBUTION,
@@ -26,6 +25,7 @@ from fedpriv.settings import Epsilon, Positive
 
 if TYPE_CHECKING:
     from fedpriv.accounting.convexified import ClaimedSensitivity
+    from fedpriv.records import Guarantee, Ledger
 
 __all__ = ["AsPublished"]
 
@@ -57,7 +57,9 @@ class AsPublished(AnswerPolicy):
         return self._claimed(facts).logit / self._share(facts.classes)
 
     @override
-    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: Ledger) -> Guarantee:
+    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
+        from fedpriv.records import Guarantee
+
         return Guarantee(
             adjacency=facts.adjacency,
             sampling="full",

@@ -1,15 +1,17 @@
 """Every probability of a network whose training was private: the answers are post-processing of it."""
 
 from dataclasses import fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
 from fedpriv.errors import InputError
-from fedpriv.records import Guarantee, Ledger
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores, softmax
 from fedpriv.service.questions import Answers
+
+if TYPE_CHECKING:
+    from fedpriv.records import Guarantee, Ledger
 
 __all__ = ["PostProcessing"]
 
@@ -27,7 +29,7 @@ class PostProcessing(AnswerPolicy):
         return Answers(scores.argmax(axis=1), softmax(scores))
 
     @override
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: "Ledger") -> None:
         if ledger.worst.epsilon is None:
             raise InputError(
                 f"service.method = {self.name!r} needs a run that is private itself, and its ledger proves nothing: "
@@ -35,5 +37,7 @@ class PostProcessing(AnswerPolicy):
             )
 
     @override
-    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: Ledger) -> Guarantee:
+    def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
+        from fedpriv.records import Guarantee
+
         return Guarantee(**{field.name: getattr(ledger.worst, field.name) for field in fields(Guarantee)})
