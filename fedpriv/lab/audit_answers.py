@@ -249,7 +249,7 @@ def _exact_game(policy: AnswerPolicy, service: Service, found: _Neighbours) -> E
     scores = []
     for logits in (one, other):
         rows = np.repeat(logits[None], _TRIALS, axis=0)
-        shown = policy.answer(rows, Draws(service.scale, _streams(_TRIALS), found.facts)).probabilities
+        shown = policy.answer(rows, Draws(service.scale, _streams(_TRIALS), found.facts)).log_probabilities
         if shown is None:
             raise InputError(f"{service.method} names labels only")
         scores.append(_agreeing(shown, other) - _agreeing(shown, one))
@@ -257,9 +257,9 @@ def _exact_game(policy: AnswerPolicy, service: Service, found: _Neighbours) -> E
 
 
 def _agreeing(shown: Scores, logits: Scores) -> Scores:
-    """How many scores of each answer (n, classes) agree with these logits (classes,), up to one shift."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        off = np.log(shown) - logits
+    """How many logarithms of each answer (n, classes) agree with these logits (classes,), up to one shift."""
+    with np.errstate(invalid="ignore"):
+        off = shown - logits
         off = off - np.median(off, axis=1, keepdims=True)
         agreeing: Scores = (np.abs(off) < _EXACT).sum(axis=1).astype(np.float64)
     return agreeing
@@ -270,7 +270,7 @@ def _recovered(policy: AnswerPolicy, service: Service, found: _Neighbours) -> fl
     logits = found.scores[0][:_RECOVERED]
     answers = []
     for _ in range(2):
-        shown = policy.answer(logits, Draws(service.scale, _streams(len(logits)), found.facts)).probabilities
+        shown = policy.answer(logits, Draws(service.scale, _streams(len(logits)), found.facts)).log_probabilities
         if shown is None:
             raise InputError(f"{service.method} names labels only")
         answers.append(shown)
