@@ -23,13 +23,14 @@ from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary, finished_world
-from fedpriv.lab.service import made_service, network_facts
+from fedpriv.lab.service import network_facts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import AnswersAudit, EpsilonBound, Service
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import network_scores, pixels
 from fedpriv.service.features import pooled_features
+from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World
@@ -88,7 +89,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
         RunFailedError: the result cannot be written.
     """
     completed_summary(folder)
-    service = made_service(folder)
+    service = made_service(folder.path)
     policy: AnswerPolicy = ServiceConfig.model_validate(service.settings).policy
     if policy.source == "votes":
         raise InputError(f"{service.method}: one example moves one vote, by construction; there is nothing to measure")
