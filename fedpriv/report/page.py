@@ -44,6 +44,7 @@ __all__ = ["render_page", "reported", "write_report"]
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
+PERCEIVED = 16  # pixels a side: in smaller pictures there is nothing that LPIPS, made for patches of 64, could tell
 
 # What is shown with the attacks, and is none.
 NAMES = {
@@ -309,6 +310,9 @@ def _lpips_reason(view: View) -> str:
     """Why there is no LPIPS; empty where there is one, or where nothing was scored."""
     if not view.scores or any(score.lpips is not None for score in view.scores):
         return ""
+    smallest = min((min(each.original.width, each.original.height) for each in view.victims if each.original), default=0)
+    if 0 < smallest < PERCEIVED:
+        return f"pictures of {smallest} pixels a side are too small for it"
     reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
     return next((reason for reason in reasons if reason), "the run gives no reason")
 

@@ -52,8 +52,9 @@ def run_ensemble(
     offered = [min(members, key=lambda row: float(losses[row])) for members in _by_victim(rows)]
     victims = [rows[row] for row in offered]
     polished = _polished(scene, victims, hard[offered], labels[offered], config)
+    # Restarts are chosen by how well they match; what is decided for the chosen one matches less well, on purpose.
+    losses[offered] = _losses(scene, victims, polished, labels[offered], config)
     hard[offered] = decoded(scene, victims, polished, labels[offered], config)
-    losses[offered] = _losses(scene, victims, hard[offered], labels[offered], config)
     return replace(outcome, images=hard, losses=losses)
 
 
