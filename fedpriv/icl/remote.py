@@ -70,15 +70,15 @@ class Http(Language):
         asked = {"model": self._config.served, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": count}
         answer = self._ask(json.dumps(asked).encode())
         try:
-            found = _tops(json.loads(answer)["choices"][0]["logprobs"])
+            top = _tops(json.loads(answer)["choices"][0]["logprobs"])
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-            found = {}
-        if not found or not all(math.isfinite(value) and value <= 1e-6 for value in found.values()):
+            top = {}
+        if not top or not all(math.isfinite(value) and value <= 1e-6 for value in top.values()):
             raise InputError(
                 f"{self._url} gives no log-probabilities of its likeliest tokens: choices[0].logprobs.top_logprobs is "
                 "wanted"
             )
-        return found
+        return top
 
     def _ask(self, body: bytes) -> bytes:
         """What the endpoint answers: no proxy is used, and no redirection leads off the loopback."""

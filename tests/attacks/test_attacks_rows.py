@@ -187,7 +187,7 @@ def test_behind_noise_rows_are_read_or_guessed(sigma: float) -> None:
     }
     mechanism = {"name": "gaussian", "clip_norm": 1.0, "sigma": sigma}
     noisy = replace(clean, upload=upload, settings=replace(clean.settings, mechanism=mechanism))
-    config = TabularSettings(iterations=60, restarts=3)
+    config = TabularSettings(iterations=40, restarts=2)
     (found,) = run_attack(AttackJob("tabular", [noisy], model, config, 0, public_images=public))
     wanted = rows(1, seed=2) if sigma < 1 else most_frequent(COLUMNS, public)[None]
     (cells,) = row_scores(COLUMNS, wanted, found.attempts[found.chosen].images)
