@@ -310,7 +310,8 @@ def _lpips_reason(view: View) -> str:
     """Why there is no LPIPS; empty where there is one, or where nothing was scored."""
     if not view.scores or any(score.lpips is not None for score in view.scores):
         return ""
-    smallest = min((min(each.original.width, each.original.height) for each in view.victims if each.original), default=0)
+    pictures = [victim.original for victim in view.victims if victim.original]
+    smallest = min((min(each.width, each.height) for each in pictures), default=0)
     if 0 < smallest < PERCEIVED:
         return f"pictures of {smallest} pixels a side are too small for it"
     reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
