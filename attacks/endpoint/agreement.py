@@ -81,11 +81,11 @@ def _guessed(referee: Referee, guess: Network | None, images: Tensor) -> float:
 
 def _labels(network: Network, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.cat([network(some).argmax(dim=1) for some in images.split(512)])
+        return torch.cat([network(part).argmax(dim=1) for part in images.split(512)])
 
 
 def _variation(referee: Referee, copy: Network) -> float:
     images = referee.held.images
     with torch.no_grad():
-        mine = torch.cat([copy(some) for some in images.split(512)]).softmax(dim=1)
+        mine = torch.cat([copy(part) for part in images.split(512)]).softmax(dim=1)
     return float((mine - referee.scores(images).softmax(dim=1)).abs().sum(dim=1).mean() / 2)

@@ -51,8 +51,8 @@ def attributes(public: Public, count: int) -> tuple[Attribute, ...]:
 
 def truth_of(attribute: Attribute, images: Tensor) -> NDArray[np.bool_]:
     """Return whether records (n, C, H, W) on [0, 1] have the higher value."""
-    found: NDArray[np.bool_] = images.flatten(1)[:, attribute.pixel].numpy() > attribute.threshold
-    return found
+    present: NDArray[np.bool_] = images.flatten(1)[:, attribute.pixel].numpy() > attribute.threshold
+    return present
 
 
 def guessed_values(

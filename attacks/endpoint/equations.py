@@ -91,5 +91,5 @@ def solved_scores(images: Tensor, shown: Array) -> AffineScores:
     targets = logs - logs.mean(axis=1, keepdims=True)
     flat = images.double().flatten(1).numpy()
     rows = np.hstack([flat, np.ones((len(flat), 1))])
-    found = lstsq(rows, targets, lapack_driver="gelsy")[0]
-    return AffineScores(np.ascontiguousarray(found[:-1].T), found[-1].copy())
+    solution = lstsq(rows, targets, lapack_driver="gelsy")[0]
+    return AffineScores(np.ascontiguousarray(solution[:-1].T), solution[-1].copy())

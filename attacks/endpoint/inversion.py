@@ -90,8 +90,8 @@ def by_model(model: Network, cost: Cost, auxiliary: Auxiliary | None) -> Gradien
         costs = cost(shares)
         if auxiliary is not None:
             costs = costs + auxiliary(leaf)
-        (found,) = torch.autograd.grad(costs.sum(), leaf)
-        return costs.detach(), found
+        (gradients,) = torch.autograd.grad(costs.sum(), leaf)
+        return costs.detach(), gradients
 
     return gradient
 
@@ -119,8 +119,8 @@ def by_answers(
         moved = [shares[at][1][:, label] for at, label in zip(place.tolist(), labels.tolist(), strict=True)]
         costs = cost(here)
         signs = torch.where(images > 0.5, -difference, difference).flatten(1)
-        found = (cost(torch.stack(moved)) - costs[:, None]) / signs
-        return _with_auxiliary(costs, found.view_as(images), images, auxiliary)
+        slopes = (cost(torch.stack(moved)) - costs[:, None]) / signs
+        return _with_auxiliary(costs, slopes.view_as(images), images, auxiliary)
 
     return gradient
 
@@ -159,8 +159,8 @@ def _with_auxiliary(
         return costs, gradients
     leaf = images.detach().requires_grad_()
     extra = auxiliary(leaf)
-    (found,) = torch.autograd.grad(extra.sum(), leaf)
-    return costs + extra.detach(), gradients + found
+    (added,) = torch.autograd.grad(extra.sum(), leaf)
+    return costs + extra.detach(), gradients + added
 
 
 def _processed(images: Tensor, blur: float) -> Tensor:

@@ -68,8 +68,8 @@ class Reader:
         flat = images.float().flatten(1) - self.sent
         for factor in self.factors:
             flat = flat @ factor
-        found: Tensor = self.network((flat / self.scale).view(images.shape))
-        return found
+        logits: Tensor = self.network((flat / self.scale).view(images.shape))
+        return logits
 
 
 def linear_filter(images: Tensor, cloak: Cloak) -> tuple[Tensor, ...]:
@@ -142,7 +142,7 @@ def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, 
     with torch.no_grad():
         for _ in range(DRAWS):
             sent = cloak.hide(images, stream)
-            named = torch.cat([network(some).argmax(dim=1) for some in sent.split(512)])
+            named = torch.cat([network(part).argmax(dim=1) for part in sent.split(512)])
             right += named == wanted
     rates: Rates = (right / DRAWS).numpy()
     return rates

@@ -165,7 +165,7 @@ class Referee:
     def scores(self, images: Tensor) -> Tensor:
         """Return exact logits (n, classes) without gradients."""
         with torch.no_grad():
-            return torch.cat([self.truth(some) for some in images.split(512)])
+            return torch.cat([self.truth(part) for part in images.split(512)])
 
 
 def probabilities(answers: Answers, classes: int) -> Array:

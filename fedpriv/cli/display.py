@@ -59,8 +59,8 @@ class Display(Progress):
         if record.accuracy is not None and record.loss is not None:
             figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
         if record.epsilon is not None:
-            # While a run goes on, cheaper bounds are computed than for its final ledger.
-            figures += f"  ε ≤ {shown_epsilon(record.epsilon)}"
+            # While a run goes on, cheaper bounds are computed than for its final ledger, which proves less or as much.
+            figures += f"  ε ≤ {shown_epsilon(record.epsilon)} (quick bound)"
         self._advance("rounds", record.round, rounds, figures)
         if not self._console.is_terminal and record.round % max(1, rounds // _LINES_PER_RUN) == 0:
             self._console.print(f"round {record.round} of {rounds}: {figures}", markup=False, highlight=False)

@@ -43,14 +43,17 @@ def serve(
 ) -> None:
     """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
+    from fedpriv.service.made import made_service, users
+
+    if status and config is None:
+        _print_status(folder, as_json)
+        return
     from fedpriv.cli.display import shown
-    from fedpriv.lab.service import add_user, made_service, open_service, users
+    from fedpriv.lab.service import add_user, open_service
     from fedpriv.report import reported
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
-    if status and config is None:
-        made_service(run)
     with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     if new is not None:
@@ -60,15 +63,15 @@ def serve(
         err.print(told, style="dim", markup=False, soft_wrap=True)
         return
     if status:
-        _print_status(run, served, as_json)
+        _print_status(folder, as_json)
         return
     import uvicorn
 
     from fedpriv.service.http import build_app
 
-    facts = made_service(run)
+    facts = made_service(folder)
     about = {"method": facts.method, "answers": facts.answers, "classes": facts.classes, "shape": list(facts.shape)}
-    server = uvicorn.Config(build_app(served, users(run), about), log_level="warning", access_log=False)
+    server = uvicorn.Config(build_app(served, users(folder), about), log_level="warning", access_log=False)
     # Bound here, so that a port that is taken is one line before anything is served.
     with _listening(port) as listener:
         address = f"http://{_ADDRESS}:{port}"
@@ -181,18 +184,18 @@ def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
     return load_run(folder, overrides).service if overrides and (folder / "config.toml").is_file() else None
 
 
-def _print_status(run: "RunFolder", served: "Served", as_json: bool) -> None:
-    from fedpriv.lab.service import made_service, users
+def _print_status(folder: Path, as_json: bool) -> None:
+    from fedpriv.service.made import made_service, query_ledger, users
 
-    facts, known = made_service(run), users(run)
+    facts, known = made_service(folder), users(folder)
+    ledger = query_ledger(folder, facts)
     if as_json:
         print_json(
             {
                 **facts.model_dump(mode="json"),
-                "used": served.asked,
+                "used": ledger.used,
                 "users": [
-                    {"name": user.name, "used": served.ledger.used_by(user.name), "answers": user.answers}
-                    for user in known
+                    {"name": user.name, "used": ledger.used_by(user.name), "answers": user.answers} for user in known
                 ],
             }
         )
@@ -204,9 +207,9 @@ def _print_status(run: "RunFolder", served: "Served", as_json: bool) -> None:
         if proven.epsilon is not None
         else f"Nothing is proven: {proven.theorem['epsilon']}."
     )
-    people = [f"{user.name}: {served.ledger.used_by(user.name)} of {user.answers}." for user in known]
+    people = [f"{user.name}: {ledger.used_by(user.name)} of {user.answers}." for user in known]
     print_sentences(
-        [f"Method {facts.method} ({facts.title}): {served.asked} of {facts.answers} answers are used.", claim, *people]
+        [f"Method {facts.method} ({facts.title}): {ledger.used} of {facts.answers} answers are used.", claim, *people]
     )
 
 

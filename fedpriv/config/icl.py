@@ -14,7 +14,7 @@ from fedpriv.config.experiment import Experiment
 from fedpriv.config.file import is_prompting, override, parse_override, read_toml
 from fedpriv.config.wrong import validated
 from fedpriv.errors import InputError
-from fedpriv.settings import Count, Epsilon, Integer, Positive, Real, Section
+from fedpriv.settings import Count, Epsilon, Integer, Real, Section
 
 __all__ = ["IclConfig", "LanguageConfig", "LeaksConfig", "Prompting", "TextConfig", "is_prompting", "load_prompting"]
 
@@ -61,7 +61,9 @@ class LanguageConfig(Section):
     top: Annotated[Integer, Field(ge=1, le=1000)] = Field(
         20, description="http: how many of the likeliest tokens the endpoint is asked for"
     )
-    timeout: Positive = Field(60.0, description="http: seconds for which the endpoint may stay silent")
+    timeout: Annotated[Real, Field(gt=0, le=86_400)] = Field(
+        60.0, description="http: seconds for a whole request, until the last byte of its answer"
+    )
     batch: Count = Field(16, description="folder: prompts that are read at a time")
     threads: Annotated[Integer, Field(ge=1, le=256)] = Field(1, description="CPU threads")
 

@@ -139,10 +139,12 @@ class SingleFile(Source):
     Attributes:
         file: its name.
         kind: of file, in words.
+        origin: who publishes the data, and what the file has to hold.
     """
 
     file: ClassVar[str]
     kind: ClassVar[str]
+    origin: ClassVar[str]
 
     @classmethod
     @abstractmethod
@@ -158,7 +160,7 @@ class SingleFile(Source):
         """
         path = place.root / cls.file
         if not path.is_file():
-            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded")
+            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.origin}")
         return path
 
     @classmethod

@@ -100,6 +100,11 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
     known = KNOWN.get(config.name)
     path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"
     columns = (config.text, config.label) if known is None else (known.text, known.label)
+    if known is not None and not path.is_file():
+        raise InputError(
+            f"{path}: no such file, and it is not downloaded: {known.title}, as a gzipped CSV file with the columns "
+            f"{', '.join(columns)} and split (train or test)"
+        )
     rows = _rows(path, columns)
     if known is None:
         _check_splits(path, rows)

@@ -51,8 +51,8 @@ class Classifier:
         """Return how likely each label is behind each prefix, (prefixes, labels); corrected if the settings say so."""
         asked = [question, CONTENT_FREE] if self.config.calibrated else [question]
         endings = [self.wording.ending(text, any(prefixes)) for text in asked]
-        found = self.language.after(prefixes, endings, self.wording.candidates)
-        scores: Floats = found[:, 0] - found[:, 1] if self.config.calibrated else found[:, 0]
+        logarithms = self.language.after(prefixes, endings, self.wording.candidates)
+        scores: Floats = logarithms[:, 0] - logarithms[:, 1] if self.config.calibrated else logarithms[:, 0]
         return scores
 
     def zero_shot(self, question: str) -> Floats:

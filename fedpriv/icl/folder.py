@@ -186,17 +186,17 @@ class PromptFolder:
         """
         lines = (read_text(self.path / _VOTES) or "").split("\n")[:-1]
         where = str(self.path / _VOTES)
-        found = [parse_json(line, _LINE, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
-        if [line.question for line in found] != list(range(len(found))):
+        kept = [parse_json(line, _LINE, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
+        if [line.question for line in kept] != list(range(len(kept))):
             raise InputError(f"{where} is damaged: questions are missing")
-        if len(found) > questions:
-            raise InputError(f"{where} is damaged: it has {len(found)} lines, and {questions} questions are asked")
-        for number, line in enumerate(found, start=1):
+        if len(kept) > questions:
+            raise InputError(f"{where} is damaged: it has {len(kept)} lines, and {questions} questions are asked")
+        for number, line in enumerate(kept, start=1):
             if len(line.votes) != voters or not all(0 <= label < labels for label in (*line.votes, line.zero_shot)):
                 raise InputError(
                     f"{where}, line {number} is damaged: wanted are {voters} votes, each from 0 to {labels - 1}"
                 )
-        return found
+        return kept
 
     def keep_votes(self, known: Sequence[Votes]) -> None:
         """Write these votes, and no cut-off line."""

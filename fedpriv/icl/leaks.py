@@ -95,13 +95,13 @@ def candidates(classifier: Classifier, pairs: int) -> list[Candidate]:
         )
     chosen = generator.choice(len(texts.examples), pairs, replace=False)
     strangers = generator.choice(len(others), pairs, replace=False)
-    found = []
+    tried = []
     for member, stranger in zip(chosen.tolist(), strangers.tolist(), strict=True):
         inside, outside = (drawn(len(texts.examples), prompts, 1, generator) for _ in range(2))
         inside[inside == member] = inside[0]  # it is in no other prompt than the first
         inside[0] = member
-        found += [Candidate(texts.examples[member], inside, True), Candidate(others[stranger], outside, False)]
-    return found
+        tried += [Candidate(texts.examples[member], inside, True), Candidate(others[stranger], outside, False)]
+    return tried
 
 
 def _asked(classifier: Classifier, candidate: Candidate) -> NDArray[np.float64]:

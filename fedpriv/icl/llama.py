@@ -47,19 +47,19 @@ class Stories(Language):
 
     def tokens(self, text: str) -> list[int]:
         """Return a text as tokens: single characters, of which the best pair is merged until there is none."""
-        found: list[int] = []
+        tokens: list[int] = []
         for character in f" {text}" if text else "":
             raw = character.encode()
             number = self._numbers.get(raw)
-            found += [number] if number is not None and number >= _BYTES else [_BYTES + byte for byte in raw]
+            tokens += [number] if number is not None and number >= _BYTES else [_BYTES + byte for byte in raw]
         while pairs := [
             (float(self._weights["vocab_scores"][number]), -place, number)
-            for place in range(len(found) - 1)
-            if (number := self._numbers.get(self._raw(found[place]) + self._raw(found[place + 1]))) is not None
+            for place in range(len(tokens) - 1)
+            if (number := self._numbers.get(self._raw(tokens[place]) + self._raw(tokens[place + 1]))) is not None
         ]:
             _, place, number = max(pairs)
-            found[-place : 2 - place] = [number]
-        return found
+            tokens[-place : 2 - place] = [number]
+        return tokens
 
     @override
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:

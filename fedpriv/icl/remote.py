@@ -6,11 +6,12 @@ refused unless the settings allow it, and no proxy is used.
 
 import json
 import math
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
-from http.client import HTTPException
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
+from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,8 +50,6 @@ class Http(Language):
                 "such as http://127.0.0.1:8080/v1, or set model.remote = true"
             )
         self._config, self._url = config, f"{config.url.rstrip('/')}/completions"
-        # Not through a proxy, and no redirection leads elsewhere.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
         self.title = f"{config.served or 'the model'} at {config.url}"
 
     @override
@@ -71,35 +70,63 @@ class Http(Language):
         asked = {"model": self._config.served, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": count}
         answer = self._ask(json.dumps(asked).encode())
         try:
-            found = _tops(json.loads(answer)["choices"][0]["logprobs"])
+            top = _tops(json.loads(answer)["choices"][0]["logprobs"])
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-            found = {}
-        if not found or not all(math.isfinite(value) and value <= 1e-6 for value in found.values()):
+            top = {}
+        if not top or not all(math.isfinite(value) and value <= 1e-6 for value in top.values()):
             raise InputError(
                 f"{self._url} gives no log-probabilities of its likeliest tokens: choices[0].logprobs.top_logprobs is "
                 "wanted"
             )
-        return found
+        return top
 
     def _ask(self, body: bytes) -> bytes:
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-        try:
-            with self._opener.open(request, timeout=self._config.timeout) as reply:
-                answer: bytes = reply.read(_LARGEST)
-                return answer
-        except urllib.error.HTTPError as error:
-            raise InputError(f"{self._url} refuses the question: HTTP {error.code} {error.reason}") from None
-        except (OSError, HTTPException, UnicodeError) as error:
-            reason = getattr(error, "reason", error)
-            raise InputError(f"{self._url} does not answer: {one_line(reason)}") from None
+        """What the endpoint answers: no proxy is used, and no redirection leads off the loopback."""
+        connection, late = self._connection(), Event()
+        with closing(connection), _ended(connection, self._config.timeout, late):
+            try:
+                connection.connect()
+                if late.is_set():  # while there was no connection to end
+                    raise TimeoutError
+                connection.request("POST", urlsplit(self._url).path, body, {"Content-Type": "application/json"})
+                reply = connection.getresponse()
+                answer = reply.read(_LARGEST)
+            except (OSError, HTTPException, UnicodeError) as error:
+                if late.is_set() or isinstance(error, TimeoutError):
+                    raise self._too_late() from None
+                raise InputError(f"{self._url} does not answer: {one_line(error)}") from None
+            if late.is_set():
+                raise self._too_late()
+        if reply.status != 200:
+            raise InputError(f"{self._url} refuses the question: HTTP {reply.status} {reply.reason}")
+        return answer
+
+    def _connection(self) -> HTTPConnection:
+        address = urlsplit(self._url)
+        kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
+        return kind(address.hostname or "", address.port, timeout=self._config.timeout)
+
+    def _too_late(self) -> InputError:
+        return InputError(f"{self._url} does not answer: not within {self._config.timeout:g} s (model.timeout)")
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: it might lead off the loopback."""
+@contextmanager
+def _ended(connection: HTTPConnection, seconds: float, late: Event) -> Iterator[None]:
+    """End a connection after so many seconds: a socket's own timeout is for each read, and a slow sender resets it."""
 
-    @override
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+    def end() -> None:
+        late.set()
+        if connection.sock is not None:
+            with suppress(OSError):  # it ended by itself
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _host(url: str) -> str:

@@ -23,13 +23,14 @@ from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary, finished_world
-from fedpriv.lab.service import made_service, network_facts
+from fedpriv.lab.service import network_facts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import AnswersAudit, EpsilonBound, Service
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import network_scores, pixels
 from fedpriv.service.features import pooled_features
+from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World
@@ -88,7 +89,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
         RunFailedError: the result cannot be written.
     """
     completed_summary(folder)
-    service = made_service(folder)
+    service = made_service(folder.path)
     policy: AnswerPolicy = ServiceConfig.model_validate(service.settings).policy
     if policy.source == "votes":
         raise InputError(f"{service.method}: one example moves one vote, by construction; there is nothing to measure")
@@ -99,11 +100,11 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
     progress.stage(f"training anew with {replaced} replacements")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):
-            found = _heads(world, policy, service, replaced)
+            neighbours = _heads(world, policy, service, replaced)
         else:
-            found = _networks(world, policy, replaced)
+            neighbours = _networks(world, policy, replaced)
         progress.stage("playing the most different neighbours against each other")
-        audit = _judged(policy, service, found)
+        audit = _judged(policy, service, neighbours)
     with writing(""):
         folder.write_json("service/audit.json", audit.model_dump(mode="json"))
     return audit
@@ -198,42 +199,42 @@ def _with(partitions: Sequence[NDArray[np.int64]], at: int, row: int) -> tuple[N
     return tuple(shares)
 
 
-def _judged(policy: AnswerPolicy, service: Service, found: _Neighbours) -> AnswersAudit:
+def _judged(policy: AnswerPolicy, service: Service, neighbours: _Neighbours) -> AnswersAudit:
     audit = AnswersAudit(
         method=service.method,
-        moved=max(found.moved),
-        shifted=max(found.shifts),
-        replaced=len(found.moved),
-        above=float(np.mean(np.array(found.shifts) > 1)),
+        moved=max(neighbours.moved),
+        shifted=max(neighbours.shifts),
+        replaced=len(neighbours.moved),
+        above=float(np.mean(np.array(neighbours.shifts) > 1)),
         claimed=service.guarantee.nominal_epsilon,
         proven=isinstance(policy, HeadPolicy),
         bound=None,
     )
     if not isinstance(policy, HeadPolicy):
-        bound = _exact_game(policy, service, found)
-        return audit.model_copy(update={"bound": bound, "recovered": _recovered(policy, service, found)})
+        bound = _exact_game(policy, service, neighbours)
+        return audit.model_copy(update={"bound": bound, "recovered": _recovered(policy, service, neighbours)})
     # What stands in the settings may be the epsilon of all answers together; here it is about one.
     one = type(policy).model_validate({**policy.model_dump(), "noise": service.scale, "target_epsilon": None})
     delta = service.delta if one.law == "gaussian" else 0.0
-    level = one.unit(found.facts) / service.scale
-    claimed = answer_guarantee(one.release(found.facts, 1, delta, level)).epsilon
-    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(one, service, delta, found)})
+    level = one.unit(neighbours.facts) / service.scale
+    claimed = answer_guarantee(one.release(neighbours.facts, 1, delta, level)).epsilon
+    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(one, service, delta, neighbours)})
 
 
-def _head_game(policy: HeadPolicy, service: Service, delta: float, found: _Neighbours) -> EpsilonBound:
+def _head_game(policy: HeadPolicy, service: Service, delta: float, neighbours: _Neighbours) -> EpsilonBound:
     """Two heads answer the question in which they differ the most; its two logits that moved apart are compared."""
-    which, question = found.worst()
-    shift = found.scores[which][question] - found.scores[0][question]
+    which, question = neighbours.worst()
+    shift = neighbours.scores[which][question] - neighbours.scores[0][question]
     high, low = int(shift.argmax()), int(shift.argmin())
     scores = []
     for model in (0, which):
         generators = _streams(_TRIALS)
-        rows = np.repeat(found.scores[model][question][None], _TRIALS, axis=0)
-        if policy.once and found.features is not None:
-            asked = found.features[question]
-            released = (policy.released(found.weights[model], service.scale, each) for each in generators)
+        rows = np.repeat(neighbours.scores[model][question][None], _TRIALS, axis=0)
+        if policy.once and neighbours.features is not None:
+            asked = neighbours.features[question]
+            released = (policy.released(neighbours.weights[model], service.scale, each) for each in generators)
             rows = np.stack([weights @ asked for weights in released])
-        answers = policy.answer(rows, Draws(service.scale, generators, found.facts))
+        answers = policy.answer(rows, Draws(service.scale, generators, neighbours.facts))
         named = (answers.labels == high).astype(float) - (answers.labels == low)
         shown = answers.probabilities
         whole = shown is not None and bool(np.isfinite(shown).all())
@@ -242,14 +243,14 @@ def _head_game(policy: HeadPolicy, service: Service, delta: float, found: _Neigh
     return bound(np.concatenate(scores), np.repeat([False, True], _TRIALS), delta, _CONFIDENCE)
 
 
-def _exact_game(policy: AnswerPolicy, service: Service, found: _Neighbours) -> EpsilonBound:
+def _exact_game(policy: AnswerPolicy, service: Service, neighbours: _Neighbours) -> EpsilonBound:
     """Scores that leave without noise agree exactly with those of one of the two networks."""
-    which, question = found.worst()
-    one, other = found.scores[0][question], found.scores[which][question]
+    which, question = neighbours.worst()
+    one, other = neighbours.scores[0][question], neighbours.scores[which][question]
     scores = []
     for logits in (one, other):
         rows = np.repeat(logits[None], _TRIALS, axis=0)
-        shown = policy.answer(rows, Draws(service.scale, _streams(_TRIALS), found.facts)).probabilities
+        shown = policy.answer(rows, Draws(service.scale, _streams(_TRIALS), neighbours.facts)).log_probabilities
         if shown is None:
             raise InputError(f"{service.method} names labels only")
         scores.append(_agreeing(shown, other) - _agreeing(shown, one))
@@ -257,20 +258,20 @@ def _exact_game(policy: AnswerPolicy, service: Service, found: _Neighbours) -> E
 
 
 def _agreeing(shown: Scores, logits: Scores) -> Scores:
-    """How many scores of each answer (n, classes) agree with these logits (classes,), up to one shift."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        off = np.log(shown) - logits
+    """How many logarithms of each answer (n, classes) agree with these logits (classes,), up to one shift."""
+    with np.errstate(invalid="ignore"):
+        off = shown - logits
         off = off - np.median(off, axis=1, keepdims=True)
         agreeing: Scores = (np.abs(off) < _EXACT).sum(axis=1).astype(np.float64)
     return agreeing
 
 
-def _recovered(policy: AnswerPolicy, service: Service, found: _Neighbours) -> float:
+def _recovered(policy: AnswerPolicy, service: Service, neighbours: _Neighbours) -> float:
     """The share of questions whose exact scores two answers give away."""
-    logits = found.scores[0][:_RECOVERED]
+    logits = neighbours.scores[0][:_RECOVERED]
     answers = []
     for _ in range(2):
-        shown = policy.answer(logits, Draws(service.scale, _streams(len(logits)), found.facts)).probabilities
+        shown = policy.answer(logits, Draws(service.scale, _streams(len(logits)), neighbours.facts)).log_probabilities
         if shown is None:
             raise InputError(f"{service.method} names labels only")
         answers.append(shown)

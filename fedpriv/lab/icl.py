@@ -139,12 +139,12 @@ def _noises(icl: IclConfig, texts: Texts) -> tuple[Noise, ...]:
 def _finish(bench: _Bench, folder: PromptFolder, began: float, progress: Progress) -> Prompts:
     with cpu_threads(bench.settings.model.threads), writing(folder.to_resume):
         finish = _classified if bench.settings.icl.mode == "classify" else _generated
-        found, ledger = finish(bench, folder, progress)
+        results, ledger = finish(bench, folder, progress)
         leaks, refusals = _attacked(bench, progress)
-        found = found.model_copy(update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began})
+        results = results.model_copy(update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began})
         folder.write_json("ledger.json", ledger.to_json())
-        folder.write_json("icl.json", found.model_dump(mode="json"))
-    return found
+        folder.write_json("icl.json", results.model_dump(mode="json"))
+    return results
 
 
 # ---- answers by vote -------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _classified(bench: _Bench, folder: PromptFolder, progress: Progress) -> tupl
     plain = answers(votes, labels, 0.0, bench.secret, 0)
     levels.append(PromptLevel(None, 0.0, bench.right(plain)))
     one_prompt = (votes == bench.truth[:, None]).mean(axis=1)
-    found = _result(
+    results = _result(
         bench,
         zero_shot=bench.right(zero_shot),
         one_prompt=_mean_interval(one_prompt),
@@ -176,7 +176,7 @@ def _classified(bench: _Bench, folder: PromptFolder, progress: Progress) -> tupl
     )
     (own,) = [noise for noise in noises if noise.epsilon == icl.target_epsilon]
     sizes = [len(share) for share in classifier.shares()]
-    return found, _ledger(bench, [(number, size, own) for number, size in enumerate(sizes)])
+    return results, _ledger(bench, [(number, size, own) for number, size in enumerate(sizes)])
 
 
 def _votes(
@@ -206,7 +206,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
     progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")
     zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
     worst = max(noises, key=lambda noise: noise.sigma)
-    found = _result(
+    results = _result(
         bench,
         zero_shot=bench.right(zero_shot),
         levels=(
@@ -216,7 +216,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
         synthetic=tuple(Synthetic(texts.labels[one.label], one.text) for one in own),
     )
     sizes = [sum(example.label == label for example in texts.examples) for label in range(len(texts.labels))]
-    return found, _ledger(bench, [(label, sizes[label], noise) for label, noise in enumerate(noises)])
+    return results, _ledger(bench, [(label, sizes[label], noise) for label, noise in enumerate(noises)])
 
 
 def _written(bench: _Bench, sigmas: Sequence[float] | None, progress: Progress) -> list[Example]:
@@ -243,16 +243,16 @@ def _served(bench: _Bench, written: Sequence[Example]) -> Interval:
 
 def _attacked(bench: _Bench, progress: Progress) -> tuple[tuple[PromptLeak, ...], tuple[str, ...]]:
     leaks, classifier, refusals = bench.settings.leaks, bench.classifier, []
-    found: list[PromptLeak] = []
+    measured: list[PromptLeak] = []
     if leaks.pairs and bench.settings.icl.mode == "classify":
         progress.stage(f"membership of 1-shot prompts, {leaks.pairs} pairs")
-        found.append(membership(classifier, leaks, bench.noises))
+        measured.append(membership(classifier, leaks, bench.noises))
     elif leaks.pairs:
         refusals.append("membership of a 1-shot prompt is about answers by vote (icl.mode = 'classify')")
     if leaks.repeats:
         progress.stage(f"prompts that repeat, {leaks.repeats}")
-        found.append(repeating(classifier, leaks))
-    return tuple(found), tuple(refusals)
+        measured.append(repeating(classifier, leaks))
+    return tuple(measured), tuple(refusals)
 
 
 def _result(bench: _Bench, **figures: object) -> Prompts:

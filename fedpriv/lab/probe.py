@@ -235,8 +235,8 @@ def _finer(experiment: Experiment) -> Dataset | None:
 def _class_means(images: Tensor, labels: Tensor, classes: int) -> Tensor:
     """The mean image of each class (classes, C, H, W) on [0, 1]; NaN where there is none."""
     sums = torch.zeros((classes, *images.shape[1:]), dtype=torch.float64)
-    for some, own in zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
-        sums.index_add_(0, own, some.double())
+    for part, own in zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
+        sums.index_add_(0, own, part.double())
     unit = 1 if images.is_floating_point() else 255
     return sums / unit / labels.bincount(minlength=classes)[:, None, None, None]
 

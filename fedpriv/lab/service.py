@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
@@ -34,20 +33,20 @@ from fedpriv.lab.finished import completed_summary, final_checkpoint, final_stat
 from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters, vote_counts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.records import Guarantee, HeadFacts, Ledger, Referee, Service, UserFacts, read_file
+from fedpriv.records import Guarantee, HeadFacts, Ledger, Referee, Service, UserFacts
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores, pixels
 from fedpriv.service.features import pooled_features
-from fedpriv.service.ledger import OWNER, Opening, QueryLedger
+from fedpriv.service.ledger import OWNER
+from fedpriv.service.made import made_service, query_ledger, users
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
-__all__ = ["add_user", "in_process", "made_service", "network_facts", "open_service", "service_facts", "users"]
+__all__ = ["add_user", "in_process", "network_facts", "open_service", "service_facts"]
 
-_USERS = TypeAdapter(tuple[UserFacts, ...])
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared
 _REPRODUCIBLE = (
@@ -151,28 +150,6 @@ def service_facts(service: Service) -> Facts:
     return Facts(service.classes, head.sensitivity, head.norm, head.features, adjacency=service.guarantee.adjacency)
 
 
-def users(folder: RunFolder) -> tuple[UserFacts, ...]:
-    """The users of an endpoint; without any, whoever reaches it asks as the folder's owner.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    return read_file(folder.path / "service" / "users.json", _USERS) or ()
-
-
-def made_service(folder: RunFolder) -> Service:
-    """Return what the run's endpoint is.
-
-    Raises:
-        InputError: it was not made yet.
-    """
-    service = folder.service()
-    if service is None:
-        make = f"fedpriv serve {folder.path} --status --set service.method=METHOD"
-        raise InputError(f"{folder.path} has no endpoint yet: make it with {make}")
-    return service
-
-
 def add_user(folder: RunFolder, name: str, answers: int) -> str:
     """Give a user a key and a budget, and return the key; only its hash is kept.
 
@@ -184,10 +161,10 @@ def add_user(folder: RunFolder, name: str, answers: int) -> str:
     Raises:
         InputError: there is a user of that name, or the name or the budget is none, or there is no endpoint.
     """
-    made_service(folder)
+    made_service(folder.path)
     if not (name.isidentifier() and name != OWNER) or answers < 1:
         raise InputError(f"user {name!r} with {answers} answers: a name of letters, digits and _, and a number from 1")
-    known = users(folder)
+    known = users(folder.path)
     if any(user.name == name for user in known):
         raise InputError(f"there is a user {name!r} already: keys and budgets are given once")
     key = secrets.token_urlsafe(_KEY_BYTES)
@@ -248,9 +225,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
 
 def _opened(place: Path, world: World, service: Service, experiment: Experiment) -> Served:
     config = ServiceConfig.model_validate(service.settings)
-    content = (place / "service.json").read_bytes()
-    limits = {user.name: user.answers for user in read_file(place / "users.json", _USERS) or ()}
-    ledger = QueryLedger(place / "charges.jsonl", Opening(sha256(content).hexdigest(), service.answers), limits)
+    ledger = query_ledger(place.parent, service)
     stored = StoredAnswers(place / "answers.jsonl", ledger) if config.repeats == "stored" else None
     policy: AnswerPolicy = config.policy
     facts = network_facts(world, policy) if service.source == "network" else service_facts(service)

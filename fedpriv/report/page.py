@@ -45,6 +45,7 @@ __all__ = ["render_page", "reported", "write_report"]
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
 NAMED = 40  # numbers and ranges of numbers by which the clients of one line are named; ledger.json has all
+PERCEIVED = 16  # pixels a side: in smaller pictures there is nothing that LPIPS, made for patches of 64, could tell
 
 # What is shown with the attacks, and is none.
 NAMES = {
@@ -333,6 +334,10 @@ def _lpips_reason(view: View) -> str:
     """Why there is no LPIPS; empty where there is one, or where nothing was scored."""
     if not view.scores or any(score.lpips is not None for score in view.scores):
         return ""
+    pictures = [victim.original for victim in view.victims if victim.original]
+    smallest = min((min(each.width, each.height) for each in pictures), default=0)
+    if 0 < smallest < PERCEIVED:
+        return f"pictures of {smallest} pixels a side are too small for it"
     reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
     return next((reason for reason in reasons if reason), "the run gives no reason")
 

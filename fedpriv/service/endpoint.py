@@ -150,7 +150,7 @@ def network_scores(network: torch.nn.Module, dataset: Dataset) -> Callable[[Tens
 
     def scores(images: Tensor) -> Scores:
         with torch.inference_mode():
-            parts = [network(dataset.normalise(some.to(first.device), first.dtype)) for some in images.split(_AT_ONCE)]
+            parts = [network(dataset.normalise(part.to(first.device), first.dtype)) for part in images.split(_AT_ONCE)]
             logits: Scores = torch.cat(parts).double().cpu().numpy()
         return logits
 

@@ -81,23 +81,23 @@ class _Batches:
     async def run(self) -> None:
         """Answer for ever."""
         while True:
-            some = [await self._queue.get()]
-            while not self._queue.empty() and sum(len(each.question.images) for each in some) < _AT_ONCE:
-                some.append(self._queue.get_nowait())
-            await self._answer(some)
+            waiting = [await self._queue.get()]
+            while not self._queue.empty() and sum(len(each.question.images) for each in waiting) < _AT_ONCE:
+                waiting.append(self._queue.get_nowait())
+            await self._answer(waiting)
 
-    async def _answer(self, some: list[_Waiting]) -> None:
+    async def _answer(self, waiting: list[_Waiting]) -> None:
         try:
-            outcomes = await asyncio.to_thread(self._served.answer, [each.question for each in some])
+            outcomes = await asyncio.to_thread(self._served.answer, [each.question for each in waiting])
         except (InputError, RunFailedError) as error:
-            for each in some:
+            for each in waiting:
                 _settle(each, Refused(503, str(error)))
             return
         except Exception as error:  # noqa: BLE001 (one batch must not end the server; its users are told)
-            for each in some:
+            for each in waiting:
                 _settle(each, Refused(500, f"not answered: {type(error).__name__}"))
             return
-        for each, outcome in zip(some, outcomes, strict=True):
+        for each, outcome in zip(waiting, outcomes, strict=True):
             _settle(each, outcome)
 
 

@@ -269,11 +269,11 @@ class QueryLedger:
     def _check_opening(self, opening: Opening) -> None:
         first = os.pread(self._descriptor, 4096, 0).split(b"\n")[0]
         try:
-            found = _OPENING.validate_json(first)
+            written = _OPENING.validate_json(first)
         except ValidationError:
             raise InputError(f"{self.path}, line 1: the chain of charges is broken; nothing is answered") from None
-        if found != opening:
-            raise InputError(f"{self.path} is of another endpoint, or of another budget ({found.answers} answers)")
+        if written != opening:
+            raise InputError(f"{self.path} is of another endpoint, or of another budget ({written.answers} answers)")
 
 
 def _parsed(line: bytes) -> Charge | None:

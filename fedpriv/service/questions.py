@@ -20,13 +20,25 @@ class Answers:
         labels: (n,) int64, the class of each, from 0.
         probabilities: (n, classes) float64, as the policy shows them: rounded ones need not add up to 1. NaN stands
             where a policy shows nothing. None where it names labels only.
+        logarithms: (n, classes) float64, of the same probabilities before float64 takes small ones for 0. None where a
+            policy gives none: then the probabilities tell all.
     """
 
     labels: NDArray[np.int64]
     probabilities: NDArray[np.float64] | None = None
+    logarithms: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def log_probabilities(self) -> NDArray[np.float64] | None:
+        """Natural logarithms (n, classes), -inf of 0; None where labels alone are named."""
+        if self.logarithms is not None or self.probabilities is None:
+            return self.logarithms
+        with np.errstate(divide="ignore"):
+            logarithms: NDArray[np.float64] = np.log(self.probabilities)
+        return logarithms
 
 
 class Questions(Protocol):

@@ -218,7 +218,7 @@ class Served:
                 numbers += granted
         if not numbers:
             return {}
-        answers = self.oracle.answers(torch.cat([_floats(some) for some in images]), numbers)
+        answers = self.oracle.answers(torch.cat([_floats(image) for image in images]), numbers)
         fresh = [_given(answers, at, number, digests[at]) for at, number in enumerate(numbers)]
         if self._stored is not None:
             self._stored.add(fresh)

@@ -174,6 +174,26 @@ def test_rows_are_read_off_gradients(name: str, batch: int) -> None:
     assert max(line.cells.numbers["age"] for line in lines if line.cells) < 0.01
 
 
+@pytest.mark.parametrize("sigma", [1e-3, 100.0])
+def test_behind_noise_rows_are_read_or_guessed(sigma: float) -> None:
+    """One upload each: with little noise its row, with very much the most frequent values, not worse ones."""
+    model, public = network("mlp", hidden=[32]), rows(200, seed=9)
+    public[150:] = public[0]
+    clean = heard(model, rows(1, seed=2), torch.tensor([1]))
+    stream = torch.Generator().manual_seed(3)
+    length = torch.cat([value.flatten() for value in clean.upload.values()]).norm()
+    upload = {
+        key: value / length + sigma * torch.randn(value.shape, generator=stream) for key, value in clean.upload.items()
+    }
+    mechanism = {"name": "gaussian", "clip_norm": 1.0, "sigma": sigma}
+    noisy = replace(clean, upload=upload, settings=replace(clean.settings, mechanism=mechanism))
+    config = TabularSettings(iterations=40, restarts=2)
+    (found,) = run_attack(AttackJob("tabular", [noisy], model, config, 0, public_images=public))
+    wanted = rows(1, seed=2) if sigma < 1 else most_frequent(COLUMNS, public)[None]
+    (cells,) = row_scores(COLUMNS, wanted, found.attempts[found.chosen].images)
+    assert cells.share_right == 1 and max(cells.numbers.values()) < 0.02
+
+
 def test_images_have_no_columns_and_no_such_attack(tmp_path: Path) -> None:
     model, x = network("mlp", hidden=[8]), rows(1)
     observation = heard(model, x, torch.tensor([1]), columns=())

@@ -21,7 +21,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, OtherBatche
 from fedpriv.attacks.reconstruction.first_layer.certificate import certify
 from fedpriv.attacks.reconstruction.first_layer.components import unmix
 from fedpriv.attacks.reconstruction.first_layer.polish import polish
-from fedpriv.attacks.reconstruction.first_layer.spectrum import FALSE_ALARM, noise_edge, take_apart
+from fedpriv.attacks.reconstruction.first_layer.spectrum import FALSE_ALARM, Spectrum, noise_edge, take_apart
 from fedpriv.attacks.reconstruction.first_layer.switching import scaled
 
 CONFIG = ClosedFormSettings()
@@ -70,6 +70,38 @@ def test_images_above_the_noise_are_counted(told: bool) -> None:
     assert found.deviation == pytest.approx(0.1, rel=0.1)
     rest = matrix - found.left @ found.scaled
     assert float(torch.linalg.matrix_norm(rest, 2)) < edge
+
+
+def mixed(ends: list[float]) -> Spectrum:
+    """Two images of one pixel, as far as their ends go, seen through a mixing."""
+    last = torch.tensor(ends, dtype=torch.float64)
+    right = torch.stack([torch.zeros(2, dtype=torch.float64), last], dim=1)
+    return Spectrum(torch.eye(2).double(), torch.ones(2).double(), right, 0.0, 0.0, 1.0, 0.0)
+
+
+def test_a_mixing_is_scaled_to_images_that_end_in_one() -> None:
+    mixing = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    found = scaled(mixed([4.0, 2.0]), mixing)
+    assert found is not None
+    torch.testing.assert_close(torch.linalg.solve(found, mixed([4.0, 2.0]).scaled)[:, -1], torch.ones(2).double())
+    assert scaled(mixed([1.0, 1.0]), mixing) is None  # one image would have to end in 0
+
+
+@pytest.mark.parametrize(
+    ("mixing", "ends"),
+    [
+        ([[6.0, 8.0], [5.0, 6.666666666666666]], [50.0, 41.666666666666664]),
+        ([[3.0, 2.0], [5.0, 3.333333333333333]], [25.0, 41.666666666666664]),
+        ([[9.0, 4.0], [3.0, 1.3333333333333335]], [83.0, 27.666666666666668]),
+        ([[7.0, 4.0], [2.0, 1.142857142857143]], [52.0, 14.857142857142858]),
+    ],
+)
+def test_a_mixing_that_scaling_makes_singular_is_none(mixing: list[list[float]], ends: list[float]) -> None:
+    """It can be inverted, its columns times the scale cannot: whoever solves with them would end the run."""
+    given = torch.tensor(mixing, dtype=torch.float64)
+    assert not int(torch.linalg.inv_ex(given).info)
+    found = scaled(mixed(ends), given)
+    assert found is None or not int(torch.linalg.inv_ex(found).info)
 
 
 def test_large_matrices_have_the_same_spectrum() -> None:

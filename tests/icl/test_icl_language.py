@@ -3,7 +3,9 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -193,7 +195,11 @@ def endpoint() -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             for name, value in reply.get("headers", {}).items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(reply.get("raw") or json.dumps(reply["body"]).encode())
+            answer = reply.get("raw") or json.dumps(reply["body"]).encode()
+            with suppress(OSError):  # whoever asked waits no longer
+                for at in range(0, len(answer), reply.get("piece", len(answer))):
+                    self.wfile.write(answer[at : at + reply.get("piece", len(answer))])
+                    time.sleep(reply.get("pause", 0.0))
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -248,6 +254,15 @@ def test_what_is_no_answer_is_one_line(endpoint: Any, reply: dict[str, Any], wor
     with pytest.raises(InputError, match=words) as raised:
         http(url).next_token(["a"], [" yes"])
     assert "\n" not in str(raised.value)
+
+
+def test_the_timeout_is_of_the_whole_request(endpoint: Any) -> None:
+    """Each read comes in time, all of them do not."""
+    url, _, replies = endpoint
+    replies.update({"piece": 20, "pause": 0.1})
+    with pytest.raises(InputError, match=r"not within 0\.25 s \(model\.timeout\)"):
+        http(url, timeout=0.25).next_token(["a"], [" yes"])
+    assert http(url, timeout=60).next_token(["a"], [" yes"]).shape == (1, 1)
 
 
 def test_an_endpoint_that_is_not_there() -> None:

@@ -17,13 +17,14 @@ from fedpriv.config import ServiceConfig
 from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.lab import start_run
-from fedpriv.lab.service import add_user, in_process, made_service, open_service, users
+from fedpriv.lab.service import add_user, in_process, open_service
 from fedpriv.progress import Silent
 from fedpriv.report.answers import endpoint_facts
 from fedpriv.report.view import Endpoint
 from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
+from fedpriv.service.made import made_service, users
 from fedpriv.world import build_world
 from tests.integration.small import experiment
 
@@ -108,7 +109,7 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     assert open_service(folder, None, Silent()).asked == 101
     assert folder.answered() == {"owner": 100, "": 1}
     assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in endpoint_facts(
-        Endpoint(made_service(folder), folder.referee(), folder.answered(), None)
+        Endpoint(made_service(folder.path), folder.referee(), folder.answered(), None)
     )
 
 
@@ -132,7 +133,7 @@ def test_users_have_keys_that_are_kept_nowhere(run: RunFolder, tmp_path: Path) -
         add_user(folder, "ann", 3)
     open_service(folder, config("none"), Silent())
     key = add_user(folder, "ann", 3)
-    assert [user.name for user in users(folder)] == ["ann"]
+    assert [user.name for user in users(folder.path)] == ["ann"]
     content = (folder.path / "service" / "users.json").read_text()
     assert key not in content and (folder.path / "service" / "users.json").stat().st_mode & 0o77 == 0
     for name, answers in (("ann", 3), ("owner", 3), ("a b", 3), ("bob", 0)):
@@ -185,14 +186,14 @@ def test_two_that_make_an_endpoint_wait_for_each_other(
         open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
         with pytest.raises(InputError, match="answers by model already"):
             others[0].result()
-    assert made_service(folder).method == "model"
+    assert made_service(folder.path).method == "model"
 
 
 def test_reproducible_noise_is_said_where_an_epsilon_is(run: RunFolder, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "run")
     open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
     reproducible = run.experiment().noise == "reproducible"
-    notes = made_service(folder).guarantee.notes
+    notes = made_service(folder.path).guarantee.notes
     assert reproducible == any("follows from the seed" in note for note in notes)
 
 

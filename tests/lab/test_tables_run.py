@@ -15,11 +15,12 @@ from fedpriv.errors import InputError
 from fedpriv.lab.answer_claims import with_estimate
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.run import start_run
-from fedpriv.lab.service import made_service, open_service
+from fedpriv.lab.service import open_service
 from fedpriv.progress import Silent
 from fedpriv.records import Service
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
+from fedpriv.service.made import made_service
 from fedpriv.service.policies import Facts
 from fedpriv.service.policies.none import Exact
 from fedpriv.world import build_world
@@ -101,7 +102,7 @@ def served(path: Path, **service: object) -> Service:
         with pytest.raises(InputError, match=r"bounds_epsilon does not go with service\.shards = 0"):
             open_service(folder, ServiceConfig.model_validate({"method": "votes", "noise": 1.0}), Silent())
     open_service(folder, ServiceConfig.model_validate(service), Silent())
-    return made_service(folder)
+    return made_service(folder.path)
 
 
 ERM = ["federation.algorithm=erm", "mechanism={name='output',target_epsilon=8.0}", "adversary.attacks=[]"]

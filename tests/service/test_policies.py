@@ -157,16 +157,18 @@ def test_rounded_answers_are_no_differential_privacy() -> None:
 CLAIMED = Facts(classes=30, claimed=ClaimedSensitivity(446, 128, 30, 1200, 0.0005))
 
 
-def test_two_answers_of_the_paper_give_the_exact_vector() -> None:
-    """At a claimed epsilon of 1: unless both answers drew the same class, so for 1 - 1/C of the questions."""
-    policy = named_policy("paper", {"epsilon_each": 1.0})
+@pytest.mark.parametrize(("distribution", "share"), [("gaussian", 11), ("laplace", 61)])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0])
+def test_two_answers_of_the_paper_give_the_exact_vector(epsilon: float, distribution: str, share: int) -> None:
+    """Unless both answers drew the same class, so for 1 - 1/C of the questions, however much noise one score has."""
+    policy = named_policy("paper", {"epsilon_each": epsilon, "distribution": distribution})
     logits = 3 * np.random.default_rng(0).normal(size=(1000, 30))
     scale = policy.scale(CLAIMED, 1, DELTA)
-    assert scale == pytest.approx(3.1190 * 11, rel=1e-4)
+    assert scale == pytest.approx(3.1190 * share / epsilon, rel=1e-4)
     shown = []
     for answer in range(2):
         generators = [np.random.default_rng([8, answer, number]) for number in range(1000)]
-        shown.append(policy.answer(logits, Draws(scale, generators, CLAIMED)).probabilities)
+        shown.append(policy.answer(logits, Draws(scale, generators, CLAIMED)).log_probabilities)
     found = np.stack([exact_logits(one, two) for one, two in zip(*shown, strict=True)])
     errors = found - logits
     right = np.abs(errors - np.median(errors, axis=1, keepdims=True)).max(axis=1) < 1e-6

@@ -74,6 +74,10 @@ class Adult(SingleFile):
     title = "Adult, the census of 1994"
     file = "adult.csv.gz"
     kind = "a CSV file"
+    origin = (
+        "UCI's Adult (archive.ics.uci.edu, adult.data and adult.test) as one CSV file with a header, gzipped, with a "
+        "column split: train or test"
+    )
     mean = (0.0,)
     std = (1.0,)
     class_names = _CLASSES

@@ -31,6 +31,7 @@ class Location30(SingleFile):
     is_facts = True
     file = "location30.npz"
     kind = "an .npz file"
+    origin = "an archive of x, places of 5,010 people, 0 or 1, and y, their groups from 0 (Shokri et al., S&P 2017)"
 
     @classmethod
     @override

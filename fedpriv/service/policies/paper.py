@@ -81,6 +81,8 @@ class AsPublished(AnswerPolicy):
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
+        from scipy.special import log_softmax
+
         if draws.facts is None:
             raise ValueError("Algorithm 1 needs the claimed sensitivities")
         change = self._claimed(draws.facts).probability
@@ -88,7 +90,7 @@ class AsPublished(AnswerPolicy):
         chosen = one_a_row(softmax(preferred), draws.generators)
         noisy = scores.copy()
         noisy[np.arange(len(chosen)), chosen] += [self._noise(draws.scale, each) for each in draws.generators]
-        return Answers(noisy.argmax(axis=1), softmax(noisy))
+        return Answers(noisy.argmax(axis=1), softmax(noisy), log_softmax(noisy, axis=1))
 
     def _share(self, classes: int) -> float:
         """What each of the two steps gets of the claimed epsilon."""
