@@ -6,10 +6,11 @@ batched: SmoothedNetwork.votes, in microseconds a vote. loop: one forward pass o
 its noise, and its argmax. ratio: loop over batched. rest: the layers behind the noise alone, on noise that was drawn
 before, at the best of several batch sizes. at most: loop over rest, which no way of drawing and counting exceeds.
 norms: bounding the first layer's norms, in milliseconds. MNIST images (random ones, which take as long), one thread,
-medians of the repeats.
+CPU time, medians of the repeats.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import options, save, seconds, show
+from benchmarks.measure import options, save, show
 from fedpriv.config import RobustnessConfig
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
@@ -71,7 +72,7 @@ def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int
     deviations = model.layer.deviations
     if deviations is None:
         raise ValueError("no noise")
-    norms = seconds(lambda: layer_norms(first, deviations))
+    norms = _computed(lambda: layer_norms(first, deviations))
     few, sizes = max(100, votes // 10), [size for size in _BATCHES if size <= votes]
     # The noise is scaled to the weights before anything is timed.
     with drawing(model.smoothing, model.network, torch_stream(1, "loop")):
@@ -80,8 +81,8 @@ def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int
         ways += [partial(_rest, model, images, _drawn(model, images, size), votes // size) for size in sizes]
         for way in ways:
             way()
-        # Side by side, so that whatever else the machine does is in all of them.
-        taken = [[seconds(way) for way in ways] for _ in range(_REPEATS)]
+        # Side by side, so that whatever else the machine does to its caches is in all of them.
+        taken = [[_computed(way) for way in ways] for _ in range(_REPEATS)]
     asked = [votes * len(images), few, *(votes // size * size for size in sizes)]
     together, single, *rests = (
         1e6 * statistics.median(times) / count for times, count in zip(zip(*taken, strict=True), asked, strict=True)
@@ -95,6 +96,13 @@ def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int
         "at most": single / rest,
         "norms": 1e3 * norms,
     }
+
+
+def _computed(call: Callable[[], object]) -> float:
+    """CPU seconds of this process, which has one thread."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
 
 
 def _loop(model: SmoothedNetwork, images: Tensor, votes: int) -> None:
