@@ -1,7 +1,7 @@
-"""How many CPU threads are computed with.
+"""How many CPU threads are computed with, and what of the freed memory they keep.
 
-The number changes sums in their last bits, so it is set on purpose wherever numbers are made: in clients, in the server
-(which Ray runs in a thread of its own) and in attacks. For small models one thread is also the fastest.
+The number of threads changes sums in their last bits, so it is set on purpose wherever numbers are made: in clients, in
+the server (which Ray runs in a thread of its own) and in attacks. For small models one thread is also the fastest.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["cpu_threads"]
+__all__ = ["cpu_threads", "keep_freed_memory"]
+
+_FREED = 31 << 20  # bytes
 
 
 @contextmanager
@@ -21,3 +23,12 @@ def cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep some tens of MiB of freed memory, for whoever allocates and frees megabytes in a loop.
+
+    glibc gives freed memory back to the system beyond a threshold, and takes each page of it anew by a fault. The
+    threshold follows the largest block below 32 MiB that was freed (mallopt(3)), so one is. Nothing is written to it.
+    """
+    torch.empty(_FREED, dtype=torch.uint8)

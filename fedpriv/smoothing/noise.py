@@ -93,7 +93,7 @@ class RobustnessNoise(RandomLayer):
 
     def drawn(self, value: Tensor, count: int, stream: torch.Generator) -> Tensor:
         """Return ``count`` noisy copies of each value (B, ...) at the place, (count B, ...): all first copies first."""
-        return (value + self._noise((count, *value.shape), value, stream)).flatten(0, 1)
+        return self._noise((count, *value.shape), value, stream).add_(value).flatten(0, 1)
 
     def _value(self, compute: Callable[[], Tensor]) -> Tensor:
         if self._given is not None:
@@ -111,7 +111,7 @@ class RobustnessNoise(RandomLayer):
             raise ValueError("the noise layer has no deviations")
         dtype = torch.promote_types(like.dtype, torch.float32)
         noise = torch.randn(shape, generator=stream, dtype=dtype, device=like.device)
-        return noise * self.deviations.to(like.device, dtype)
+        return noise.mul_(self.deviations.to(like.device, dtype))
 
 
 class _ReachedError(Exception):

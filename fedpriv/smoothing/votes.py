@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from fedpriv.randomness import torch_stream
 from fedpriv.smoothing.noise import RobustnessNoise, Smoothing
+from fedpriv.threads import keep_freed_memory
 
 __all__ = ["SmoothedNetwork"]
 
-# Numbers at the place of the noise that are drawn at once; what follows in the network fits into a processor's cache.
-_PIECE = 1 << 18
+# Votes that are cast at once make no layer write more numbers than these: a processor's cache has room for them.
+_PIECE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,26 +74,42 @@ class SmoothedNetwork:
         Raises:
             ValueError: there are not as many rows as images.
         """
-        return torch.stack(
-            [self._votes(image[None], count, purpose, row) for image, row in zip(images, rows, strict=True)]
-        )
-
-    def _votes(self, image: Tensor, count: int, purpose: str, row: int) -> Tensor:
+        keep_freed_memory()
         with torch.inference_mode():
-            inputs = self.normalise(self._moved(image))
-            value = self.layer.value_at(self.network, inputs)
-            stream = torch_stream(self.seed, purpose, row, device=value.device)
-            won = torch.zeros(self.classes, dtype=torch.int64)
-            step = max(1, _PIECE // value.numel())
-            for start in range(0, count, step):
-                some = min(step, count - start)
-                z = self.layer.drawn(value, some, stream)
-                won += torch.bincount(self._onwards(z, inputs).argmax(dim=1).cpu(), minlength=self.classes)
-            return won
+            step = max(1, _PIECE // self._widest(images[:1]))
+            return torch.stack(
+                [self._votes(image[None], count, step, purpose, row) for image, row in zip(images, rows, strict=True)]
+            )
+
+    def _votes(self, image: Tensor, count: int, step: int, purpose: str, row: int) -> Tensor:
+        inputs = self.normalise(self._moved(image))
+        value = self.layer.value_at(self.network, inputs)
+        stream = torch_stream(self.seed, purpose, row, device=value.device)
+        won = torch.zeros(self.classes, dtype=torch.int64)
+        for start in range(0, count, step):
+            some = min(step, count - start)
+            z = self.layer.drawn(value, some, stream)
+            won += torch.bincount(self._onwards(z, inputs).argmax(dim=1).cpu(), minlength=self.classes)
+        return won
 
     def _onwards(self, z: Tensor, inputs: Tensor) -> Tensor:
         """The logits from z; a network may look at how many images it is given, and at nothing else of them."""
         return self.layer.onwards(self.network, z, inputs[:1].detach().expand(len(z), -1, -1, -1))
+
+    def _widest(self, image: Tensor) -> int:
+        """The most numbers that a layer makes of one image (1, C, H, W)."""
+        sizes = [self.smoothing.spread.numel()]
+
+        def note(layer: nn.Module, given: object, made: object) -> None:
+            sizes.append(made.numel() if isinstance(made, Tensor) else 0)
+
+        hooks = [layer.register_forward_hook(note) for layer in self.network.modules()]
+        try:
+            self.network(self.normalise(self._moved(image)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return max(sizes)
 
     def _moved(self, images: Tensor) -> Tensor:
         first = next(self.network.parameters())

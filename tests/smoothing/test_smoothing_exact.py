@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpriv.config import CertifyConfig
 from fedpriv.lab.certify import certificate
 from fedpriv.randomness import torch_stream
-from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, Smoothing, layer_norms
+from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, Smoothing, even_smoothing, layer_norms
 from fedpriv.smoothing.certificates import Bounds, main_margin, vote_bounds
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import shares_spread
@@ -233,3 +233,14 @@ def test_bounds_of_votes_enter_the_radius(image: Tensor) -> None:
     assert found.radius_l2 * norms.l2 == pytest.approx(main_margin(bounds))
     assert found.radius_linf * norms.linf == pytest.approx(main_margin(bounds))
     assert not found.right and found.radius("l2") == 0.0
+
+
+def test_votes_come_in_batches_that_the_widest_layer_allows(image: Tensor) -> None:
+    """With noise on 12 pixels, and 4,096 numbers behind them: at most 2^19 numbers at once, and no vote is lost."""
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(12, 4096), nn.ReLU(), nn.Linear(4096, 2))
+    first = first_layer(RobustnessNoise(wide, "input"), SHAPE, MEAN, STD)
+    seen: list[int] = []
+    wide[1].register_forward_hook(lambda layer, given, made: seen.append(len(made)))
+    voting = SmoothedNetwork(first.network, even_smoothing(first, 0.5), first.normalise, 2, 1)
+    assert voting.votes(image[None], 300, "test", [0]).sum() == 300
+    assert max(seen) * 4096 <= 1 << 19 and sum(seen) == 300 + 1 and len(seen) == 4
