@@ -46,7 +46,7 @@ def client_app(secret: Secret | None) -> ClientApp:
             RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
                 code wants to end the process; this client fails, and no other.
         """
-        world, upload = _trained(message, context, secret)
+        world, upload, _ = _trained(message, context, secret)
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
@@ -56,8 +56,9 @@ def client_app(secret: Secret | None) -> ClientApp:
     @bound.train("masked")
     def train_masked(message: Message, context: Context) -> Message:
         """Train as above, and reply with an upload of which the server can read the sum only."""
-        world, upload = _trained(message, context, secret)
-        reply = masked_upload(message, context, world, upload)
+        world, upload, own = _trained(message, context, secret)
+        with _discreet(world.experiment, context):
+            reply = masked_upload(message, context, world, upload, own)
         reply["client"] = _trained_with(world, _partition(context))
         return Message(reply, reply_to=message)
 
@@ -92,8 +93,8 @@ def identify(message: Message, context: Context) -> Message:
     return Message(RecordDict({"client": MetricRecord({"partition": _partition(context)})}), reply_to=message)
 
 
-def _trained(message: Message, context: Context, secret: Secret | None) -> tuple[World, State]:
-    """The experiment, and what this client computes in the round that the message is about."""
+def _trained(message: Message, context: Context, secret: Secret | None) -> tuple[World, State, Secret | None]:
+    """The experiment, what this client computes in the message's round, and the secret of that answer's noise."""
     task = message.content.config_records["task"]
     arrays = message.content.array_records
     before = State(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
@@ -103,7 +104,8 @@ def _trained(message: Message, context: Context, secret: Secret | None) -> tuple
         check_question(context, experiment, round_number)
         world = _own_world(context, *known)
         with cpu_threads(world.experiment.engine.threads):
-            return world, _answer(world, context, before, round_number, secret is not None)
+            own = _answer_secret(world, context, before, round_number, secret is not None)
+            return world, local_upload(world, _partition(context), before, round_number, own), own
 
 
 @contextmanager
@@ -150,15 +152,17 @@ def _masked_counts(world: World, votes: Tensor, noise: NoiseStream) -> Words:
     return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))
 
 
-def _answer(world: World, context: Context, before: State, round_number: int, is_simulated: bool) -> State:
-    """Train, with noise that no other answer has."""
+def _answer_secret(
+    world: World, context: Context, before: State, round_number: int, is_simulated: bool
+) -> Secret | None:
+    """The secret of noise that no other answer has; ``None``: there is no noise."""
     client = _partition(context)
     if not world.experiment.mechanism.protects:
-        return local_upload(world, client, before, round_number)
+        return None
     received = world.received(client, before)
     shared = _shared_secret(world, is_simulated)
     own = secret_for(context, round_number, received, shared)
-    return local_upload(world, client, before, round_number, answer_secret(own, client, round_number, received))
+    return answer_secret(own, client, round_number, received)
 
 
 def _about(world: World, client: int) -> MetricRecord:

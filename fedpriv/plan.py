@@ -19,8 +19,10 @@ from fedpriv.accounting import (
 )
 from fedpriv.config import Experiment
 from fedpriv.data.sampling import Sampling
+from fedpriv.accounting.skellam import LEVELS
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
+from fedpriv.lattice import Share
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -136,6 +138,18 @@ class Plan:
             law=config.law,
         )
 
+    @property
+    def share_of_noise(self) -> Share:
+        """What this client adds to its rounded update, where the noise is whole in the sum of a round alone.
+
+        Raises:
+            ValueError: the mechanism leaves no noise to the sum.
+        """
+        if self.config.noise_at != "sum":
+            raise ValueError(f"mechanism {self.config.name} has no noise in shares")
+        bound = self.config.bound
+        return Share(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2)
+
     def released(self) -> dict[str, dict[str, object]]:
         """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""
         keys = {"name", "unit", *self.config.effective} - {"delta"}
@@ -169,19 +183,29 @@ class Plan:
         return self.config.mechanism(self.redistribution)
 
 
-def participants(experiment: Experiment, round_number: int, left: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The clients asked in a round, in ascending order; a public function of the seed and of ``left``.
+def participants(
+    experiment: Experiment, round_number: int, left: Sequence[int] | None = None, secret: Secret | None = None
+) -> tuple[int, ...]:
+    """The clients asked in a round, in ascending order; a function of the seed, or of the secret, and of ``left``.
 
     Args:
         experiment: the experiment.
         round_number: the round, from 1.
         left: the clients that may still be asked, ascending; ``None``: all.
+        secret: the run's, which draws them where that may not be public; ``None``: all follows from the seed.
     """
     among = range(experiment.federation.clients) if left is None else left
-    asked = experiment.federation.clients_per_round
+    federation = experiment.federation
+    asked = federation.clients_per_round
     if asked is None or asked >= len(among):
         return tuple(among)
-    chosen = numpy_stream(experiment.seed, "participants", round_number).choice(len(among), size=asked, replace=False)
+    hidden = secret is not None and experiment.hides_participants
+    seed = secret.seed("participants") if secret is not None and hidden else experiment.seed
+    stream = numpy_stream(seed, "participants", round_number)
+    if federation.client_sampling == "poisson":
+        drawn = stream.random(len(among)) < asked / federation.clients
+        return tuple(client for client, is_asked in zip(among, drawn.tolist(), strict=True) if is_asked)
+    chosen = stream.choice(len(among), size=asked, replace=False)
     return tuple(among[position] for position in sorted(chosen.tolist()))
 
 
@@ -219,23 +243,39 @@ def plan_client(
     # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
     draft = Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
-    return replace(draft, config=config.with_noise(_noise(experiment, draft))) if config.parameter else draft
+    noise = _noise(experiment, draft, secret) if config.parameter else None
+    return draft if noise is None else replace(draft, config=config.with_noise(noise).shared_by(experiment.federation.asked))
 
 
-def _noise(experiment: Experiment, draft: Plan) -> float:
+def _noise(experiment: Experiment, draft: Plan, secret: Secret | None) -> float:
     """Return sigma, scale or kappa: as given, from a nominal epsilon, or calibrated."""
     config = experiment.mechanism
     if config.noise is not None:
         return config.noise
     if config.calibrated_epsilon is None:
         return config.nominal_noise()
-    return _calibrated(experiment, draft, config.calibrated_epsilon)
+    if config.noise_at == "clients":
+        rounds = range(1, experiment.federation.rounds + 1)
+        asked = [number for number in rounds if draft.client in participants(experiment, number)]
+    else:
+        # One noise is for all clients of a sum, so the one that is asked most often decides.
+        asked = list(_most_often_asked(experiment, secret))
+    return _calibrated(experiment, draft, asked, config.calibrated_epsilon)
 
 
-def _calibrated(experiment: Experiment, draft: Plan, target: float) -> float:
+@lru_cache(maxsize=4)
+def _most_often_asked(experiment: Experiment, secret: Secret | None) -> tuple[int, ...]:
+    """The rounds of the client that is asked in most of them."""
+    asked: dict[int, list[int]] = {}
+    for number in range(1, experiment.federation.rounds + 1):
+        for client in participants(experiment, number, None, secret):
+            asked.setdefault(client, []).append(number)
+    return tuple(max(asked.values(), key=len, default=[]))
+
+
+def _calibrated(experiment: Experiment, draft: Plan, rounds: Sequence[int], target: float) -> float:
     """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
-    rounds = range(1, experiment.federation.rounds + 1)
-    planned = draft.accounted([number for number in rounds if draft.client in participants(experiment, number)])
+    planned = draft.accounted(rounds)
     # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
     planned = replace(planned, participations=max(1, planned.participations))
     try:
