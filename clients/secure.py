@@ -113,7 +113,7 @@ def masked_upload(
         share, signs = world.plans[_partition(context)].share_of_noise, world.signs(number)
         words = encoded(flat(upload.parameters) / share.bound, share.variance, signs, secret.stream("share").numpy())
         return masked(message, context, words, least_survivors(federation.asked))
-    weight = masked_weights([plan.sampling.examples for plan in world.plans], federation.weighting)[_partition(context)]
+    weight = masked_weights(world.sizes.tolist(), federation.weighting)[_partition(context)]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     return masked(message, context, quantised(weight * values, federation.secure_limit))
 

@@ -5,14 +5,18 @@ asks the same clients, and an eavesdropper learns nothing from who is not asked 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.accounting import Release, proven_epsilon, running_epsilon
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.plan import Plan, participants
-from fedpriv.records import Stop
+from fedpriv.plans import Schedule, kinds_of
+from fedpriv.records import Stop, members_text
 
 __all__ = ["Budget", "last_round"]
 
@@ -75,11 +79,13 @@ class Budget:
         """
         self._federation = experiment.federation
         self._plans = plans
-        self._accounts = _accounts(plans)
-        self._most = [_most(experiment, plan, account) for plan, account in zip(plans, self._accounts, strict=True)]
-        self._participations = [0] * len(plans)
-        self._last_round = [0] * len(plans)
-        self._open = list(range(len(plans)))
+        self._kinds = kinds_of(plans)
+        self._accounts = _Accounts(plans, self._kinds)
+        self._participations: dict[int, int] = {}
+        self._last_round: dict[int, int] = {}
+        self._limits = None if experiment.federation.target_epsilon is None else _Limits(experiment, self._accounts)
+        self._left: Sequence[int] = range(len(plans))
+        self._gone: set[int] = set()
         self._looked_at = 0
         self._bounds = experiment.data.bounds_epsilon
         self._worst = 0.0
@@ -96,16 +102,38 @@ class Budget:
         """What is proven about the worst client so far, estimated bounds included; ``None`` where nothing is."""
         return _finite(self._worst + self._bounds)
 
-    def left(self, round_number: int) -> tuple[int, ...]:
+    def left(self, round_number: int) -> Sequence[int]:
         """The clients that may take part in a round, ascending; whoever may not now, may not later: it stops here."""
-        if self._federation.target_epsilon is None or round_number == self._looked_at:
-            return tuple(self._open)
+        if self._limits is None or round_number == self._looked_at:
+            return self._left
         self._looked_at = round_number
-        over = [client for client in self._open if self._after(client, round_number) > self._most[client]]
+        over = sorted([*self._over(self._limits, round_number), *self._never_asked_over(self._limits, round_number)])
         if over:
-            self._stops += [self._stop(client, round_number) for client in over]
-            self._open = [client for client in self._open if client not in set(over)]
-        return tuple(self._open)
+            self._stops += [self._stop(clients, round_number) for clients in over]
+            self._gone |= {client for clients in over for client in clients}
+            self._left = tuple(client for client in self._left if client not in self._gone)
+        return self._left
+
+    def _over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
+        """The clients that were or will be asked, each by itself, whom a round would take above the target."""
+        for client in self._left if limits.asks_all else sorted(self._known(limits) - self._gone):
+            if self._after(client, round_number) > limits.of_client(client):
+                yield (client,)
+
+    def _never_asked_over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
+        """The others, of whom those with the same plan share one answer."""
+        if limits.asks_all:
+            return
+        for client in np.unique(self._kinds, return_index=True)[1].tolist():
+            if self._plans[client].further_participations(0, round_number) <= limits.never_drawn(client):
+                continue
+            known, kind = self._known(limits), self._kinds[client]
+            alike = tuple(each for each in self._left if self._kinds[each] == kind and each not in known)
+            if alike:
+                yield alike
+
+    def _known(self, limits: "_Limits") -> set[int]:
+        return limits.drawn | self._participations.keys()
 
     def is_used_up(self, round_number: int) -> bool:
         """Whether too few clients are left for a round."""
@@ -116,7 +144,7 @@ class Budget:
         for client in clients:
             self._participations[client] = self._after(client, round_number)
             self._last_round[client] = round_number
-        changed = {(self._accounts[client], self._participations[client]) for client in clients}
+        changed = {(self._accounts.of_client(client), self._participations[client]) for client in clients}
         epsilons = [account.epsilon(participations) for account, participations in _candidates(changed)]
         self._worst = max(self._worst, *epsilons, 0.0)
 
@@ -124,7 +152,8 @@ class Budget:
         """Note that clients were asked for a second, other answer in a round."""
         for client in clients:
             # As if nobody had been in a batch of these passes before: never too little.
-            self._participations[client] += self._plans[client].further_participations(0, round_number)
+            further = self._plans[client].further_participations(0, round_number)
+            self._participations[client] = self._participations.get(client, 0) + further
 
     def replay(self, asked: Mapping[int, Sequence[int]]) -> None:
         """Note rounds of the past.
@@ -138,13 +167,20 @@ class Budget:
 
     def _after(self, client: int, round_number: int) -> int:
         """A client's participations after one more round."""
-        further = self._plans[client].further_participations(self._last_round[client], round_number)
-        return self._participations[client] + further
+        further = self._plans[client].further_participations(self._last_round.get(client, 0), round_number)
+        return self._participations.get(client, 0) + further
 
-    def _stop(self, client: int, round_number: int) -> Stop:
-        account = self._accounts[client]
-        next_epsilon = _finite(account.epsilon(self._after(client, round_number)))
-        return Stop(client, self._last_round[client], account.epsilon(self._participations[client]), next_epsilon)
+    def _stop(self, clients: Sequence[int], round_number: int) -> Stop:
+        client = clients[0]
+        account = self._accounts.of_client(client)
+        return Stop(
+            client=client,
+            round=self._last_round.get(client, 0),
+            epsilon=account.epsilon(self._participations.get(client, 0)),
+            next_epsilon=_finite(account.epsilon(self._after(client, round_number))),
+            count=len(clients),
+            members=members_text(clients),
+        )
 
     def _check_first_round(self) -> None:
         if not self.is_used_up(1):
@@ -152,8 +188,8 @@ class Budget:
         least = min(math.inf if stop.next_epsilon is None else stop.next_epsilon for stop in self._stops)
         raise InputError(
             f"federation.target_epsilon = {self._federation.target_epsilon:g} allows no round: the first would take "
-            f"{len(self._stops)} of {len(self._plans)} clients above it, to epsilon {least:.4g} or more "
-            f"(min_clients = {self._federation.min_clients})"
+            f"{sum(stop.count for stop in self._stops)} of {len(self._plans)} clients above it, to epsilon {least:.4g} "
+            f"or more (min_clients = {self._federation.min_clients})"
         )
 
 
@@ -171,29 +207,64 @@ def last_round(experiment: Experiment, plans: Sequence[Plan], latest: int) -> in
     return latest
 
 
-def _accounts(plans: Sequence[Plan]) -> list[_Account]:
-    """One account for each plan; plans whose releases are alike share one."""
-    releases = [plan.accounted(()) for plan in plans]
-    kinds: dict[Release, int] = {}
-    accounts: dict[Release, _Account] = {}
-    for release in releases:
-        if release not in accounts:
-            accounts[release] = _Account(release, kinds.setdefault(replace(release, rate=1.0), len(kinds)))
-    return [accounts[release] for release in releases]
+class _Accounts:
+    """An account for every kind of plan; plans whose releases are alike share one."""
+
+    def __init__(self, plans: Sequence[Plan], kinds: NDArray[np.int64]) -> None:
+        self.plans, self.kinds = plans, kinds
+        self._of_kind: dict[int, _Account] = {}
+        self._of_release: dict[Release, _Account] = {}
+        self._numbers: dict[Release, int] = {}
+
+    def of_client(self, client: int) -> _Account:
+        """The account that a client shares."""
+        kind = int(self.kinds[client])
+        if kind not in self._of_kind:
+            self._of_kind[kind] = self._of(self.plans[client].accounted(()))
+        return self._of_kind[kind]
+
+    def _of(self, release: Release) -> _Account:
+        if release not in self._of_release:
+            number = self._numbers.setdefault(replace(release, rate=1.0), len(self._numbers))
+            self._of_release[release] = _Account(release, number)
+        return self._of_release[release]
 
 
-def _most(experiment: Experiment, plan: Plan, account: _Account) -> float:
+class _Limits:
+    """How many participations federation.target_epsilon allows; found out once for all clients that are alike."""
+
+    def __init__(self, experiment: Experiment, accounts: _Accounts) -> None:
+        self._experiment, self._accounts = experiment, accounts
+        self._schedule = Schedule.of(experiment)
+        self._known: dict[tuple[int, Sequence[int]], int] = {}
+        self.asks_all = self._schedule.drawn is None
+        self.drawn = set(self._schedule.drawn or ())
+
+    def of_client(self, client: int) -> int:
+        """How many are allowed to a client."""
+        return self._limit(client, self._schedule.of_client(client))
+
+    def never_drawn(self, client: int) -> int:
+        """How many are allowed to clients with this one's plan that no round will ask unless others stop."""
+        return self._limit(client, ())
+
+    def _limit(self, client: int, drawn: Sequence[int]) -> int:
+        key = int(self._accounts.kinds[client]), drawn
+        if key not in self._known:
+            account = self._accounts.of_client(client)
+            self._known[key] = _most(self._experiment, self._accounts.plans[client], account, drawn)
+        return self._known[key]
+
+
+def _most(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int]) -> int:
     """How many participations federation.target_epsilon allows.
 
     The planned ones where the final ledger proves them, as it does for noise that is calibrated for the same target;
     else those that the running figure allows.
     """
-    target = experiment.federation.target_epsilon
-    if target is None:
-        return math.inf
+    target = experiment.federation.target_epsilon or math.inf
     rounds = range(1, experiment.federation.rounds + 1)
     most = account.most(target, experiment.federation.rounds * plan.steps_per_round)
-    drawn = [number for number in rounds if plan.client in participants(experiment, number)]
     for planned in (plan.participations(rounds), plan.participations(drawn)):
         if planned > most and account.is_proven(planned, target):
             return planned

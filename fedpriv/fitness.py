@@ -1,6 +1,5 @@
 """What is found out about an experiment's data and network before a run, and refused with the reason."""
 
-from collections.abc import Sequence
 from functools import partial
 from math import prod
 
@@ -47,25 +46,25 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
         _refuse_leaks(experiment, model, dataset)
 
 
-def check_shares(experiment: Experiment, dataset: Dataset, partitions: Sequence[np.ndarray]) -> None:
+def check_shares(experiment: Experiment, dataset: Dataset, sizes: np.ndarray) -> None:
     """Refuse clients that hold too little for what they are to do.
 
     Args:
         experiment: the settings.
         dataset: as loaded.
-        partitions: for each client its examples.
+        sizes: (C,), how many examples each client holds.
 
     Raises:
         InputError: a teacher would have no example, or nothing is proven of a client's convex problem.
     """
-    sizes = [len(rows) for rows in partitions]
-    if experiment.pate is not None and experiment.pate.teachers_per_client > min(sizes):
+    if experiment.pate is not None and experiment.pate.teachers_per_client > sizes.min():
         raise InputError(
-            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {min(sizes)} examples only"
+            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {sizes.min()} examples "
+            "only"
         )
     config = experiment.mechanism
     if experiment.erm is not None and isinstance(config, ModelNoiseSettings):
-        for examples in set(sizes):
+        for examples in np.unique(sizes).tolist():
             _refuse_unsolvable(config, problem_of(experiment.erm, dataset, examples))
 
 

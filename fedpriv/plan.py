@@ -28,7 +28,7 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 
-__all__ = ["Plan", "participants", "plan_client"]
+__all__ = ["Plan", "draft_plan", "participants", "plan_client", "with_noise"]
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,28 @@ def plan_client(
 ) -> Plan:
     """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
 
+    Arguments and errors are those of :func:`draft_plan`.
+
+    Raises:
+        InputError: no noise reaches the target.
+    """
+    draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
+    numbers = range(1, experiment.federation.rounds + 1)
+    if experiment.mechanism.calibrated_epsilon is None or experiment.mechanism.noise_at != "clients":
+        return with_noise(experiment, draft, numbers)
+    return with_noise(experiment, draft, [n for n in numbers if client in participants(experiment, n)])
+
+
+def draft_plan(
+    experiment: Experiment,
+    client: int,
+    examples: int,
+    tensors: Sequence[int],
+    redistribution: Redistribution | None = None,
+    secret: Secret | None = None,
+) -> Plan:
+    """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know.
+
     Args:
         experiment: the experiment.
         client: the partition's number, from 0.
@@ -228,7 +250,7 @@ def plan_client(
         secret: the run's, which batches are drawn by where they must be hidden; ``None``: all follows from the seed.
 
     Raises:
-        InputError: the batch is larger than the client's data, or no noise reaches the target.
+        InputError: the batch is larger than the client's data.
     """
     training, config = experiment.training, experiment.mechanism
     batch_size = training.batch_size if experiment.erm is None else examples
@@ -240,40 +262,39 @@ def plan_client(
     sampling = Sampling(training.sampling, batch_size, examples)
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
-    # Any noise will do to ask this plan for what calibration needs to know, which does not depend on it.
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
-    draft = Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
-    noise = _noise(experiment, draft, secret) if config.parameter else None
-    return draft if noise is None else replace(draft, config=config.with_noise(noise).shared_by(experiment.federation.asked))
+    return Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
 
 
-def _noise(experiment: Experiment, draft: Plan, secret: Secret | None) -> float:
+def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:
+    """Return a plan with its noise, calibrated for these rounds where the settings ask for that.
+
+    Args:
+        experiment: the experiment.
+        draft: from :func:`draft_plan`.
+        rounds: that will ask the client; where one noise is for all clients of a sum, the one that is asked most often.
+
+    Raises:
+        InputError: no noise reaches the target.
+    """
+    config = experiment.mechanism
+    if config.parameter is None:
+        return draft
+    noisy = config.with_noise(_noise(experiment, draft, rounds))
+    return replace(draft, config=noisy.shared_by(experiment.federation.asked))
+
+
+def _noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> float:
     """Return sigma, scale or kappa: as given, from a nominal epsilon, or calibrated."""
     config = experiment.mechanism
     if config.noise is not None:
         return config.noise
     if config.calibrated_epsilon is None:
         return config.nominal_noise()
-    if config.noise_at == "clients":
-        rounds = range(1, experiment.federation.rounds + 1)
-        asked = [number for number in rounds if draft.client in participants(experiment, number)]
-    else:
-        # One noise is for all clients of a sum, so the one that is asked most often decides.
-        asked = list(_most_often_asked(experiment, secret))
-    return _calibrated(experiment, draft, asked, config.calibrated_epsilon)
+    return _calibrated(experiment, draft, config.calibrated_epsilon, rounds)
 
 
-@lru_cache(maxsize=4)
-def _most_often_asked(experiment: Experiment, secret: Secret | None) -> tuple[int, ...]:
-    """The rounds of the client that is asked in most of them."""
-    asked: dict[int, list[int]] = {}
-    for number in range(1, experiment.federation.rounds + 1):
-        for client in participants(experiment, number, None, secret):
-            asked.setdefault(client, []).append(number)
-    return tuple(max(asked.values(), key=len, default=[]))
-
-
-def _calibrated(experiment: Experiment, draft: Plan, rounds: Sequence[int], target: float) -> float:
+def _calibrated(experiment: Experiment, draft: Plan, target: float, rounds: Sequence[int]) -> float:
     """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
     planned = draft.accounted(rounds)
     # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.

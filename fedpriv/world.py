@@ -5,7 +5,7 @@ has to travel.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
@@ -19,14 +19,15 @@ from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.data.labels import changed_labels
-from fedpriv.data.partition import partition_indices
+from fedpriv.data.partition import Shares, partition_indices
 from fedpriv.erm import problem_of, usual_length
 from fedpriv.errors import InputError
 from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
-from fedpriv.plan import Plan, plan_client
+from fedpriv.plan import Plan
+from fedpriv.plans import Plans, kinds_of
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
 from fedpriv.threads import cpu_threads
@@ -98,13 +99,13 @@ class World:
     Attributes:
         experiment: the settings that it was built from.
         dataset: training and test data.
-        partitions: for each client the indices of its training examples, ascending.
+        partitions: for each client the indices of its training examples, ascending; looked up when they are asked for.
         model: a working copy of the network on the device, in the numbers of ``engine.precision`` (float32 for
             bfloat16); whoever uses it loads a :class:`State` first.
         model_digest: SHA-256 of the network's code and of the numbers that it was built with.
         initial: the numbers that training starts from.
         device: where models and data are computed.
-        plans: one for each client.
+        plans: one for each client, made when it is asked for.
         secret: what the noise is keyed by in a simulation, and batches where they are hidden.
         smoothing: the noise inside the model's forward pass; ``None``: there is none.
         unchanged: (N,), the training labels before clients changed theirs, for the referee alone; ``None``: clients use
@@ -113,15 +114,26 @@ class World:
 
     experiment: Experiment
     dataset: Dataset
-    partitions: tuple[np.ndarray, ...]
+    partitions: Sequence[np.ndarray]
     model: nn.Module
     model_digest: bytes
     initial: State
     device: torch.device
-    plans: tuple[Plan, ...]
+    plans: Sequence[Plan]
     secret: Secret
     smoothing: Smoothing | None = None
     unchanged: Tensor | None = None
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """(C,), int64: how many examples each client holds."""
+        shares = self.partitions
+        return shares.sizes if isinstance(shares, Shares) else np.array([len(rows) for rows in shares], dtype=np.int64)
+
+    @property
+    def alike(self) -> np.ndarray:
+        """(C,), int64: clients with the same number have the same plan, but for their own number."""
+        return kinds_of(self.plans)
 
     @property
     def true_labels(self) -> Tensor:
@@ -234,7 +246,7 @@ class World:
 
     def erm_problem(self, client: int) -> Problem:
         """The public sizes of the convex problem that a client solves."""
-        return problem_of(self.experiment.erm_settings, self.dataset, len(self.partitions[client]))
+        return problem_of(self.experiment.erm_settings, self.dataset, int(self.sizes[client]))
 
     @cached_property
     def route(self) -> Callable[[int], Route]:
@@ -253,10 +265,6 @@ class World:
     def network_input(self, images: Tensor) -> Tensor:
         """Normalise images (B, C, H, W), uint8, in the network's numbers and on its device."""
         return self.dataset.normalise(images, _precision(self.experiment)).to(self.device)
-
-    def class_counts(self) -> list[list[int]]:
-        """For each client the number of its examples of each class, as they were before labels were changed."""
-        return [self.class_counts_of(self.true_labels, client) for client in range(len(self.partitions))]
 
     def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
         """The number of a client's examples of each class among these labels (N,) of the training data."""
@@ -316,12 +324,10 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     digest = model_digest(model, experiment.model.module)
     model.to(device, _precision(experiment))
     initial = State.of(model)
-    tensors = [value.numel() for value in initial.parameters.values()]
-    shares = _redistribution(experiment, dataset, model)
-    plans = tuple(
-        plan_client(experiment, client, len(rows), tensors, shares, secret) for client, rows in enumerate(partitions)
-    )
-    check_shares(experiment, dataset, partitions)
+    tensors = tuple(value.numel() for value in initial.parameters.values())
+    plans = Plans(experiment, partitions.sizes, tensors, _redistribution(experiment, dataset, model), secret)
+    plans.check()
+    check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)

@@ -34,8 +34,8 @@ def check_crafting(world: World) -> None:
     """
     if not world.experiment.adversary.crafts:
         return
-    for plan in world.plans:
-        refuse_local_training(public_settings(world.experiment, world.dataset, plan))
+    for client in np.unique(world.alike, return_index=True)[1].tolist():
+        refuse_local_training(public_settings(world.experiment, world.dataset, world.plans[client]))
     crafted_state(world, world.initial)
 
 

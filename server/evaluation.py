@@ -1,26 +1,75 @@
 """Central evaluation of the global model on the test data."""
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.randomness import torch_stream
+from fedpriv.randomness import numpy_stream, torch_stream
 from fedpriv.smoothing import drawing
 from fedpriv.world import State, World
 
-__all__ = ["evaluate", "evaluate_noisy"]
+__all__ = ["Evaluation", "evaluate", "evaluate_all", "evaluate_round"]
 
 _BATCH = 1000
 
 
-def evaluate(world: World, state: State) -> tuple[float, float]:
-    """Return the mean cross entropy and the accuracy (0 to 1) of ``state`` on the test set.
+@dataclass(frozen=True)
+class Evaluation:
+    """What the line of a round says of the model: the keys of :class:`~fedpriv.records.RoundRecord` about it."""
 
-    Without the images that teachers were asked about: the student has learnt them.
+    loss: float | None = None
+    accuracy: float | None = None
+    noisy_accuracy: float | None = None
+    evaluated: int = 0
+
+
+def evaluate_round(world: World, state: State, number: int) -> Evaluation:
+    """Evaluate the model after a round as often, and on as much, as the settings say; the last round on all.
+
+    Args:
+        world: the experiment, built.
+        state: the global model.
+        number: the round, 0 before training.
     """
-    model, dataset = world.model, world.dataset
-    x, y = dataset.x_test, dataset.y_test
-    if len(world.measured_rows) < len(y):
-        x, y = x[world.measured_rows], y[world.measured_rows]
+    federation = world.experiment.federation
+    if number == federation.rounds:
+        return evaluate_all(world, state, number)
+    if number % federation.evaluate_every:
+        return Evaluation()
+    return _evaluation(world, state, number, _chosen_rows(world))
+
+
+def evaluate_all(world: World, state: State, number: int) -> Evaluation:
+    """Evaluate the model after a round on all test data that it has not learnt."""
+    return _evaluation(world, state, number, world.measured_rows)
+
+
+def _chosen_rows(world: World) -> Tensor:
+    """The test examples (R,) that evaluations are of which are not on all: the same in each, ascending."""
+    rows, wanted = world.measured_rows, world.experiment.federation.evaluate_examples
+    if wanted is None or wanted >= len(rows):
+        return rows
+    order = numpy_stream(world.experiment.seed, "evaluation").permutation(len(rows))
+    return rows[torch.from_numpy(order[:wanted]).sort().values]
+
+
+def _evaluation(world: World, state: State, number: int, rows: Tensor) -> Evaluation:
+    loss, accuracy = evaluate(world, state, rows)
+    return Evaluation(loss, accuracy, _noisy_accuracy(world, state, number, rows), len(rows))
+
+
+def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[float, float]:
+    """Return the mean cross entropy and the accuracy (0 to 1) of ``state`` on the test data.
+
+    Args:
+        world: the experiment, built.
+        state: the global model.
+        rows: the test examples (R,); unset: all but those that teachers were asked about, which the student has learnt.
+    """
+    model = world.model
+    x, y = _test_data(world, world.measured_rows if rows is None else rows)
     state.load_into(model)
     model.eval()
     loss, right = 0.0, 0
@@ -33,25 +82,26 @@ def evaluate(world: World, state: State) -> tuple[float, float]:
     return loss / len(y), right / len(y)
 
 
-def evaluate_noisy(world: World, state: State, round_number: int) -> float | None:
-    """Return the accuracy (0 to 1) of ``state`` on the test set with one draw of its noise an image.
+def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> float | None:
+    """The accuracy with one draw of the forward pass's noise an image; ``None`` where it has none.
 
-    Args:
-        world: the experiment, built.
-        state: the global model.
-        round_number: the round, 0 before training; each has a stream of its own, in which images have fixed places.
-
-    Returns:
-        ``None`` where the forward pass has no noise.
+    Each round has a stream of its own, in which images have fixed places.
     """
     if world.smoothing is None:
         return None
-    model, dataset = world.model, world.dataset
+    model = world.model
+    x, y = _test_data(world, rows)
     state.load_into(model)
     model.eval()
-    stream = torch_stream(world.experiment.seed, "robustness-evaluation", round_number, device=world.device)
+    stream = torch_stream(world.experiment.seed, "robustness-evaluation", number, device=world.device)
     right = 0
     with drawing(world.smoothing, model, stream), torch.inference_mode():
-        for images, labels in zip(dataset.x_test.split(_BATCH), dataset.y_test.split(_BATCH), strict=True):
+        for images, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
             right += int((model(world.network_input(images)).argmax(1).cpu() == labels).sum())
-    return right / len(dataset.y_test)
+    return right / len(y)
+
+
+def _test_data(world: World, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Test images and labels; all of them are not copied."""
+    x, y = world.dataset.x_test, world.dataset.y_test
+    return (x, y) if len(rows) == len(y) else (x[rows], y[rows])

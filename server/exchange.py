@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,7 +16,7 @@ from flwr.serverapp import Grid
 from fedpriv.config import FederationConfig
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Failure
-from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, number_in, read_upload
+from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
@@ -45,10 +46,18 @@ class Replies:
     mean: State | None = None
 
 
-def find_clients(grid: Grid, count: int, timeout: float | None) -> dict[int, int]:
+@runtime_checkable
+class KnowsPartitions(Protocol):
+    """A grid that knows which node holds which partition."""
+
+    def nodes_by_partition(self) -> Mapping[int, int]:
+        """Return node ids by partition."""
+
+
+def find_clients(grid: Grid, count: int, timeout: float | None) -> Mapping[int, int]:
     """Wait for the clients to connect and return their node ids by partition.
 
-    Node ids are random and come in no order, so every node is asked which partition it holds.
+    Node ids are random and come in no order, so every node is asked which partition it holds, unless the grid knows.
 
     Args:
         grid: Flower's way to the clients.
@@ -58,6 +67,8 @@ def find_clients(grid: Grid, count: int, timeout: float | None) -> dict[int, int
     Raises:
         RunFailedError: nobody connected in time.
     """
+    if isinstance(grid, KnowsPartitions):
+        return grid.nodes_by_partition()
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < count and time.monotonic() < deadline:
         time.sleep(_FIRST_PAUSE * 10)
@@ -99,10 +110,17 @@ class Federation:
     world: World
     task: str
 
+    def allowed(self, client: int) -> Allowed:
+        """Return what a client may send."""
+        kind = int(self.world.alike[client])
+        if kind not in self._allowed:
+            self._allowed[kind] = allowed_upload(self.world, client)
+        return self._allowed[kind]
+
     @cached_property
-    def allowed(self) -> tuple[Allowed, ...]:
-        """What each client may send, by partition."""
-        return allowed_uploads(self.world)
+    def _allowed(self) -> dict[int, Allowed]:
+        """Clients with the same plan may send the same."""
+        return {}
 
     @property
     def timeout(self) -> float | None:
@@ -141,7 +159,7 @@ def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, St
             return Failure(client, "never connected")
         if client not in answers:
             return Failure(client, silent)
-        return read_upload(answers[client], client, states[client], federation.allowed[client])
+        return read_upload(answers[client], client, states[client], federation.allowed(client))
 
     outcomes = [outcome(client) for client in states]
     uploads = tuple(each for each in outcomes if isinstance(each, Upload))

@@ -90,6 +90,7 @@ def run_knowledge(
         seconds=time.monotonic() - began,
         bytes_up=poll.bytes_up,
         bytes_down=world.questions.nbytes * world.experiment.federation.clients,
+        evaluated=len(world.measured_rows),
         epsilon=pate.claim(world.teachers, knowledge.asked).epsilon,
     )
     folder.append_round(record)
@@ -185,7 +186,7 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     def outcome(client: int) -> Upload | Failure:
         if client not in answers:
             return Failure(client, "did not vote" if client in federation.nodes else "never connected")
-        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False)
+        allowed = Allowed(int(world.sizes[client]), float("inf"), False)
         read = read_upload(answers[client], client, like, allowed)
         if isinstance(read, Upload) and not _are_classes(read.state.parameters["votes"], world.dataset.classes):
             return refusal(client, f"voted for a class that is none of {world.dataset.classes}")

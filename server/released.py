@@ -16,7 +16,7 @@ from fedpriv.records import Asked, Origin, Released
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
 
-__all__ = ["check_complete", "check_data", "check_unchanged", "questions", "replay", "rounds_of"]
+__all__ = ["check_complete", "check_data", "check_unchanged", "questions", "replay", "rounds_by_client", "rounds_of"]
 
 
 def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequence[int]]]) -> tuple[Asked, ...]:
@@ -25,8 +25,8 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
     Args:
         world: the experiment, built.
         round_number: the round, from 1.
-        asked: states that are sent out, and the clients they are sent to; states without clients are left out, unless a round
-            asks nobody: it is noted, too.
+        asked: states that are sent out, and the clients they are sent to; states without clients are left out, unless a
+            round asks nobody: it is noted, too.
     """
     origin = _origin(world)
     lines = []
@@ -43,8 +43,16 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
 
 def rounds_of(client: int, lines: Iterable[Asked]) -> list[int]:
     """Return the rounds in which a client was asked; one in which it was asked for two answers is there twice."""
-    distinct = {(line.round, line.sent) for line in lines if client in line.clients}
-    return sorted(number for number, _ in distinct)
+    return list(rounds_by_client(lines).get(client, ()))
+
+
+def rounds_by_client(lines: Iterable[Asked]) -> dict[int, tuple[int, ...]]:
+    """Return client -> what :func:`rounds_of` says of it, for every client that was asked."""
+    distinct: dict[int, set[tuple[int, str]]] = {}
+    for line in lines:
+        for client in line.clients:
+            distinct.setdefault(client, set()).add((line.round, line.sent))
+    return {client: tuple(sorted(number for number, _ in each)) for client, each in distinct.items()}
 
 
 def replay(budget: Budget, lines: Sequence[Asked]) -> None:

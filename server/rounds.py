@@ -20,7 +20,7 @@ from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.central import noised_mean
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
-from fedpriv.server.evaluation import evaluate, evaluate_noisy
+from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients, require_usable
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
@@ -70,6 +70,7 @@ def run_rounds(
     earlier = folder.asked()
     replay(budget, [line for line in earlier if line.round <= done])
     if done == settings.rounds or budget.is_used_up(done + 1):
+        _evaluate_last(world, optimizer.state, folder)
         return
     nodes = find_clients(grid, settings.clients, patience)
     federation = Federation(grid, nodes, world, (announced or world.experiment).model_dump_json())
@@ -98,7 +99,30 @@ def run_rounds(
             run.save()
             saved = time.monotonic()
         progress.round_finished(record, settings.rounds)
+    _evaluate_last(world, optimizer.state, folder)
     run.save()
+
+
+def _evaluate_last(world: World, state: State, folder: RunFolder) -> None:
+    """Evaluate the last round of a run that federation.target_epsilon ended: nobody knew before that it was the last.
+
+    Raises:
+        RunFailedError: the model diverged.
+    """
+    *earlier, last = folder.rounds()
+    # Versions that did not write how many examples were evaluated took all, in each round.
+    if last.evaluated in (None, len(world.measured_rows)):
+        return
+    evaluation = evaluate_all(world, state, last.round)
+    _check_converges(evaluation, last.round, ())
+    folder.write_rounds([*earlier, replace(last, **vars(evaluation))])
+
+
+def _check_converges(evaluation: Evaluation, number: int, uploads: Sequence[Upload]) -> None:
+    if evaluation.loss is None or math.isfinite(evaluation.loss):
+        return
+    which = f": {_largest(uploads)}" if uploads else ""
+    raise RunFailedError(f"round {number}: the test loss is {evaluation.loss}; the training diverged{which}")
 
 
 def _count_repeats(budget: Budget, world: World, lines: Sequence[Asked], before: State) -> None:
@@ -128,13 +152,24 @@ def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
     """
     checkpoint = folder.load_checkpoint()
     if checkpoint is None:
-        loss, accuracy = evaluate(world, optimizer.state)
-        if not math.isfinite(loss):
-            raise world.experiment.model.refusal(f"its loss before training is {loss}")
+        evaluation = evaluate_round(world, optimizer.state, 0)
+        if not math.isfinite(evaluation.loss or 0.0):
+            raise world.experiment.model.refusal(f"its loss before training is {evaluation.loss}")
         folder.write_jsonl("metrics.jsonl", [])
         nothing_yet = 0.0 if world.experiment.protects else None
-        noisy = evaluate_noisy(world, optimizer.state, 0)
-        folder.append_round(RoundRecord(0, loss, accuracy, (), (), (), 0.0, 0, 0, nothing_yet, noisy_accuracy=noisy))
+        folder.append_round(
+            RoundRecord(
+                round=0,
+                clients=(),
+                used=(),
+                failures=(),
+                seconds=0.0,
+                bytes_up=0,
+                bytes_down=0,
+                epsilon=nothing_yet,
+                **vars(evaluation),
+            )
+        )
         return 0
     optimizer.load(checkpoint.tensors, checkpoint.round)
     folder.keep_rounds(checkpoint.round)
@@ -176,13 +211,10 @@ class _Run:
         record_heard(world, self.folder, number, before, honest, replies.mean)
         record_heard(world, self.folder, number, made, stolen, replies.mean)
         self._move(honest, replies.mean)
-        loss, accuracy = evaluate(world, self.optimizer.state)
-        if not math.isfinite(loss):
-            raise RunFailedError(f"round {number}: the test loss is {loss}; the training diverged: {_largest(honest)}")
+        evaluation = evaluate_round(world, self.optimizer.state, number)
+        _check_converges(evaluation, number, honest)
         return RoundRecord(
             round=number,
-            loss=loss,
-            accuracy=accuracy,
             clients=asked,
             used=tuple(upload.client for upload in honest),
             failures=replies.failures,
@@ -190,7 +222,7 @@ class _Run:
             bytes_up=replies.bytes_up,
             bytes_down=replies.bytes_down,
             crafted=tuple(upload.client for upload in stolen),
-            noisy_accuracy=evaluate_noisy(world, self.optimizer.state, number),
+            **vars(evaluation),
         )
 
     def _move(self, honest: Sequence[Upload], mean: State | None) -> None:

@@ -76,12 +76,12 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
         RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
     world = federation.world
-    settings, plans, initial = world.experiment.federation, world.plans, world.initial
+    settings, initial = world.experiment.federation, world.initial
     if world.experiment.mechanism.noise_at == "sum":
         return _ask_for_noisy_sum(federation, number, states)
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
     found = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
-    factors = masked_weights([plan.sampling.examples for plan in plans], settings.weighting)
+    factors = masked_weights(federation.world.sizes.tolist(), settings.weighting)
     weight = sum(factors[client] for client in found.clients)
     mean = restored(found.total, len(found.clients), settings.secure_limit) / weight
     uploads = tuple(
@@ -212,7 +212,7 @@ def _masked(
     uploads, words = [], []
     for client, answer in going.ask(kind, contents).items():
         # A masked upload has no norm that says anything.
-        allowed = Allowed(world.plans[client].sampling.examples, float("inf"), False, told_classes(world))
+        allowed = Allowed(int(world.sizes[client]), float("inf"), False, told_classes(world))
         read = read_upload(answer, client, like, allowed)
         if isinstance(read, Failure):
             going.leave_out(client, read.reason)

@@ -25,7 +25,7 @@ from fedpriv.world import State, World
 __all__ = [
     "Allowed",
     "Upload",
-    "allowed_uploads",
+    "allowed_upload",
     "norm",
     "number_in",
     "raised",
@@ -76,8 +76,8 @@ class Allowed:
     classes: int | None = None
 
 
-def allowed_uploads(world: World) -> tuple[Allowed, ...]:
-    """Return what each client may send, by partition.
+def allowed_upload(world: World, client: int) -> Allowed:
+    """Return what a client may send.
 
     The norm is bounded by ``federation.max_update_norm`` where that is set, and by what the mechanism lets out: clipped
     gradients and noise of a known law, whose norm an honest upload exceeds once in 10^12 rounds.
@@ -85,10 +85,8 @@ def allowed_uploads(world: World) -> tuple[Allowed, ...]:
     unprotected = not world.experiment.mechanism.protects
     most = world.experiment.federation.max_update_norm or math.inf
     classes = told_classes(world)
-    return tuple(
-        Allowed(plan.sampling.examples, min(most, _honest_norm(world, plan)), unprotected, classes)
-        for plan in world.plans
-    )
+    plan = world.plans[client]
+    return Allowed(plan.sampling.examples, min(most, _honest_norm(world, plan)), unprotected, classes)
 
 
 def told_classes(world: World) -> int | None:

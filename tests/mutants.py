@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "a checkpoint names the round before it",
-        "fedpriv/runs.py",
+        "fedpriv/runs/folder.py",
         'metadata={"round": str(checkpoint.round)}',
         'metadata={"round": str(max(checkpoint.round - 1, 0))}',
         "tests/test_runs.py tests/integration",

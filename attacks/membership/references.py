@@ -52,7 +52,7 @@ class Reference:
     """
 
     seed: int
-    shares: tuple[np.ndarray, ...]
+    shares: Sequence[np.ndarray]
 
 
 def usual_schedule(experiment: Experiment) -> dict[int, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from rich.table import Column
 
 from fedpriv.cli.terminal import err, print_warning
 from fedpriv.progress import Progress, Silent
-from fedpriv.records import RoundRecord, Stop, shown_epsilon
+from fedpriv.records import RoundRecord, Stop, named_members, shown_epsilon
 
 __all__ = ["Display", "shown"]
 
@@ -55,7 +55,9 @@ class Display(Progress):
         """Advance the bar of the rounds; name every client that was left out."""
         for failure in record.failures:
             self.warn(f"round {record.round}: client {failure.client} left out: {failure.reason}")
-        figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
+        figures = "not evaluated"
+        if record.accuracy is not None and record.loss is not None:
+            figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
         if record.epsilon is not None:
             # While a run goes on, cheaper bounds are computed than for its final ledger.
             figures += f"  ε ≤ {shown_epsilon(record.epsilon)}"
@@ -65,9 +67,9 @@ class Display(Progress):
 
     def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
         """Print which clients stop, and how many go on."""
-        clients = ", ".join(str(stop.client) for stop in stops[:_CLIENTS_NAMED])
-        more = f" and {len(stops) - _CLIENTS_NAMED} more" if len(stops) > _CLIENTS_NAMED else ""
-        who = f"client {clients} stops" if len(stops) == 1 else f"clients {clients}{more} stop"
+        stopped = sum(stop.count for stop in stops)
+        clients = named_members([part for stop in stops for part in stop.ranges], _CLIENTS_NAMED)
+        who = f"client {clients} stops" if stopped == 1 else f"clients {clients} stop"
         self.stage(f"round {round_number}: {who} at federation.target_epsilon; {left} left")
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:

@@ -42,6 +42,11 @@ def check_votes(experiment: "Experiment") -> None:
         )
     if experiment.robustness is not None:
         raise ValueError("[robustness] is noise in the training of uploads; with pate leave it out")
+    if experiment.data.overlaps:
+        raise ValueError(
+            "data.partition = 'overlapping': votes protect a client's examples with the client, and others would hold "
+            "copies of them; with pate use another partition"
+        )
 
 
 def check_models(experiment: "Experiment") -> None:

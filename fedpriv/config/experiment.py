@@ -352,6 +352,8 @@ _INDECISIVE = {
         "server_optimizer",
         "server_learning_rate",
         "server_momentum",
+        "evaluate_every",
+        "evaluate_examples",
         "round_timeout",
         "max_update_norm",
     ),

@@ -70,21 +70,48 @@ class DataConfig(Section):
         description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
         "of each label, against everybody; unset: labels are used as they are",
     )
-    partition: Literal["iid", "dirichlet", "shards"] = Field("iid", description="how clients share the training data")
+    partition: Literal["iid", "dirichlet", "shards", "overlapping"] = Field(
+        "iid",
+        description="how clients share the training data; overlapping: each draws its own from all of them, so that "
+        "there may be more clients than examples, and a claim is about one client's copy of an example",
+    )
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
+    examples_per_client: Count | None = Field(
+        None, description="examples that each client draws, for partition = 'overlapping'; else unset"
+    )
     table: TableConfig | None = Field(None, description="what the columns of your own table are, for csv; else unset")
 
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Data without a table have the bytes that they had before there were any."""
+        """Data without a table, or without copies, have the bytes that they had before there were any."""
         tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key != "table" or value is not None}
+        optional = ("table", "examples_per_client")
+        return {key: value for key, value in tree.items() if key not in optional or value is not None}
 
     @property
     def bounds_epsilon(self) -> float:
         """What an estimate of the table's bounds cost; 0 where they are public constants."""
         return 0.0 if self.table is None or self.table.bounds_epsilon is None else self.table.bounds_epsilon
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several clients may hold copies of one example."""
+        return self.partition == "overlapping"
+
+    @model_validator(mode="after")
+    def _copies_have_a_number(self) -> Self:
+        if self.overlaps != (self.examples_per_client is not None):
+            wanted = "needs data.examples_per_client" if self.overlaps else "does not read data.examples_per_client"
+            raise ValueError(f"partition = {self.partition!r} {wanted}")
+        if self.overlaps and self.label_epsilon is not None:
+            raise ValueError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
+        if self.overlaps and self.bounds_epsilon:
+            raise ValueError(
+                "table.bounds_epsilon with partition = 'overlapping': the estimate counts a row once, and clients "
+                "hold copies; tell bounds that are public"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_its_file(self) -> Self:
@@ -134,6 +161,12 @@ class FederationConfig(Extensible):
         None, description="unset: training.learning_rate for fedsgd, 1 for fedavg"
     )
     server_momentum: Momentum = Field(0.0, description="of the server's SGD")
+    evaluate_every: Count = Field(
+        1, description="rounds from one evaluation on the test data to the next; the last round is always evaluated"
+    )
+    evaluate_examples: Count | None = Field(
+        None, description="test examples of an evaluation, at most, drawn by the seed; the last round and unset: all"
+    )
     round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
     max_update_norm: Positive | None = Field(
         None,

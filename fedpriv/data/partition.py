@@ -1,9 +1,13 @@
-"""Partitions: which training examples each client holds. The cutting is done by Flower Datasets' partitioners."""
+"""Partitions: which training examples each client holds. Cuts by label are made by Flower Datasets' partitioners."""
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
+from typing_extensions import override
 
 from fedpriv.config import DataConfig
 from fedpriv.errors import InputError
@@ -12,10 +16,45 @@ from fedpriv.randomness import numpy_stream
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
-__all__ = ["partition_indices"]
+__all__ = ["Shares", "partition_indices"]
+
+_KEPT = 1024  # clients whose examples are at hand once they were looked up
 
 
-def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed: int) -> tuple[np.ndarray, ...]:
+@dataclass(frozen=True, eq=False)
+class Shares(Sequence[np.ndarray]):
+    """Which examples each client holds: int64, ascending, never empty. Looked up client by client where that is asked.
+
+    Attributes:
+        sizes: (C,), int64, how many each of them holds.
+        find: client -> its examples.
+    """
+
+    sizes: np.ndarray
+    find: Callable[[int], np.ndarray]
+
+    @override
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, client: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> tuple[np.ndarray, ...]: ...
+
+    @override
+    def __getitem__(self, client: int | slice) -> np.ndarray | tuple[np.ndarray, ...]:
+        if isinstance(client, slice):
+            return tuple(self[each] for each in range(*client.indices(len(self))))
+        return self._known(range(len(self))[client])
+
+    @cached_property
+    def _known(self) -> Callable[[int], np.ndarray]:
+        return lru_cache(maxsize=_KEPT)(self.find)
+
+
+def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed: int) -> Shares:
     """Share the training examples out. The examples are put into a random order first, whatever the kind.
 
     - ``iid``: equal shares, sizes differing by at most one.
@@ -24,25 +63,52 @@ def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed
     - ``shards``: the examples, sorted by label, are cut into ``clients * shards_per_client`` shards of equal size, and
       each client gets ``shards_per_client`` of them (McMahan et al. 2017). The few examples at the end that fill no
       shard (fewer than there are shards) belong to nobody.
+    - ``overlapping``: each client draws ``examples_per_client`` of all examples without replacement, by its own stream,
+      so that several clients hold copies of one example.
 
     Args:
         labels: integers (N,).
-        config: reads partition, alpha and shards_per_client.
+        config: reads partition, alpha, shards_per_client and examples_per_client.
         clients: number of partitions.
         seed: the experiment's seed.
 
     Returns:
-        One array a client: the indices of its examples, int64, ascending; disjoint and never empty.
+        The shares; disjoint but for overlapping ones.
 
     Raises:
-        InputError: fewer examples than clients or shards, or an alpha that leaves a client without an example.
+        InputError: fewer examples than clients or shards, or than a client is to hold, or an alpha that leaves a client
+            without an example.
     """
     _check_enough(len(labels), config, clients)
-    from datasets import Dataset  # with the partitioners three seconds to import
-
+    if config.partition == "overlapping":
+        return _drawn(len(labels), config.examples_per_client or 0, clients, seed)
     stream = numpy_stream(seed, "partition")
     order = stream.permutation(len(labels))
-    partitioner = _partitioner(config, clients, int(stream.integers(2**63)))
+    if config.partition == "iid":
+        return _cut(order, clients)
+    return _by_label(labels, order, config, clients, int(stream.integers(2**63)))
+
+
+def _drawn(examples: int, each: int, clients: int, seed: int) -> Shares:
+    def find(client: int) -> np.ndarray:
+        return np.sort(numpy_stream(seed, "share", client).choice(examples, each, replace=False))
+
+    return Shares(np.full(clients, each, dtype=np.int64), find)
+
+
+def _cut(order: np.ndarray, clients: int) -> Shares:
+    """Consecutive pieces, the first ones larger by one where they cannot all be equal."""
+    each, more = divmod(len(order), clients)
+    sizes = np.full(clients, each, dtype=np.int64)
+    sizes[:more] += 1
+    ends = np.cumsum(sizes)
+    return Shares(sizes, lambda client: np.sort(order[ends[client] - sizes[client] : ends[client]]))
+
+
+def _by_label(labels: np.ndarray, order: np.ndarray, config: DataConfig, clients: int, seed: int) -> Shares:
+    from datasets import Dataset  # with the partitioners three seconds to import
+
+    partitioner = _partitioner(config, clients, seed)
     partitioner.dataset = Dataset.from_dict({"index": order, "label": labels[order]})
     try:
         with warnings.catch_warnings():
@@ -55,7 +121,7 @@ def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed
             f"data.alpha = {config.alpha:g} leaves some of federation.clients = {clients} without any of the "
             f"{len(labels)} examples, in eleven draws; raise alpha or have fewer clients"
         ) from None
-    return tuple(shares)
+    return Shares(np.array([len(share) for share in shares], dtype=np.int64), shares.__getitem__)
 
 
 def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
@@ -64,8 +130,16 @@ def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
 
 
 def _check_enough(examples: int, config: DataConfig, clients: int) -> None:
+    if config.partition == "overlapping":
+        each = config.examples_per_client or 0
+        if each > examples:
+            raise InputError(f"data.examples_per_client = {each} is more than the {examples} training examples")
+        return
     if clients > examples:
-        raise InputError(f"federation.clients = {clients} is more than the {examples} training examples")
+        raise InputError(
+            f"federation.clients = {clients} is more than the {examples} training examples; clients share examples "
+            "with data.partition = 'overlapping'"
+        )
     shards = clients * config.shards_per_client
     if config.partition == "shards" and shards > examples:
         raise InputError(
@@ -75,10 +149,8 @@ def _check_enough(examples: int, config: DataConfig, clients: int) -> None:
 
 
 def _partitioner(config: DataConfig, clients: int, seed: int) -> "Partitioner":
-    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, ShardPartitioner
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 
-    if config.partition == "iid":
-        return IidPartitioner(clients)
     if config.partition == "dirichlet":
         return DirichletPartitioner(clients, "label", config.alpha, min_partition_size=1, seed=seed)
     return ShardPartitioner(clients, "label", num_shards_per_partition=config.shards_per_client, seed=seed)

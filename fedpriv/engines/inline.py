@@ -1,6 +1,6 @@
 """The inline engine: a Flower Grid whose clients are called in this process, one after another."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
+from typing_extensions import override
 
 from fedpriv.engines.identity import assume_server_identity
 
@@ -27,6 +28,27 @@ def _context(node_id: int, node_config: dict[str, int]) -> Context:
     return Context(run_id=_RUN_ID, node_id=node_id, node_config=dict(node_config), state=RecordDict(), run_config={})
 
 
+@dataclass(frozen=True)
+class _Nodes(Mapping[int, int]):
+    """Partition -> partition + 1, without a list of them: there may be millions."""
+
+    clients: int
+
+    @override
+    def __getitem__(self, partition: int) -> int:
+        if partition not in range(self.clients):
+            raise KeyError(partition)
+        return partition + 1
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.clients))
+
+    @override
+    def __len__(self) -> int:
+        return self.clients
+
+
 @dataclass
 class InlineGrid(Grid):
     """Calls the ClientApp when a message is pushed and hands out its reply when it is pulled.
@@ -37,14 +59,9 @@ class InlineGrid(Grid):
 
     client_app: ClientApp
     clients: int
+    _contexts: dict[int, Context] = field(default_factory=dict)
     _replies: dict[str, Message] = field(default_factory=dict)
     _numbers: Iterable[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        self._contexts = {
-            client + 1: _context(client + 1, {"partition-id": client, "num-partitions": self.clients})
-            for client in range(self.clients)
-        }
 
     def set_run(self, run: Run) -> None:
         """Take part in a run; an inline grid has only one."""
@@ -62,7 +79,11 @@ class InlineGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """The clients' node ids: partition + 1."""
-        return list(self._contexts)
+        return list(range(1, self.clients + 1))
+
+    def nodes_by_partition(self) -> Mapping[int, int]:
+        """Return the node ids by partition."""
+        return _Nodes(self.clients)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Have each message answered and return the ids to pull the replies with."""
@@ -81,10 +102,16 @@ class InlineGrid(Grid):
         message.metadata.__dict__["_message_id"] = key
         node = message.metadata.dst_node_id
         try:
-            reply = self.client_app(message, self._contexts[node])
+            reply = self.client_app(message, self._client(node))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a client raises is the server's news, as on every Flower grid
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         reply.metadata.__dict__["_reply_to_message_id"] = key
         self._replies[key] = reply
         return key
+
+    def _client(self, node: int) -> Context:
+        """What Flower keeps for a client, from its first message on."""
+        if node not in self._contexts:
+            self._contexts[node] = _context(node, {"partition-id": node - 1, "num-partitions": self.clients})
+        return self._contexts[node]

@@ -27,7 +27,7 @@ from fedpriv.lab.summary import attack_results, verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 from fedpriv.progress import Progress
-from fedpriv.records import Summary, kind_of
+from fedpriv.records import Summary, kind_of, last_evaluated
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
 from fedpriv.world import World
@@ -276,13 +276,11 @@ def write_attacked(
         RunFailedError: an attack succeeded more often than is claimed to be possible; all is written.
     """
     _append_command(folder, command)
-    records = folder.rounds()
-    last = records[-1] if records else None
     threshold, scores = experiment.adversary.success_ssim, leakage.scores
     sentences = verdict(
         experiment,
         earlier.status,
-        last,
+        last_evaluated(folder.rounds()),
         earlier.ledger,
         scores,
         earlier.stops,

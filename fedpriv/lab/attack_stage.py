@@ -50,7 +50,7 @@ from fedpriv.randomness import torch_stream
 from fedpriv.records import Score
 from fedpriv.registry import ATTACKS
 from fedpriv.runs import RunFolder
-from fedpriv.server.released import rounds_of
+from fedpriv.server.released import rounds_by_client
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
@@ -222,8 +222,7 @@ def _heard(
 ) -> tuple[list[_Heard], Leakage]:
     """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
     heard: list[_Heard] = []
-    lines = folder.asked()
-    asked = {plan.client: rounds_of(plan.client, lines) for plan in world.plans}
+    asked = rounds_by_client(folder.asked())
     empty = damaged = 0
     for target in wanted:
         known = truth(world, target, asked)

@@ -71,6 +71,11 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
             f"{folder.path}: audit follows a run's training from round to round, and under erm each client releases a "
             "finished model once; membership in it: fedpriv probe --attack membership-answers"
         )
+    if experiment.data.overlaps:
+        raise InputError(
+            f"{folder.path}: audit asks whether an example was in the training data by leaving out the only client's "
+            "that holds it, and under data.partition = 'overlapping' others hold copies"
+        )
     world = finished_world(folder, experiment)
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 from fedpriv.plan import Plan
 from fedpriv.records import RoundRecord
@@ -59,7 +61,7 @@ def _length_of_rows(world: World) -> tuple[str, ...]:
 
 
 def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
-    problems = [world.erm_problem(plan.client) for plan in world.plans]
+    problems = [world.erm_problem(client) for client in np.unique(world.sizes, return_index=True)[1].tolist()]
     worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
     if config.shift(worst, 0.5) <= worst.longest:
         return ()
@@ -72,7 +74,7 @@ def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
 
 def erm_sentences(world: World, last: RoundRecord | None) -> tuple[str, ...]:
     """Say whether the model is better than naming the most frequent class everywhere."""
-    if world.experiment.erm is None or last is None or last.round == 0:
+    if world.experiment.erm is None or last is None or last.accuracy is None or last.round == 0:
         return ()
     share = majority(world)
     place = "below guessing the majority" if last.accuracy < share else "above guessing the majority"

@@ -1,5 +1,7 @@
 """What a run of votes (PATE) proves, what it should be warned of, and its result in words."""
 
+import numpy as np
+
 from fedpriv.accounting import Guarantee, Ledger, LedgerLine
 from fedpriv.accounting.votes import is_smooth
 from fedpriv.errors import InputError
@@ -16,10 +18,13 @@ _LEAST_TEACHERS = 100  # below, an epsilon of a few allows a handful of answers
 
 
 def votes_ledger(world: World, folder: RunFolder) -> Ledger:
-    """Account for every question that was put to the aggregator; all clients have the same line."""
+    """Account for every question that was put to the aggregator; all clients have the same figures."""
     guarantee = _guarantee(world, folder)
     pate = world.experiment.pate_settings
-    lines = [LedgerLine.of(plan.client, plan.sampling.examples, guarantee, noise=_noise(world)) for plan in world.plans]
+    # Clients of one size are alike.
+    groups = [np.flatnonzero(world.sizes == size).tolist() for size in np.unique(world.sizes)]
+    noise = _noise(world)
+    lines = [LedgerLine.of(who[0], int(world.sizes[who[0]]), guarantee, noise=noise).of_all(who) for who in groups]
     aggregator = pate.aggregator_of(world.teachers)
     parameters = {"noise_at": pate.noise_at, **vars(aggregator), "teachers": world.teachers}
     return Ledger.of("client", f"votes ({aggregator.title})", {**parameters, "noise": world.experiment.noise}, lines)

@@ -32,10 +32,11 @@ def warnings_for(world: World) -> tuple[str, ...]:
     if experiment.pate is not None:
         return votes_warnings(world)
     if experiment.erm is not None:
-        return (*_read_off(world), *erm_warnings(world))
+        return (*_read_off(world), *_copies(world), *erm_warnings(world))
     check_crafting(world)
     lines = [
         *_read_off(world),
+        *_copies(world),
         *_ignored_settings(experiment.mechanism),
         *_masked(experiment),
         *experiment.federation.rule.warnings(_asked(experiment)),
@@ -68,6 +69,18 @@ def _read_off(world: World) -> list[str]:
     """What of the data is taken as public though nobody has told it."""
     notes = world.dataset.notes if world.experiment.mechanism.protects else ()
     return [f"data: {note[0].lower()}{note[1:]}" for note in notes]
+
+
+def _copies(world: World) -> list[str]:
+    """What figures about one client's example say of a person whose example several clients hold."""
+    data, examples = world.experiment.data, len(world.dataset.y_train)
+    if not data.overlaps or not world.experiment.mechanism.protects:
+        return []
+    each = int(world.sizes.sum()) / examples
+    return [
+        f"data.partition = 'overlapping': {len(world.sizes)} clients hold {each:.3g} copies of each of {examples} "
+        "examples on average; what is proven is about one client's copy"
+    ]
 
 
 def _asked(experiment: Experiment) -> int:

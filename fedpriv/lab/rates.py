@@ -103,7 +103,8 @@ def _groups(scores: Iterable[Score]) -> list[list[Score]]:
 
 def _shares(world: World, group: Sequence[Score]) -> list[tuple[Score, float]]:
     """With each line how often a guess names the label, which may name one for each picture that it offers."""
-    counts = [sorted(line, reverse=True) for line in world.class_counts()]
+    clients = {score.client for score in group}
+    counts = {client: sorted(world.class_counts_of(world.true_labels, client), reverse=True) for client in clients}
     return [(score, sum(counts[score.client][: score.offered]) / sum(counts[score.client])) for score in group]
 
 

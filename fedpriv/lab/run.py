@@ -1,14 +1,14 @@
 """Start or resume a run and bring it to its summary; whoever wants a report of the folder writes it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
-from fedpriv.accounting import Ceiling, Ledger, LedgerLine, Release, ceilings, guarantee
-from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
+import numpy as np
+
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import Budget
 from fedpriv.clients.app import client_app
@@ -17,25 +17,37 @@ from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import stopped, writing
 from fedpriv.lab.attack_stage import attack_observations, planned_attacks
-from fedpriv.lab.erm import erm_parameters, erm_sentences, model_noise
+from fedpriv.lab.erm import erm_sentences
 from fedpriv.lab.knowledge import votes_ledger
 from fedpriv.lab.labels import label_line, with_referee
 from fedpriv.lab.leakage import Leakage
+from fedpriv.lab.ledger import run_ledger
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.summary import attack_results, early_end, verdict, versions
-from fedpriv.lab.victims import OTHERS
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.records import COMPLETED, DataFacts, DataRelease, ModelFacts, Partition, Stop, Summary
+from fedpriv.records import (
+    COMPLETED,
+    DataFacts,
+    Holders,
+    ModelFacts,
+    Partition,
+    Stop,
+    Summary,
+    last_evaluated,
+    members_text,
+)
 from fedpriv.runs import RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
-from fedpriv.server.released import check_complete, check_unchanged, replay, rounds_of
+from fedpriv.server.released import check_complete, check_unchanged, replay
 from fedpriv.world import World, build_world
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
+
+_SHOWN_CLIENTS = 1000  # clients of whom partition.json says how many examples of each class they hold
 
 
 @dataclass(frozen=True)
@@ -196,14 +208,14 @@ def _close(
     experiment = world.experiment
     # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
     check_complete(folder, experiment.federation.rounds)
-    ledger = _ledger(world, folder) if experiment.pate is None else votes_ledger(world, folder)
+    ledger = run_ledger(world, folder) if experiment.pate is None else votes_ledger(world, folder)
     ledger = replace(ledger, labels=label_line(world))
     labels = with_referee(world, folder)
     if labels is not None:
         folder.write_labels(labels)
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
-    last = records[-1] if records else None
+    last, tested = (records[-1] if records else None), last_evaluated(records)
     worst = ledger.worst
     stops = _stops(world, folder)
     summary = Summary(
@@ -212,8 +224,10 @@ def _close(
         status=status,
         reason=reason or early_end(experiment, last, stops),
         rounds=last.round if last else 0,
-        test_accuracy=last.accuracy if last else None,
-        test_loss=last.loss if last else None,
+        test_accuracy=tested.accuracy if tested else None,
+        test_loss=tested.loss if tested else None,
+        evaluated_round=tested.round if tested else None,
+        evaluated_examples=tested.evaluated if tested else None,
         ledger=worst,
         stops=stops,
         attacks=attack_results(
@@ -225,7 +239,7 @@ def _close(
         verdict=verdict(
             experiment,
             status,
-            last,
+            tested,
             worst,
             leakage.scores,
             stops,
@@ -234,7 +248,7 @@ def _close(
             leakage.rates,
             folder.knowledge(),
             labels,
-            erm_sentences(world, last),
+            erm_sentences(world, tested),
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -290,55 +304,15 @@ def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
     return budget.stops
 
 
-def _ledger(world: World, folder: RunFolder) -> Ledger:
-    """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
-    asked = folder.asked()
-    bounds = world.experiment.data.bounds_epsilon
-    # Most clients of a run share one answer, and some take a second.
-    proven = cache(lambda release: with_bounds(guarantee(release), bounds) if bounds else guarantee(release))
-    lines = [
-        LedgerLine.of(
-            client=plan.client,
-            examples=plan.sampling.examples,
-            guarantee=proven(plan.accounted(rounds_of(plan.client, asked))),
-            noise=model_noise(world, plan),
-            ceilings=_ceilings(plan.accounted(rounds_of(plan.client, asked)), counts, bounds),
-        )
-        for plan, counts in zip(world.plans, world.class_counts(), strict=True)
-    ]
-    mechanism = world.experiment.mechanism
-    ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
-    # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
-    config = world.plans[ledger.worst.client].config
-    parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
-    noise = {"noise": world.experiment.noise} if mechanism.protects else {}
-    parameters = {**parameters, **noise, **erm_parameters(world)}
-    return replace(ledger, parameters=parameters, releases=_releases(world))
-
-
-def _releases(world: World) -> tuple[DataRelease, ...]:
-    """What was released of the data before the training: bounds of columns, where they are no public constants."""
-    table, bounds = world.experiment.data.table, world.experiment.data.bounds_epsilon
-    if table is None or not bounds:
-        return ()
-    return (bounds_release(bounds, [column.name for column in table.columns if column.low is not None]),)
-
-
-def _ceilings(release: Release, class_counts: Sequence[int], bounds: float) -> dict[str, Ceiling]:
-    """What no attack can exceed: which of 100 images it is, and of which class, whose largest share a guess has.
-
-    ``bounds``: what an estimate of a table's bounds cost beforehand.
-    """
-    baselines = {"told": 1 / (OTHERS + 1), "label": max(class_counts) / sum(class_counts)}
-    # Where all examples are of one class there is nothing to tell.
-    uncertain = {name: k0 for name, k0 in baselines.items() if k0 < 1}
-    found = ceilings(release, [surer(k0, bounds) for k0 in uncertain.values()])
-    return {name: told_from(each, uncertain[name], bounds) for name, each in zip(uncertain, found, strict=True)}
-
-
 def _partition(world: World) -> Partition:
+    """Who holds what; of so many clients that nobody reads a row of each, only the first have one."""
+    labels, shown = world.true_labels, range(min(len(world.partitions), _SHOWN_CLIENTS))
+    counts = tuple(tuple(world.class_counts_of(labels, client)) for client in shown)
+    groups = [(size, np.flatnonzero(world.sizes == size).tolist()) for size in np.unique(world.sizes).tolist()]
     return Partition(
         partition=world.experiment.data.partition,
         class_names=tuple(world.dataset.class_names),
-        clients=tuple(map(tuple, world.class_counts())),
+        clients=counts,
+        groups=tuple(Holders(size, len(clients), members_text(clients)) for size, clients in groups),
+        classes=tuple(labels.bincount(minlength=world.dataset.classes).tolist()),
     )

@@ -300,6 +300,11 @@ def _scores(place: Path, world: World, policy: AnswerPolicy, facts: Facts) -> Ca
 
 
 def _made(world: World, policy: AnswerPolicy) -> _Made:
+    if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
+        raise InputError(
+            f"service.method = {policy.name!r}: what is proven of its answers takes each example to be there once, and "
+            "under data.partition = 'overlapping' several clients hold copies"
+        )
     if isinstance(policy, NoisyVotes):
         shards = shards_of(world, policy.shards)
         adjacency = EXAMPLE if policy.shards else CLIENT

@@ -165,7 +165,7 @@ def verdict(
     Args:
         experiment: the settings.
         status: completed, failed or interrupted.
-        last: the last finished round.
+        last: the last evaluated round; a run that came to its end has evaluated its last one.
         worst: what is proven about the worst client.
         scores: of the attacks and guesses.
         stops: clients that are no longer asked.
@@ -191,7 +191,9 @@ def verdict(
         sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
     if last is not None:
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
-        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of the test data correctly.")
+        tested = experiment.federation.evaluate_examples
+        part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
+        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly.")
         sentences += about_accuracy
     if worst is not None:
         sentences += _proof(experiment, worst)
@@ -209,9 +211,9 @@ def verdict(
 def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[Stop]) -> str | None:
     """Say why a run that came to its end has fewer rounds than were planned; ``None`` where it has them all."""
     federation = experiment.federation
-    if last is None or last.round == federation.rounds or federation.clients - len(stops) >= federation.min_clients:
+    if last is None or last.round == federation.rounds or federation.clients - _count(stops) >= federation.min_clients:
         return None
-    left = federation.clients - len(stops)
+    left = federation.clients - _count(stops)
     return (
         f"the run ended after round {last.round} of {federation.rounds} because the privacy budget is used up: "
         f"{left} of {federation.clients} clients may still take part, and federation.min_clients = "
@@ -219,12 +221,16 @@ def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[
     )
 
 
+def _count(stops: Sequence[Stop]) -> int:
+    return sum(stop.count for stop in stops)
+
+
 def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
     rounds = [stop.round for stop in stops]
     first, last = min(rounds), max(rounds)
     when = f"after round {first}" if first == last else f"between rounds {first} and {last}"
     return (
-        f"{len(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
+        f"{_count(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
         f"taken them above federation.target_epsilon = {shown_epsilon(experiment.federation.target_epsilon or 0.0)}."
     )
 

@@ -26,6 +26,7 @@ from fedpriv.clients.training import local_upload
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
+from fedpriv.plans import with_seed
 from fedpriv.randomness import numpy_stream
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
@@ -201,7 +202,7 @@ def without_mechanism(world: World, observation: Observation, target: Target) ->
     """Return what would have been heard if the clients had sent their uploads as they were."""
     bare = build_world(world.experiment.model_copy(update={"mechanism": mechanism_settings({})}))
     # The same batches, which without a mechanism would not be hidden.
-    plans = tuple(replace(plan, seed=own.seed) for plan, own in zip(bare.plans, world.plans, strict=True))
+    plans = with_seed(bare.plans, world.plans[target.client].seed)
     # And the same labels, which are changed once, whatever the mechanism.
     bare = replace(bare, plans=plans, dataset=world.dataset, unchanged=world.unchanged)
     before = State(observation.parameters, bare.initial.buffers)

@@ -22,7 +22,8 @@ from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.labels import LabelsTold, LabelSurvey
-from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
+from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, View, shown_epsilon
+from fedpriv.records.members import member_ranges, members_text, named_members
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
@@ -38,7 +39,17 @@ from fedpriv.records.robustness import (
     mean_radius,
     middle,
 )
-from fedpriv.records.rounds import Asked, Deployed, Failure, Origin, Partition, Released, RoundRecord
+from fedpriv.records.rounds import (
+    Asked,
+    Deployed,
+    Failure,
+    Holders,
+    Origin,
+    Partition,
+    Released,
+    RoundRecord,
+    last_evaluated,
+)
 from fedpriv.records.service import AnswersAudit, AnswersCurve, HeadFacts, Referee, Service, UserFacts
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
@@ -66,6 +77,7 @@ __all__ = [
     "Failure",
     "Guarantee",
     "HeadFacts",
+    "Holders",
     "Interval",
     "Inverted",
     "Knowledge",
@@ -108,11 +120,16 @@ __all__ = [
     "VotedAnswer",
     "best_rates",
     "kind_of",
+    "last_evaluated",
     "mean_radius",
+    "member_ranges",
+    "members_text",
     "middle",
+    "named_members",
     "parse_json",
     "read_file",
     "read_text",
     "recovered",
+    "View",
     "shown_epsilon",
 ]

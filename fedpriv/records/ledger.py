@@ -1,14 +1,15 @@
-"""The ledger of a run: one line a client, and the run's figure, which is the worst client's (not a sum)."""
+"""The ledger of a run: a line for clients that are alike, and the run's figure: the worst client's, not a sum."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from fedpriv.records.members import member_ranges, members_text
 from fedpriv.records.reading import Record
 
-__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
+__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "View", "shown_epsilon"]
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,46 @@ class _Client(Record):
     """What comes first in a line."""
 
     client: int = field(kw_only=True)
+    count: int = field(default=1, kw_only=True)
+    members: str = field(default="", kw_only=True)
     examples: int | None = field(default=None, kw_only=True)
     noise: float | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
 class LedgerLine(Guarantee, _Client):
-    """One client's line, what is proven included.
+    """The line of clients that are alike, what is proven about each of them included.
 
     Attributes:
-        client: the partition's number.
+        client: the partition's number; of several clients the lowest.
+        count: how many clients these are.
+        members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a line a client.
         examples: n_k, how many examples the client holds.
         noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
             a mechanism.
         ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is) and
             label (the largest share of a class among its examples). With sampled batches they are about an example that
-            is chosen without regard to who took part. None in runs of earlier versions.
+            is chosen without regard to who took part. None for clients that were never asked, of whom nothing can be
+            attacked, and in runs of earlier versions.
+
+    Raises:
+        ValueError: members are not ``count`` numbers, the lowest being ``client``.
     """
 
     ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.ranges[0].start != self.client or sum(map(len, self.ranges)) != self.count:
+            raise ValueError(f"members are not {self.count} clients from number {self.client}")
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The clients of the line."""
+        return member_ranges(self.members) if self.members else (range(self.client, self.client + 1),)
+
+    def of_all(self, clients: Sequence[int]) -> Self:
+        """Return the same line of several clients, which ascend."""
+        return replace(self, client=clients[0], count=len(clients), members=members_text(clients))
 
     @classmethod
     def of(
@@ -89,7 +111,14 @@ class LedgerLine(Guarantee, _Client):
         ceilings: Mapping[str, Ceiling] = MappingProxyType({}),
     ) -> Self:
         """Return the line of a client with this guarantee."""
-        return cls(**vars(guarantee), client=client, examples=examples, noise=noise, ceilings=dict(ceilings))
+        return cls(
+            **vars(guarantee),
+            client=client,
+            members=str(client),
+            examples=examples,
+            noise=noise,
+            ceilings=dict(ceilings),
+        )
 
     @property
     def badness(self) -> tuple[float, float, int, int]:
@@ -123,17 +152,36 @@ class DataRelease(Record):
 
 
 @dataclass(frozen=True)
+class View(Record):
+    """What is proven of a part of what a run shows, and against whom: a line of its own where noise is on sums.
+
+    Attributes:
+        sees: the part, in words.
+        protects_against: who may see it and no more.
+        not_against: against whom nothing is proven by this line.
+        guarantee: about every client.
+    """
+
+    sees: str
+    protects_against: str
+    not_against: str
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
 class Ledger(Record):
-    """ledger.json: all lines of a run, worst client first; build it with :meth:`of`.
+    """ledger.json: all lines of a run, worst clients first; build it with :meth:`of`.
 
     Attributes:
         unit: what is protected: example or update.
         mechanism: its name.
         parameters: the mechanism's public parameters, plain values.
-        clients: at least one, worst first.
+        clients: at least one line, worst first.
         labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
             clients'. ``None``: they do not.
         releases: what was released of the data before the training.
+        views: where noise is on the sum of a round's uploads: what is proven against whom. None of them is added to
+            another: each is a statement about the whole run.
     """
 
     unit: str
@@ -142,6 +190,7 @@ class Ledger(Record):
     clients: tuple[LedgerLine, ...] = ()
     labels: Guarantee | None = None
     releases: tuple[DataRelease, ...] = ()
+    views: tuple[View, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -164,25 +213,34 @@ class Ledger(Record):
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
         tree = {**asdict(self), "worst": asdict(self.worst)}
-        absent = {name for name in ("labels", "releases") if not tree[name]}
+        absent = {name for name in ("labels", "releases", "views") if not tree[name]}
         return {key: value for key, value in tree.items() if key not in absent}
 
 
 @dataclass(frozen=True)
 class Stop(Record):
-    """A client that is no longer asked, because once more would take it above federation.target_epsilon.
+    """Clients that are no longer asked, because once more would take each of them above federation.target_epsilon.
 
     Attributes:
-        client: the partition's number.
+        client: the partition's number; of several clients, which were never asked and are alike, the lowest.
         round: the last round in which it was asked; 0 if it never was.
         epsilon: proven for it by then.
         next_epsilon: what would be proven for it after the round in which it was not asked; ``None``: nothing.
+        count: how many clients these are.
+        members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a stop a client.
     """
 
     client: int
     round: int
     epsilon: float
     next_epsilon: float | None
+    count: int = 1
+    members: str = ""
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The clients that stopped."""
+        return member_ranges(self.members) if self.members else (range(self.client, self.client + 1),)
 
 
 def _size(figure: float | None) -> float:

@@ -1,5 +1,6 @@
 """The records of training: rounds, who was asked what, and who holds which data."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -7,7 +8,17 @@ from pydantic import Field
 
 from fedpriv.records.reading import Record
 
-__all__ = ["Asked", "Deployed", "Failure", "Origin", "Partition", "Released", "RoundRecord"]
+__all__ = [
+    "Asked",
+    "Deployed",
+    "Failure",
+    "Holders",
+    "Origin",
+    "Partition",
+    "Released",
+    "RoundRecord",
+    "last_evaluated",
+]
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,8 @@ class RoundRecord(Record):
 
     Attributes:
         round: the round's number, from 1.
-        loss: mean cross entropy on the test data.
-        accuracy: share of the test data classified correctly, from 0 to 1.
+        loss: mean cross entropy on the test data; ``None`` where the round was not evaluated.
+        accuracy: share of the test data classified correctly, from 0 to 1; likewise.
         clients: the clients asked.
         used: the clients whose uploads were aggregated.
         failures: the clients left out.
@@ -37,12 +48,14 @@ class RoundRecord(Record):
         crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
             attacked and not aggregated.
         noisy_accuracy: the accuracy with one draw of the forward pass's noise an image; ``None``, and not written,
-            where there is no such noise.
+            where there is no such noise, or no evaluation.
+        evaluated: the number of test examples that these figures are of, 0 where the round was not evaluated; ``None``
+            in folders of versions that evaluated every round on all.
     """
 
     round: int
-    loss: float
-    accuracy: float
+    loss: float | None
+    accuracy: float | None
     clients: tuple[int, ...]
     used: tuple[int, ...]
     failures: tuple[Failure, ...]
@@ -52,6 +65,7 @@ class RoundRecord(Record):
     epsilon: float | None = None
     crafted: tuple[int, ...] = ()
     noisy_accuracy: float | None = None
+    evaluated: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The line of metrics.jsonl."""
@@ -59,6 +73,11 @@ class RoundRecord(Record):
         if self.noisy_accuracy is None:
             del line["noisy_accuracy"]
         return line
+
+
+def last_evaluated(rounds: Sequence[RoundRecord]) -> RoundRecord | None:
+    """Return the last round that was evaluated; ``None``: none was."""
+    return next((record for record in reversed(rounds) if record.accuracy is not None), None)
 
 
 @dataclass(frozen=True)
@@ -126,8 +145,24 @@ class Deployed(Record):
 
 
 @dataclass(frozen=True)
+class Holders(Record):
+    """Clients that hold so many examples each: ``count`` of them, whose numbers are ``members``, such as ``0-3, 5``."""
+
+    examples: int
+    count: int
+    members: str
+
+
+@dataclass(frozen=True)
 class Partition(Record):
     """partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
+
+    Attributes:
+        partition: how the data are shared, as in the settings.
+        class_names: of all classes.
+        clients: of the first clients, at least one; of many clients the others have no row.
+        groups: how many examples each client holds; empty in runs of earlier versions, where all have a row.
+        classes: how many examples of each class there are to be held, each counted once; empty likewise.
 
     Raises:
         ValueError: there is no client, or one has another number of classes.
@@ -136,8 +171,24 @@ class Partition(Record):
     partition: str = field(default="", kw_only=True)
     class_names: tuple[str, ...]
     clients: tuple[tuple[int, ...], ...]
+    groups: tuple[Holders, ...] = ()
+    classes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         classes = len(self.class_names)
         if not self.clients or any(len(counts) != classes for counts in self.clients):
             raise ValueError(f"every client needs one count for each of the {classes} classes")
+        if self.groups and self.count < len(self.clients):
+            raise ValueError(f"groups are of {self.count} clients, and {len(self.clients)} have a row")
+
+    @property
+    def count(self) -> int:
+        """How many clients there are."""
+        return sum(group.count for group in self.groups) if self.groups else len(self.clients)
+
+    @property
+    def commonest(self) -> float:
+        """The share of the most frequent class among all examples."""
+        held = [sum(counts) for counts in zip(*self.clients, strict=True)]
+        totals = held if self.count == len(self.clients) else self.classes
+        return max(totals, default=0) / max(sum(totals), 1)

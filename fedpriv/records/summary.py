@@ -41,6 +41,8 @@ class ModelFacts(Model):
 class Summary(Model):
     """summary.json.
 
+    ``test_accuracy`` and ``test_loss`` are of ``evaluated_round``, the last round that was evaluated, on
+    ``evaluated_examples`` test examples; versions that did not write these evaluated every round on all.
     ``settings`` is the digest of the settings that the figures are of (``RunFolder.settings_digest``); empty in
     summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
@@ -57,6 +59,8 @@ class Summary(Model):
     rounds: int = 0
     test_accuracy: float | None = None
     test_loss: float | None = None
+    evaluated_round: int | None = None
+    evaluated_examples: int | None = None
     ledger: Guarantee | None = None
     stops: tuple[Stop, ...] = ()
     attacks: tuple[AttackResult, ...] = ()

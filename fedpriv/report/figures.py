@@ -18,6 +18,7 @@ __all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "ques
 
 
 _LONGEST = 16
+_DRAWN = 1000  # clients that a drawing has columns for
 _CLEARLY = 1.25  # classes that are as even as those of most image data count as even
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 # Three inks and as many kinds of line tell nine curves apart.
@@ -29,7 +30,7 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest:
 
     ``commonest``: the share of the commonest class; where it is clearly above 1 / classes, that is the level.
     """
-    points = [(record.round, record.accuracy) for record in rounds]
+    points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
     if not points:
         return None
 
@@ -48,7 +49,7 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest:
 
 def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
     """Draw test loss over rounds, on a logarithmic scale if it spans more than a factor of 20."""
-    points = [(record.round, record.loss) for record in rounds]
+    points = [(record.round, record.loss) for record in rounds if record.loss is not None]
     if not points:
         return None
     values = [value for _, value in points]
@@ -135,8 +136,11 @@ def questions_plot(
 
 
 def partition_plot(partition: Partition) -> Plot:
-    """Draw who holds what: a heat map of classes (rows) and clients (columns), under bars of the clients' totals."""
-    counts = np.array(partition.clients, dtype=np.int64)  # (clients, classes)
+    """Draw who holds what: a heat map of classes (rows) and clients (columns), under bars of the clients' totals.
+
+    Of many clients the first ones are drawn.
+    """
+    counts = np.array(partition.clients[:_DRAWN], dtype=np.int64)  # (clients, classes)
     clients, classes = counts.shape
     totals = counts.sum(axis=1)
     names = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in partition.class_names]
@@ -178,9 +182,10 @@ def partition_plot(partition: Partition) -> Plot:
         return drawing
 
     held = (counts > 0).sum(axis=1)
+    first = f"the first {clients} of " if clients < partition.count else ""
     alt = (
         f"Who holds what: {_range(totals)} examples a client, of {_range(held)} of the {classes} classes; "
-        f"{clients} clients."
+        f"{first}{count(partition.count)} clients."
     )
     return plot(build, alt, _dark_shades())
 

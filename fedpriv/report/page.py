@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from jinja2 import Template
 from fedpriv.config import Experiment, describe
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import write_whole, writing
-from fedpriv.records import LeakageRate, Ledger, LedgerLine
+from fedpriv.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.registry import ATTACKS, MECHANISMS
 from fedpriv.report import numbers
 from fedpriv.report.answers import answers_plot, endpoint_facts, endpoint_notes, endpoint_refuted
@@ -44,6 +44,7 @@ __all__ = ["render_page", "reported", "write_report"]
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
 SSIM_WINDOW = 11
 FOLDED_FROM = 21
+NAMED = 40  # numbers and ranges of numbers by which the clients of one line are named; ledger.json has all
 
 # What is shown with the attacks, and is none.
 NAMES = {
@@ -164,7 +165,8 @@ def render_page(view: View) -> str:
         ledger_notes=_notes(lines),
         own_noise=_own_noise(view.ledger) if view.ledger else "",
         statements=list(dict.fromkeys(text for line in lines for text in line.theorem.values())),
-        stops={stop.client: stop for stop in view.summary.stops} if view.summary else {},
+        stops=view.summary.stops if view.summary else (),
+        stopped=sum(stop.count for stop in view.summary.stops) if view.summary else 0,
         worst=worst_line(view),
         threat=view.summary.threat_model if view.summary else None,
         upload_names=UPLOADS,
@@ -187,6 +189,7 @@ def _template() -> Template:
     return template(
         "report.html", attack_name=_attack_name, evasion_title=evasion_title, picture_uri=_picture_uri,
         score_rows=_score_rows, row_table=row_table, column_table=column_table,
+        members=_members, stopped_after=_stopped_after,
         share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
     )  # fmt: skip
 
@@ -212,8 +215,7 @@ def _sandwich_plot(view: View) -> Plot | None:
 
 def _training_plots(view: View) -> list[Plot]:
     classes = len(view.partition.class_names) if view.partition else None
-    totals = [sum(counts) for counts in zip(*view.partition.clients, strict=True)] if view.partition else []
-    commonest = max(totals, default=0) / max(sum(totals), 1)
+    commonest = view.partition.commonest if view.partition else 0.0
     target = view.experiment.federation.target_epsilon
     drawn = (
         accuracy_plot(view.rounds, classes, commonest),
@@ -250,11 +252,33 @@ def _own_noise(ledger: Ledger) -> str:
 
 def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
     """Each note once, with the clients it is about: empty for all."""
-    holders: dict[str, list[str]] = {}
+    holders: dict[str, list[LedgerLine]] = {}
     for line in lines:
         for note in line.notes:
-            holders.setdefault(note, []).append(str(line.client))
-    return tuple((note, "" if len(who) == len(lines) else ", ".join(who)) for note, who in holders.items())
+            holders.setdefault(note, []).append(line)
+    return tuple((note, "" if len(who) == len(lines) else _members(*who)) for note, who in holders.items())
+
+
+def _members(*lines: LedgerLine) -> str:
+    """The clients of these lines; of very many parts the first, and how many clients are left out."""
+    return named_members(sorted((part for line in lines for part in line.ranges), key=lambda part: part.start), NAMED)
+
+
+def _stopped_after(line: LedgerLine, stops: Sequence[Stop]) -> str:
+    """After which rounds clients of a line stopped, and how many did not."""
+    ranges = line.ranges
+    mine = [(stop.round, sum(_common(part, ranges) for part in stop.ranges)) for stop in stops]
+    rounds = sorted({number for number, clients in mine if clients})
+    if not rounds:
+        return "not stopped"
+    others = line.count - sum(clients for _, clients in mine)
+    when = " to ".join(map(numbers.count, sorted({rounds[0], rounds[-1]})))
+    return f"{when}; {numbers.count(others)} not stopped" if others else when
+
+
+def _common(part: range, ranges: Sequence[range]) -> int:
+    """How many numbers of a range are in others, which ascend."""
+    return sum(max(0, min(part.stop, other.stop) - max(part.start, other.start)) for other in ranges)
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.records import Evasion, Guarantee, Knowledge, Recovered, Robustness, Score, best_rates, middle, recovered
+from fedpriv.records import (
+    Evasion,
+    Guarantee,
+    Knowledge,
+    Recovered,
+    Robustness,
+    Score,
+    best_rates,
+    last_evaluated,
+    middle,
+    recovered,
+)
 from fedpriv.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.robustness import NORMS, share_ends
@@ -133,7 +144,7 @@ def _membership(view: View) -> list[Tile]:
 
 def _accuracy(view: View) -> Tile:
     planned = view.experiment.federation.rounds
-    last = view.rounds[-1] if view.rounds else None
+    last = last_evaluated(view.rounds)
     done = last.round if last else (view.summary.rounds if view.summary else 0)
     accuracy = last.accuracy if last else (view.summary.test_accuracy if view.summary else None)
     loss = last.loss if last else (view.summary.test_loss if view.summary else None)
@@ -142,6 +153,8 @@ def _accuracy(view: View) -> Tile:
     conditions = [("after", f"{count(done)} of {count(planned)} rounds")]
     if loss is not None:
         conditions.append(("test loss", figure(loss)))
+    if last is not None and last.evaluated is not None and view.experiment.federation.evaluate_examples is not None:
+        conditions.append(("on", f"{count(last.evaluated)} test examples"))
     ended_early = view.summary is not None and view.summary.status == "completed" and view.summary.reason is not None
     remark = "The run ended early: its privacy budget is used up." if ended_early else ""
     return Tile("Test accuracy", percent(accuracy), conditions=tuple(conditions), remark=remark)

@@ -197,7 +197,8 @@ def read_record(
     experiment = folder.experiment()
     summary, ledger = folder.final_summary(), folder.final_ledger()
     knowledge = folder.knowledge()
-    tested = summary.data.test_examples if knowledge is None else knowledge.evaluated
+    all_tested = summary.data.test_examples if knowledge is None else knowledge.evaluated
+    tested = all_tested if summary.evaluated_examples is None else summary.evaluated_examples
     low, high = _accuracy_interval(summary.test_accuracy, tested)
     tensors, audit = summary.model.tensors, summary.membership
     return TrialRecord(

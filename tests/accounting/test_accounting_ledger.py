@@ -63,6 +63,8 @@ def test_json_has_the_keys_of_the_run_folder():
     assert set(tree) == {"unit", "mechanism", "parameters", "clients", "worst"}
     assert set(tree["worst"]) == {
         "client",
+        "count",
+        "members",
         "examples",
         "noise",
         "ceilings",

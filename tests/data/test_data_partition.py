@@ -104,6 +104,57 @@ def test_more_clients_than_examples_are_refused(kind: str) -> None:
         share(kind, 6, labels=np.arange(5))
 
 
+def test_overlapping_shares_are_draws_of_their_own() -> None:
+    """Ten of 40 examples at 3,000 clients: each held equally often (chi-square, false alarm 1e-6, fixed seed)."""
+    labels = np.arange(40) % 4
+    shares = share("overlapping", 3000, 5, labels, examples_per_client=10)
+    assert all(len(s) == 10 and s.dtype == np.int64 and np.all(np.diff(s) > 0) for s in shares)
+    counts = np.bincount(np.concatenate(shares), minlength=40)
+    # Draws without replacement scatter less than a chi-square law by (40 - 10) / (40 - 1).
+    statistic = ((counts - 750) ** 2 / 750).sum() / (30 / 39)
+    assert stats.chi2(39).cdf(statistic) < 1 - 1e-6
+    held = np.zeros((3000, 40))
+    for client, rows in enumerate(shares):
+        held[client, rows] = 1
+    # One client's share says nothing of the next one's: 2.5 in common on average, variance 1.44 (hypergeometric).
+    common = (held[:-1] * held[1:]).sum(1)
+    assert abs(common.mean() - 2.5) < 4.9 * np.sqrt(1.4423 / 2999)
+    # More clients, or other labels, leave a client's share as it is.
+    more = partition_indices(labels[::-1], DataConfig(partition="overlapping", examples_per_client=10), 10**6, 5)
+    assert len(more) == 10**6
+    assert np.array_equal(more[2999], shares[2999])
+    assert not np.array_equal(more[2999], share("overlapping", 3000, 6, labels, examples_per_client=10)[2999])
+
+
+def test_shares_are_looked_up_as_in_a_tuple() -> None:
+    for kind, options in (("iid", {}), ("shards", {}), ("overlapping", {"examples_per_client": 7})):
+        shares = partition_indices(LABELS, DataConfig(partition=kind, **options), 9, 1)  # type: ignore[arg-type]
+        listed = list(shares)
+        assert [len(rows) for rows in listed] == shares.sizes.tolist()
+        assert np.array_equal(shares[-1], listed[8])
+        assert [rows.tolist() for rows in shares[2:4]] == [rows.tolist() for rows in listed[2:4]]
+        with pytest.raises(IndexError):
+            shares[9]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"partition": "overlapping"}, "needs data.examples_per_client"),
+        ({"examples_per_client": 3}, "'iid' does not read data.examples_per_client"),
+        ({"partition": "overlapping", "examples_per_client": 3, "label_epsilon": 1.0}, "each copy's label"),
+    ],
+)
+def test_copies_that_nothing_is_claimed_of_are_refused(data: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DataConfig.model_validate(data)
+
+
+def test_more_examples_a_client_than_there_are_are_refused() -> None:
+    with pytest.raises(InputError, match=r"data\.examples_per_client = 6 is more than the 5 training examples"):
+        share("overlapping", 2, labels=np.arange(5), examples_per_client=6)
+
+
 def test_more_shards_than_examples_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"shards_per_client = 3 for 4 clients makes 12 shards of 11 training examples"

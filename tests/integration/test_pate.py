@@ -156,7 +156,7 @@ def test_the_budget_is_the_claim_and_asking_stops_before_it(tmp_path: Path) -> N
     answered = knowledge.answered + 1
     assert ConfidentMax(3, 1.8, 1.8).claim(knowledge.asked + 1, answered, 1e-5).epsilon > 8.0
     assert {line.epsilon for line in ledger.clients} == {8.0}
-    assert (ledger.unit, len(ledger.clients)) == ("client", 6)
+    assert (ledger.unit, [line.members for line in ledger.clients]) == ("client", ["0-2", "3-5"])
     assert ledger.worst.adjacency.startswith("replace-one-client")
 
 

@@ -17,7 +17,7 @@ from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.clipping import normal_norm
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.records import Failure
-from fedpriv.server.uploads import Allowed, Upload, allowed_uploads, norm, read_upload
+from fedpriv.server.uploads import Allowed, Upload, allowed_upload, norm, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world
 from tests.integration.small import experiment
@@ -53,23 +53,23 @@ def test_honest_uploads_pass_and_hundredfold_ones_do_not(
 ) -> None:
     """An honest one fails this once in 10^12; that 100 times its norm is refused says that the bound is of use."""
     world = world_of(mechanism, algorithm, training)
-    allowed = allowed_uploads(world)
     for client in range(2):
+        allowed = allowed_upload(world, client)
         length = norm(local_upload(world, client, world.initial, 1).parameters)
-        assert length <= allowed[client].norm < 100 * length
-        assert allowed[client].examples == len(world.partitions[client])
-        assert not allowed[client].statistics
+        assert length <= allowed.norm < 100 * length
+        assert allowed.examples == len(world.partitions[client])
+        assert not allowed.statistics
 
 
 def test_without_a_mechanism_only_the_setting_bounds() -> None:
-    assert {one.norm for one in allowed_uploads(build_world(experiment()))} == {math.inf}
+    assert allowed_upload(build_world(experiment()), 1).norm == math.inf
     bounded = build_world(experiment(federation={"max_update_norm": 3.0}))
-    assert {one.norm for one in allowed_uploads(bounded)} == {3.0}
+    assert allowed_upload(bounded, 1).norm == 3.0
     both = {"name": "gaussian", "sigma": 1.0}
     tight = build_world(experiment(mechanism=both, federation={"max_update_norm": 1e-3}))
     wide = build_world(experiment(mechanism=both, federation={"max_update_norm": 1e9}))
-    assert allowed_uploads(tight)[0].norm == 1e-3
-    assert allowed_uploads(wide)[0].norm < 1e3
+    assert allowed_upload(tight, 0).norm == 1e-3
+    assert allowed_upload(wide, 0).norm < 1e3
 
 
 @pytest.mark.parametrize(("dimension", "tail"), list(product([1, 10, 1000, 10**6], [0.5, 1e-3, 1e-12])))

@@ -1,0 +1,125 @@
+"""The ledger of a run of uploads: what was asked of each client, accounted for once for all that are alike."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import numpy as np
+
+from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
+from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
+from fedpriv.lab.erm import erm_parameters, model_noise
+from fedpriv.lab.trust import views
+from fedpriv.lab.victims import OTHERS
+from fedpriv.records import DataRelease
+from fedpriv.runs import RunFolder
+from fedpriv.server.released import rounds_by_client
+from fedpriv.world import World
+
+__all__ = ["run_ledger"]
+
+_COPIES = (
+    "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "
+    "of one. The figures are about one client's copy: of an example that several clients hold, the figures of all of "
+    "them that were asked add up, epsilon and delta (sequential composition)."
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the figures of a line follow from.
+
+    Attributes:
+        release: of the clients' releases.
+        examples: that each of them holds.
+        noise: in their releases.
+        largest: the share of the most frequent class among a client's examples; ``None``: it was never asked, so that
+            there is nothing to tell a class from.
+    """
+
+    release: Release
+    examples: int
+    noise: float | None
+    largest: float | None
+
+
+def run_ledger(world: World, folder: RunFolder) -> Ledger:
+    """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
+    bounds = world.experiment.data.bounds_epsilon
+    # Kinds differ in more than what they release, and some clients take a second.
+    proven = cache(partial(_proven, world))
+    lines = [
+        LedgerLine.of(
+            client=clients[0],
+            examples=kind.examples,
+            guarantee=proven(kind.release),
+            noise=kind.noise,
+            ceilings={} if kind.largest is None else _ceilings(kind.release, kind.largest, bounds),
+        ).of_all(sorted(clients))
+        for kind, clients in _kinds(world, rounds_by_client(folder.asked())).items()
+    ]
+    mechanism = world.experiment.mechanism
+    ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
+    # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
+    config = world.plans[ledger.worst.client].config
+    parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
+    noise = {"noise": world.experiment.noise} if mechanism.protects else {}
+    parameters = {**parameters, **noise, **erm_parameters(world)}
+    shown = views(world, folder.asked(), ledger.worst)
+    return replace(ledger, parameters=parameters, releases=_releases(world), views=shown)
+
+
+def _proven(world: World, release: Release) -> Guarantee:
+    found, data = guarantee(release), world.experiment.data
+    if data.bounds_epsilon:
+        found = with_bounds(found, data.bounds_epsilon)
+    if data.overlaps and world.experiment.mechanism.protects:
+        found = replace(found, notes=(*found.notes, _COPIES))
+    return found
+
+
+def _kinds(world: World, asked: Mapping[int, Sequence[int]]) -> dict[_Kind, list[int]]:
+    """The clients of each kind, ascending."""
+    kinds: dict[_Kind, list[int]] = {}
+    for client in sorted(asked):
+        kind = _kind(world, client, asked[client])
+        largest = max(counts := world.class_counts_of(world.true_labels, client)) / sum(counts)
+        kinds.setdefault(replace(kind, largest=largest), []).append(client)
+    for clients in _never_asked(world, asked):
+        kinds.setdefault(_kind(world, clients[0], ()), []).extend(clients)
+    return kinds
+
+
+def _kind(world: World, client: int, rounds: Sequence[int]) -> _Kind:
+    plan = world.plans[client]
+    return _Kind(plan.accounted(rounds), plan.sampling.examples, model_noise(world, plan), None)
+
+
+def _never_asked(world: World, asked: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """The clients that were never asked, those with the same plan together."""
+    left = world.alike.copy()
+    left[list(asked)] = -1
+    order = np.argsort(left, kind="stable")
+    for clients in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
+        if left[clients[0]] >= 0:
+            yield clients.tolist()
+
+
+def _releases(world: World) -> tuple[DataRelease, ...]:
+    """What was released of the data before the training: bounds of columns, where they are no public constants."""
+    table, bounds = world.experiment.data.table, world.experiment.data.bounds_epsilon
+    if table is None or not bounds:
+        return ()
+    return (bounds_release(bounds, [column.name for column in table.columns if column.low is not None]),)
+
+
+def _ceilings(release: Release, largest: float, bounds: float) -> dict[str, Ceiling]:
+    """What no attack can exceed: which of 100 images it is, and of which class, whose largest share a guess has.
+
+    ``bounds``: what an estimate of a table's bounds cost beforehand.
+    """
+    baselines = {"told": 1 / (OTHERS + 1), "label": largest}
+    # Where all examples are of one class there is nothing to tell.
+    uncertain = {name: k0 for name, k0 in baselines.items() if k0 < 1}
+    found = ceilings(release, [surer(k0, bounds) for k0 in uncertain.values()])
+    return {name: told_from(each, uncertain[name], bounds) for name, each in zip(uncertain, found, strict=True)}

@@ -1,0 +1,55 @@
+"""Names of clients as people write them: ``0-3, 5``. What groups of clients are written as in files and reports."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["member_ranges", "members_text", "named_members"]
+
+_PART = re.compile(r"(0|[1-9]\d{0,17})(?:-([1-9]\d{0,17}))?")
+
+
+def members_text(clients: Iterable[int]) -> str:
+    """Return the names of clients, given in ascending order and each once."""
+    return ", ".join(_named(part) for part in _runs(clients))
+
+
+def member_ranges(text: str) -> tuple[range, ...]:
+    """Return the clients that a text of :func:`members_text` names.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    ranges: list[range] = []
+    for part in text.split(", "):
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise ValueError(f"{part[:40]!r} names no clients; 0-3, 5 names five")
+        first = int(found[1])
+        one = range(first, int(found[2] or first) + 1)
+        if not one or (ranges and first < ranges[-1].stop):
+            raise ValueError(f"{part!r}: names of clients ascend")
+        ranges.append(one)
+    return tuple(ranges)
+
+
+def named_members(ranges: Sequence[range], most: int) -> str:
+    """Return the names of clients, shortened after so many parts to the number of those that are left out."""
+    text = ", ".join(map(_named, ranges[:most]))
+    left = sum(map(len, ranges[most:]))
+    return f"{text} and {left:,} more" if left else text
+
+
+def _runs(clients: Iterable[int]) -> Iterator[range]:
+    first = last = None
+    for client in clients:
+        if first is not None and last is not None and client != last + 1:
+            yield range(first, last + 1)
+            first = client
+        first = client if first is None else first
+        last = client
+    if first is not None and last is not None:
+        yield range(first, last + 1)
+
+
+def _named(one: range) -> str:
+    return str(one.start) if len(one) == 1 else f"{one.start}-{one.stop - 1}"
