@@ -37,9 +37,7 @@ class Share:
     variance: float
 
 
-def encoded(
-    update: Tensor, variance: float, signs: np.random.Generator, noise: np.random.Generator
-) -> Words:
+def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: np.random.Generator) -> Words:
     """Return a client's words, (D,), for :func:`fedpriv.clients.secure.masked`.
 
     Args:

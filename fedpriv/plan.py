@@ -17,9 +17,9 @@ from fedpriv.accounting import (
     calibrate,
     guarantee,
 )
+from fedpriv.accounting.skellam import LEVELS
 from fedpriv.config import Experiment
 from fedpriv.data.sampling import Sampling
-from fedpriv.accounting.skellam import LEVELS
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
 from fedpriv.lattice import Share

@@ -12,8 +12,8 @@ __all__ = ["noised_mean"]
 def noised_mean(world: World, number: int, uploads: tuple[Upload, ...]) -> State:
     """Return the noisy sum of clipped updates, divided by the public number of clients that a round asks.
 
-    Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The noise
-    is keyed by the sum, so that a round that is repeated with other uploads has other noise.
+    Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The
+    noise is keyed by the sum, so that a round that is repeated with other uploads has other noise.
 
     Args:
         world: the experiment, built; its secret is the server's.
@@ -30,8 +30,7 @@ def noised_mean(world: World, number: int, uploads: tuple[Upload, ...]) -> State
     deviation = config.noise_on_mean(len(uploads), divisor)
     generator = stream.numpy()
     mean = {
-        name: value / divisor
-        + torch.from_numpy(generator.normal(0.0, deviation, tuple(value.shape))).to(value.dtype)
+        name: value / divisor + torch.from_numpy(generator.normal(0.0, deviation, tuple(value.shape))).to(value.dtype)
         for name, value in total.items()
     }
     return State(mean, {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.buffers.items()})

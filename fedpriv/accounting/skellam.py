@@ -24,17 +24,15 @@ __all__ = ["LEVELS", "SHARED_SIGMA", "SkellamProof", "padded", "rounded_norm", "
 LEVELS = 1 << 16
 """Whole numbers that the bound of an update's norm is scaled to."""
 
-SHARED_SIGMA = NoiseParameter(
-    "sigma", "standard deviation of the noise on the sum, over clip_norm", 1e-2, 1024.0, 1e-2
-)
+SHARED_SIGMA = NoiseParameter("sigma", "standard deviation of the noise on the sum, over clip_norm", 1e-2, 1024.0, 1e-2)
 """The most noise stays far below 2^31 in a sum with shares of 1,000 clients."""
 
 _RETRY = 1e-4  # beta: the chance that an update is rounded anew, at most
 _ORDERS = np.array([*range(2, 257), *(2**k for k in range(9, 21))], dtype=np.float64)
 
 _TRUSTED = (
-    "The claim holds against the server, too: under secure aggregation it sees the sum alone. It rests on more than two "
-    "thirds of a round's clients following the protocol; shares that others leave out are missing in the sum."
+    "The claim holds against the server, too: under secure aggregation it sees the sum alone. It rests on more than "
+    "two thirds of a round's clients following the protocol; shares that others leave out are missing in the sum."
 )
 _DROPOUTS = (
     "Each share is such that the clients whom secure aggregation needs in a sum have the noise together: with more of "
@@ -115,8 +113,8 @@ class SkellamProof(Proof):
         rdp = int(self.release.participations) * skellam_rdp(_ORDERS, (self.noise * LEVELS) ** 2, l1, l2)
         theorem = (
             f"Skellam noise on the sum of rounded updates (Agarwal, Kairouz and Liu 2021, Thm 3.5), Euclidean "
-            f"sensitivity {l2 / LEVELS:.6g} clip_norm after conditional rounding (Kairouz, Liu and Steinke 2021), Renyi "
-            f"accounting{RENYI_TO_EPSILON}"
+            f"sensitivity {l2 / LEVELS:.6g} clip_norm after conditional rounding (Kairouz, Liu and Steinke 2021), "
+            f"Renyi accounting{RENYI_TO_EPSILON}"
         )
         return [Claim(rdp_to_epsilon(_ORDERS, rdp, float(self.release.delta)), theorem)]
 

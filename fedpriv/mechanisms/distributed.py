@@ -52,7 +52,7 @@ class DistributedSettings(NoisySettings):
     )
     survivors: Count | None = Field(
         None,
-        description="clients whose shares are the whole noise; unset: as many as secure aggregation guarantees in a sum",
+        description="whose shares are the whole noise; always as many clients as secure aggregation needs in a sum",
     )
 
     @classmethod

@@ -117,6 +117,7 @@ __all__ = [
     "Synthetic",
     "ThreatModel",
     "UserFacts",
+    "View",
     "VotedAnswer",
     "best_rates",
     "kind_of",
@@ -130,6 +131,5 @@ __all__ = [
     "read_file",
     "read_text",
     "recovered",
-    "View",
     "shown_epsilon",
 ]
