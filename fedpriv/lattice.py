@@ -84,7 +84,8 @@ def _hadamard(values: Array) -> Array:
         pairs = values.reshape(-1, 2, width)
         values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
         width *= 2
-    return values / math.sqrt(size)
+    transformed: Array = values / math.sqrt(size)
+    return transformed
 
 
 def _rounded(values: Array, bound: float, noise: np.random.Generator) -> NDArray[np.int64]:
