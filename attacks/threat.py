@@ -16,7 +16,7 @@ from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import suggestion
 
-__all__ = ["LISTENERS", "PROBERS", "Access", "ThreatModel", "prober", "threat_model"]
+__all__ = ["LISTENERS", "OUTSIDER", "PROBERS", "Access", "ThreatModel", "prober", "threat_model"]
 
 WIDTH = 79
 
@@ -82,6 +82,7 @@ _SUM_ONLY = (Access.PARAMETERS, Access.SUM)
 
 _BEHIND_SUMS = "the server, behind secure aggregation"
 _SINGLE = ("the upload of a single client",)
+OUTSIDER = "outsider"
 _ON_THE_WIRE = "whoever can read the connections between clients and server"
 
 LISTENERS = {
@@ -94,6 +95,18 @@ LISTENERS = {
             "malicious-secure-aggregation", _BEHIND_SUMS, _SUM, (), _SINGLE, _ACTIVE, (*_SUM_ONLY, Access.ACTIVE)
         ),
         ThreatModel("network-plaintext", f"{_ON_THE_WIRE}, which carry no TLS", _EACH, (), (), _PASSIVE, _ALL_UPLOADS),
+        ThreatModel(
+            OUTSIDER,
+            "whoever gets the model of every round and no upload, as every client does",
+            (
+                "the parameters sent to the clients before the round",
+                "by what the server moved them: the mean of the round's uploads, with all noise that is on it",
+            ),
+            (),
+            (*_SINGLE, "which clients took part, where a secret draws them"),
+            _PASSIVE,
+            _SUM_ONLY,
+        ),
         ThreatModel(
             "network-tls",
             f"{_ON_THE_WIRE}, which carry TLS",

@@ -47,7 +47,7 @@ def client_app(secret: Secret | None) -> ClientApp:
             RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
                 code wants to end the process; this client fails, and no other.
         """
-        world, upload = _trained(message, context, secret, bound.cohort)
+        world, upload, _ = _trained(message, context, secret, bound.cohort)
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
@@ -57,8 +57,9 @@ def client_app(secret: Secret | None) -> ClientApp:
     @bound.train("masked")
     def train_masked(message: Message, context: Context) -> Message:
         """Train as above, and reply with an upload of which the server can read the sum only."""
-        world, upload = _trained(message, context, secret, bound.cohort)
-        reply = masked_upload(message, context, world, upload)
+        world, upload, own = _trained(message, context, secret, bound.cohort)
+        with _discreet(world.experiment, context):
+            reply = masked_upload(message, context, world, upload, own)
         reply["client"] = _trained_with(world, _partition(context))
         return Message(reply, reply_to=message)
 
@@ -93,8 +94,10 @@ def identify(message: Message, context: Context) -> Message:
     return Message(RecordDict({"client": MetricRecord({"partition": _partition(context)})}), reply_to=message)
 
 
-def _trained(message: Message, context: Context, secret: Secret | None, cohort: Cohort) -> tuple[World, State]:
-    """The experiment, and what this client computes in the round that the message is about."""
+def _trained(
+    message: Message, context: Context, secret: Secret | None, cohort: Cohort
+) -> tuple[World, State, Secret | None]:
+    """The experiment, what this client computes in the message's round, and the secret of that answer's noise."""
     task = message.content.config_records["task"]
     before = cohort.sent(message)
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
@@ -103,7 +106,7 @@ def _trained(message: Message, context: Context, secret: Secret | None, cohort: 
         check_question(context, experiment, round_number)
         world = _own_world(context, *known)
         with cpu_threads(world.experiment.engine.threads):
-            return world, _answer(world, context, before, round_number, cohort, secret is not None)
+            return world, *_answer(world, context, before, round_number, cohort, secret is not None)
 
 
 @contextmanager
@@ -152,17 +155,15 @@ def _masked_counts(world: World, votes: Tensor, noise: NoiseStream) -> Words:
 
 def _answer(
     world: World, context: Context, before: State, round_number: int, cohort: Cohort, is_simulated: bool
-) -> State:
-    """Train, with noise that no other answer has; in a simulation maybe together with others."""
-    client = _partition(context)
-    if not world.experiment.mechanism.protects:
-        return cohort.upload(world, client, before, round_number) or local_upload(world, client, before, round_number)
-    received = world.received(client, before)
-    shared = _shared_secret(world, is_simulated)
-    own = secret_for(context, round_number, received, shared)
-    if own == world.secret and (upload := cohort.upload(world, client, before, round_number)) is not None:
-        return upload
-    return local_upload(world, client, before, round_number, answer_secret(own, client, round_number, received))
+) -> tuple[State, Secret | None]:
+    """Train, in a simulation maybe together with others; and the secret of noise that no other answer has, if any."""
+    client, own, together = _partition(context), None, True
+    if world.experiment.mechanism.protects:
+        received = world.received(client, before)
+        drawn = secret_for(context, round_number, received, _shared_secret(world, is_simulated))
+        own, together = answer_secret(drawn, client, round_number, received), drawn == world.secret
+    upload = cohort.upload(world, client, before, round_number) if together else None
+    return local_upload(world, client, before, round_number, own) if upload is None else upload, own
 
 
 def _about(world: World, client: int) -> MetricRecord:

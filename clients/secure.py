@@ -31,7 +31,9 @@ from flwr.supercore.primitives.asymmetric import (
 from fedpriv.clients.memory import kept
 from fedpriv.errors import RefusedError
 from fedpriv.federated import masked_weights
+from fedpriv.lattice import encoded
 from fedpriv.masking import Words, flat, least_survivors, mask, quantised
+from fedpriv.randomness import Secret
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
@@ -90,13 +92,27 @@ def share_secrets(message: Message, context: Context) -> Message:
     return _reply(message, to=[other for other in clients if other != me], ciphertexts=ciphertexts)
 
 
-def masked_upload(message: Message, context: Context, world: World, upload: State) -> RecordDict:
-    """Return an upload that says nothing by itself: quantised, weighted, and masked towards every other client.
+def masked_upload(
+    message: Message, context: Context, world: World, upload: State, secret: Secret | None = None
+) -> RecordDict:
+    """Return an upload that says nothing by itself: in whole numbers, and masked towards every other client.
+
+    Args:
+        message: with the others' shares.
+        context: the client's, from Flower.
+        world: the experiment, built.
+        upload: what the client computed.
+        secret: of this answer's noise; read where the noise is whole in the sum alone.
 
     Raises:
         ValueError: the upload is not finite, or :func:`masked` raises.
     """
     federation = world.experiment.federation
+    if secret is not None and world.experiment.mechanism.noise_at == "sum":
+        number = int(str(message.content.config_records["task"]["round"]))
+        share, signs = world.plans[_partition(context)].share_of_noise, world.signs(number)
+        words = encoded(flat(upload.parameters) / share.bound, share.variance, signs, secret.stream("share").numpy())
+        return masked(message, context, words, least_survivors(federation.asked))
     weight = masked_weights(world.sizes.tolist(), federation.weighting)[_partition(context)]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     return masked(message, context, quantised(weight * values, federation.secure_limit))

@@ -17,10 +17,12 @@ from fedpriv.accounting import (
     calibrate,
     guarantee,
 )
+from fedpriv.accounting.skellam import LEVELS
 from fedpriv.config import Experiment
 from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
+from fedpriv.lattice import Share
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -149,6 +151,18 @@ class Plan:
             law=config.law,
         )
 
+    @property
+    def share_of_noise(self) -> Share:
+        """What this client adds to its rounded update, where the noise is whole in the sum of a round alone.
+
+        Raises:
+            ValueError: the mechanism leaves no noise to the sum.
+        """
+        if self.config.noise_at != "sum":
+            raise ValueError(f"mechanism {self.config.name} has no noise in shares")
+        bound = self.config.bound
+        return Share(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2)
+
     def released(self) -> dict[str, dict[str, object]]:
         """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""
         keys = {"name", "unit", *self.config.effective} - {"delta"}
@@ -185,19 +199,29 @@ class Plan:
         return self.config.mechanism(self.redistribution)
 
 
-def participants(experiment: Experiment, round_number: int, left: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The clients asked in a round, in ascending order; a public function of the seed and of ``left``.
+def participants(
+    experiment: Experiment, round_number: int, left: Sequence[int] | None = None, secret: Secret | None = None
+) -> tuple[int, ...]:
+    """The clients asked in a round, in ascending order; a function of the seed, or of the secret, and of ``left``.
 
     Args:
         experiment: the experiment.
         round_number: the round, from 1.
         left: the clients that may still be asked, ascending; ``None``: all.
+        secret: the run's, which draws them where that may not be public; ``None``: all follows from the seed.
     """
     among = range(experiment.federation.clients) if left is None else left
-    asked = experiment.federation.clients_per_round
+    federation = experiment.federation
+    asked = federation.clients_per_round
     if asked is None or asked >= len(among):
         return tuple(among)
-    chosen = numpy_stream(experiment.seed, "participants", round_number).choice(len(among), size=asked, replace=False)
+    hidden = secret is not None and experiment.hides_participants
+    seed = secret.seed("participants") if secret is not None and hidden else experiment.seed
+    stream = numpy_stream(seed, "participants", round_number)
+    if federation.client_sampling == "poisson":
+        drawn = stream.random(len(among)) < asked / federation.clients
+        return tuple(client for client, is_asked in zip(among, drawn.tolist(), strict=True) if is_asked)
+    chosen = stream.choice(len(among), size=asked, replace=False)
     return tuple(among[position] for position in sorted(chosen.tolist()))
 
 
@@ -218,7 +242,7 @@ def plan_client(
     """
     draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
     numbers = range(1, experiment.federation.rounds + 1)
-    if experiment.mechanism.calibrated_epsilon is None:
+    if experiment.mechanism.calibrated_epsilon is None or experiment.mechanism.noise_at != "clients":
         return with_noise(experiment, draft, numbers)
     return with_noise(experiment, draft, [n for n in numbers if client in participants(experiment, n)])
 
@@ -259,13 +283,21 @@ def draft_plan(
 
 
 def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:
-    """Return a plan with its noise, calibrated for the rounds that will ask the client where the settings ask for that.
+    """Return a plan with its noise, calibrated for these rounds where the settings ask for that.
+
+    Args:
+        experiment: the experiment.
+        draft: from :func:`draft_plan`.
+        rounds: that will ask the client; where one noise is for all clients of a sum, the one that is asked most often.
 
     Raises:
         InputError: no noise reaches the target.
     """
     config = experiment.mechanism
-    return replace(draft, config=config.with_noise(_noise(experiment, draft, rounds))) if config.parameter else draft
+    if config.parameter is None:
+        return draft
+    noisy = config.with_noise(_noise(experiment, draft, rounds))
+    return replace(draft, config=noisy.shared_by(experiment.federation.asked))
 
 
 def _noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> float:

@@ -30,21 +30,26 @@ class Schedule:
     drawn: Mapping[int, tuple[int, ...]] | None
 
     @staticmethod
-    def of(experiment: Experiment) -> "Schedule":
-        """Return the schedule of a run."""
+    def of(experiment: Experiment, secret: Secret | None = None) -> "Schedule":
+        """Return the schedule of a run, whose secret draws who is asked where that is hidden."""
         federation = experiment.federation
         rounds = range(1, federation.rounds + 1)
         if federation.clients_per_round is None or federation.clients_per_round >= federation.clients:
             return Schedule(rounds, None)
         drawn: dict[int, list[int]] = {}
         for number in rounds:
-            for client in participants(experiment, number):
+            for client in participants(experiment, number, None, secret):
                 drawn.setdefault(client, []).append(number)
         return Schedule(rounds, {client: tuple(mine) for client, mine in drawn.items()})
 
     def of_client(self, client: int) -> Sequence[int]:
         """The rounds of one client."""
         return self.rounds if self.drawn is None else self.drawn.get(client, ())
+
+    @property
+    def longest(self) -> Sequence[int]:
+        """The rounds of a client that is asked in most of them."""
+        return self.rounds if self.drawn is None else max(self.drawn.values(), key=len, default=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ class Plans(Sequence[Plan]):
     def kinds(self) -> NDArray[np.int64]:
         """(C,): clients with the same number have the same plan, but for their own number."""
         _, first, kinds = np.unique(self.sizes, return_index=True, return_inverse=True)
-        if not self._is_calibrated or self._schedule.drawn is None:
+        if not self._is_calibrated or self._is_shared or self._schedule.drawn is None:
             return kinds.astype(np.int64)
         # Noise that is calibrated depends on how often an example of the client will be used.
         drafts = [self._draft(client) for client in first.tolist()]
@@ -93,9 +98,20 @@ class Plans(Sequence[Plan]):
     def _is_calibrated(self) -> bool:
         return self.experiment.mechanism.calibrated_epsilon is not None
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether one noise is for all clients of a sum."""
+        return self.experiment.mechanism.noise_at != "clients"
+
     @cached_property
     def _schedule(self) -> Schedule:
-        return Schedule.of(self.experiment)
+        return Schedule.of(self.experiment, self.secret)
+
+    def _rounds(self, client: int) -> Sequence[int]:
+        """What the client's noise is calibrated for, if it is."""
+        if not self._is_calibrated:
+            return ()
+        return self._schedule.longest if self._is_shared else self._schedule.of_client(client)
 
     @cached_property
     def _made(self) -> dict[int, Plan]:
@@ -119,8 +135,7 @@ class Plans(Sequence[Plan]):
         client = range(len(self))[client]
         kind = int(self.kinds[client])
         if kind not in self._made:
-            rounds = self._schedule.of_client(client) if self._is_calibrated else ()
-            self._made[kind] = with_noise(self.experiment, self._draft(client), rounds)
+            self._made[kind] = with_noise(self.experiment, self._draft(client), self._rounds(client))
         known = self._made[kind]
         return known if known.client == client else replace(known, client=client)
 

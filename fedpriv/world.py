@@ -185,6 +185,10 @@ class World:
         decisive = json.dumps(self.experiment.decisive(), sort_keys=True)
         return self.dataset.digest + self.model_digest + decisive.encode()
 
+    def signs(self, round_number: int) -> np.random.Generator:
+        """The public signs by which all clients of a round flatten their updates, where noise is in shares."""
+        return numpy_stream(self.experiment.seed, "flattening", round_number)
+
     @property
     def questions(self) -> Tensor:
         """The public images (Q, C, H, W), uint8, that teachers vote on, in the order in which they are asked about."""

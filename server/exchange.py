@@ -35,7 +35,8 @@ class Replies:
         failures: who was left out, and why.
         bytes_up: of the uploads.
         bytes_down: of the parameters sent.
-        mean: the mean of the uploads, where secure aggregation keeps all else from the server.
+        mean: the mean of the uploads, where secure aggregation keeps all else from the server, or with the noise that a
+            trusted server has added.
     """
 
     uploads: tuple[Upload, ...]

@@ -25,13 +25,12 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
     Args:
         world: the experiment, built.
         round_number: the round, from 1.
-        asked: states that are sent out, and the clients they are sent to; states without clients are left out.
+        asked: states that are sent out, and the clients they are sent to; states without clients are left out, unless a
+            round asks nobody: it is noted, too.
     """
     origin = _origin(world)
     lines = []
-    for state, clients in asked:
-        if not clients:
-            continue
+    for state, clients in [line for line in asked if line[1]] or asked[:1]:
         released = [json.dumps(world.plans[client].released()) for client in clients]
         kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
         sent = "" if not world.experiment.draws_noise else world.sent(state).hex()

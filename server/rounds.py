@@ -18,9 +18,10 @@ from fedpriv.progress import Progress
 from fedpriv.records import Asked, RoundRecord
 from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.central import noised_mean
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
-from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients, require_usable
+from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients, require_usable
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.survey import record_survey
@@ -80,7 +81,7 @@ def run_rounds(
         _tell_stops(budget, number, progress)
         if budget.is_used_up(number):
             break
-        asked = participants(world.experiment, number, budget.left(number))
+        asked = participants(world.experiment, number, budget.left(number), world.secret)
         budget.spend(number, asked)
         try:
             record = run.round(number, asked)
@@ -92,7 +93,9 @@ def run_rounds(
             raise
         record = replace(record, epsilon=budget.worst_epsilon)
         folder.append_round(record)
-        if time.monotonic() - saved > _CHECKPOINT_SECONDS:
+        # A round's noisy sum is made once: nobody is sent the model before it is kept.
+        central = world.experiment.mechanism.noise_at == "server"
+        if central or time.monotonic() - saved > _CHECKPOINT_SECONDS:
             run.save()
             saved = time.monotonic()
         progress.round_finished(record, settings.rounds)
@@ -197,8 +200,11 @@ class _Run:
             if line not in self.earlier:
                 self.folder.append_asked(line)
         ask = ask_for_sum if world.experiment.federation.secure_aggregation else ask_for_uploads
-        replies = ask(self.federation, number, states)
-        require_usable(replies, world.experiment.federation, number)
+        replies = ask(self.federation, number, states) if asked else Replies((), (), 0, 0)
+        if asked:
+            require_usable(replies, world.experiment.federation, number)
+        if world.experiment.mechanism.noise_at == "server":
+            replies = replace(replies, mean=noised_mean(world, number, replies.uploads))
         record_survey(world, self.folder, replies.uploads)
         honest = [upload for upload in replies.uploads if upload.client not in deceived]
         stolen = [upload for upload in replies.uploads if upload.client in deceived]
@@ -221,7 +227,7 @@ class _Run:
 
     def _move(self, honest: Sequence[Upload], mean: State | None) -> None:
         """Take the server's step; gradients of parameters that the server has made are about another network."""
-        if honest:
+        if honest or mean is not None:
             settings = self.federation.world.experiment.federation
             self.optimizer.step(_aggregated(settings, honest) if mean is None else mean)
         else:

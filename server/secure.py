@@ -16,8 +16,10 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
+from fedpriv.accounting.skellam import padded
 from fedpriv.errors import RunFailedError
 from fedpriv.federated import masked_weights
+from fedpriv.lattice import decoded
 from fedpriv.masking import Words, least_survivors, mask, restored, split
 from fedpriv.records import Failure
 from fedpriv.server.exchange import Federation, Replies
@@ -73,7 +75,10 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     Raises:
         RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
-    settings, initial = federation.world.experiment.federation, federation.world.initial
+    world = federation.world
+    settings, initial = world.experiment.federation, world.initial
+    if world.experiment.mechanism.noise_at == "sum":
+        return _ask_for_noisy_sum(federation, number, states)
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
     found = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
     factors = masked_weights(federation.world.sizes.tolist(), settings.weighting)
@@ -85,6 +90,27 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     )
     bytes_down = sum(states[client].nbytes for client in found.asked)
     return Replies(uploads, found.failures, found.bytes_up, bytes_down, _state(mean, initial))
+
+
+def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
+    """As :func:`ask_for_sum`, where clients send whole numbers with shares of noise (see the module ``lattice``)."""
+    world = federation.world
+    initial, bound = world.initial, world.plans[0].share_of_noise.bound
+    dimension = sum(value.numel() for value in initial.parameters.values())
+    nothing = {name: torch.zeros_like(value, device="cpu") for name, value in initial.buffers.items()}
+
+    def state(words: Words, clients: int) -> State:
+        values = decoded(words, dimension, world.signs(number)) * (bound / clients)
+        return State(split(values, initial.parameters), nothing)
+
+    questions = federation.questions(number, states)
+    found = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension))
+    uploads = tuple(
+        replace(upload, state=state(words, 1)) for upload, words in zip(found.uploads, found.words, strict=True)
+    )
+    bytes_down = sum(states[client].nbytes for client in found.asked)
+    mean = state(found.total, len(found.clients))
+    return Replies(uploads, found.failures, found.bytes_up, bytes_down, mean)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The tap: writes down, of the attacked rounds, exactly what the threat model lets the adversary see."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
-from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.attacks.threat import OUTSIDER, ThreatModel, threat_model
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset
 from fedpriv.mechanisms import mechanism_settings
@@ -62,7 +63,9 @@ def observe(
         return tuple(_observation(world, threat, round_number, before, [upload], upload.state) for upload in heard)
     if Access.SUM in threat.grants:
         weighting = world.experiment.federation.weighting
-        known = mean_upload(uploads, weighting) if mean is None else mean
+        # What a trusted server adds its noise to, whoever sits at the server sees without it.
+        unseen = mean is None or (world.experiment.mechanism.noise_at == "server" and threat.name != OUTSIDER)
+        known = mean_upload(uploads, weighting) if mean is None or unseen else mean
         return (_observation(world, threat, round_number, before, uploads, known),)
     return ()
 
@@ -84,12 +87,25 @@ def _observation(
             batch_size=settings[0].batch_size if Access.BATCH_SIZE in threat.grants else None,
             local_steps=round(fmean(known.local_steps for known in settings)),
             client_examples=round(fmean(known.client_examples for known in settings)),
-            mechanism=settings[0].mechanism if mechanism_known else _UNKNOWN,
+            mechanism=_mechanism(world, threat, uploads, settings[0]) if mechanism_known else _UNKNOWN,
             clients=len(uploads),
         ),
         redistribution=plans[0].redistribution if mechanism_known else None,
         labels=_labels(world, round_number, uploads) if Access.LABELS in threat.grants else None,
     )
+
+
+def _mechanism(
+    world: World, threat: ThreatModel, uploads: Sequence[Upload], known: PublicSettings
+) -> dict[str, object]:
+    """The mechanism as this adversary meets it: central noise on a mean is as if each upload had its share of it."""
+    config = world.plans[uploads[0].client].config
+    if config.noise_at != "server" or threat.name != OUTSIDER:
+        return dict(known.mechanism)
+    clients = len(uploads)
+    deviation = config.noise_on_mean(clients, world.experiment.federation.asked) * math.sqrt(clients)
+    share = {"name": "gaussian", "unit": "update", "sigma": deviation / config.bound, "clip_norm": config.bound}
+    return mechanism_settings(share).model_dump(mode="json", exclude_none=True)
 
 
 def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple[int, ...]:

@@ -134,11 +134,28 @@ class _Federation:
         examples = [self._plans[client][0].sampling.examples for client in clients]
         uploads = (self._upload(client, number) for client in clients)
         mean = weighted_sum(uploads, client_weights(examples, federation.weighting))
+        self._add_later_noise(mean, number, len(clients))
         sign = upload_sign(federation.algorithm)
         self._server.step(self._globals, {name: sign * value for name, value in mean.items()})
         for value in self._globals.values():
             if not torch.isfinite(value).all():
                 raise RunFailedError(f"reference models: one diverged in round {number}")
+
+    def _add_later_noise(self, mean: Vector, number: int, clients: int) -> None:
+        """Add to each mean the noise that clients leave to the sum; normal, whatever its law is in the run."""
+        federation, config = self._experiment.federation, self._world.plans[0].config
+        divisor = federation.asked if config.noise_at == "server" else max(clients, 1)
+        deviation = config.noise_on_mean(clients, divisor)
+        if config.noise_at == "server":
+            # Central noise is on a sum that is divided by the public number of clients.
+            for value in mean.values():
+                value.mul_(clients / divisor)
+        if not deviation:
+            return
+        for index, reference in enumerate(self._references):
+            stream = Secret.of_seed(reference.seed).stream("noise-on-sum", number).numpy()
+            for value in mean.values():
+                value[index] += torch.from_numpy(stream.normal(0.0, deviation, tuple(value[index].shape))).to(value)
 
     def _upload(self, client: int, number: int) -> Vector:
         """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""

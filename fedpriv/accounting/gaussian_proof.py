@@ -108,7 +108,7 @@ class GaussianProof(Proof):
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
     @override
-    def reference(self) -> Reference:
+    def reference(self) -> Reference | None:
         if self._is_poisson:
             pair = NormalReference(self.noise, float(self.release.rate))
             theorem = (

@@ -42,6 +42,10 @@ COMPOSED_NUMERICALLY = (
 
 _REPLACE_EXAMPLE = "replace-one: one example of this client is replaced by any other"
 _REPLACE_UPDATE = "replace-one-update: this client's whole update is replaced by any other"
+_ZERO_OUT_UPDATE = (
+    "zero-out-update: this client's update counts as zero in every round, as if it took no part; the number that sums "
+    "are divided by is public"
+)
 _ZERO_OUT = (
     "zero-out: one example of this client is replaced by one that adds zero (as if it were removed); the number of "
     "examples is public"
@@ -70,6 +74,8 @@ class Proof(ABC):
         parameter: what says how much noise there is; ``None``: nothing does.
         amplifying: the samplings for which amplification is proven, the tightest first.
         zero_out: whether something is proven under zero-out, in Poisson batches.
+        whole_clients: whether it is about the sum of clients' updates, so that zero-out is proven for a client's, and
+            the sampling of clients can amplify.
         ratio: the noise-to-signal ratio in words, for ``fedpriv account compare``.
     """
 
@@ -78,6 +84,7 @@ class Proof(ABC):
     parameter: ClassVar[NoiseParameter | None] = None
     amplifying: ClassVar[tuple[SamplingName, ...]] = ()
     zero_out: ClassVar[bool] = False
+    whole_clients: ClassVar[bool] = False
     ratio: ClassVar[str] = ""
 
     @property
@@ -127,7 +134,7 @@ class Proof(ABC):
     def adjacency(self) -> str:
         """Which two data sets must look alike, in words."""
         if self.release.adjacency == "zero-out":
-            return _ZERO_OUT
+            return _ZERO_OUT_UPDATE if self.release.unit == "update" else _ZERO_OUT
         return _REPLACE_UPDATE if self.release.unit == "update" else _REPLACE_EXAMPLE
 
     @abstractmethod

@@ -53,7 +53,8 @@ class Release:
         mechanism: as in the settings; what it does to the sum its proof says (:meth:`MechanismSettings.proof`).
         unit: what is protected: one example of the client, or the client's whole update.
         sampling: shuffled: disjoint batches of a pass; fixed: B of n without replacement; poisson: each example with
-            probability rate; full: no sampling (always so for unit = update).
+            probability rate; full: no sampling (always so for unit = update, unless the proof is about the sum of
+            whole clients' updates, of which fixed and poisson then draw).
         rate: q = B / n from 1e-12 to 1; not read for shuffled and full.
         participations: the most often one unit may have been used: passes (shuffled), steps (fixed, poisson, full), or
             uploads (unit = update). From 0 to 1e15.
@@ -63,8 +64,8 @@ class Release:
             are in its unit.
         delta: of the (epsilon, delta) statement, in (0, 1).
         adjacency: which two data sets must look alike. replace-one: one unit is replaced by any other. zero-out: one
-            example is replaced by one that adds zero, the number of examples being public; only with poisson, and for
-            mechanisms for which it is proven.
+            example is replaced by one that adds zero, the number of examples being public; only with poisson, or for
+            clients' updates in a sum, and for mechanisms for which it is proven.
         law: of the noise, for mechanisms that have several.
 
     Raises:
@@ -87,12 +88,13 @@ class Release:
         _check_choice("unit", self.unit, get_args(UnitName))
         _check_choice("sampling", self.sampling, get_args(SamplingName))
         _check_choice("adjacency", self.adjacency, get_args(AdjacencyName))
-        if self.unit == "update" and self.sampling != "full":
+        proof = MECHANISMS[self.mechanism].proof()
+        if self.unit == "update" and self.sampling != "full" and not proof.whole_clients:
             raise InputError(
                 f"sampling = {self.sampling}: with unit = update allowed is full, the update is not sampled"
             )
-        proof = MECHANISMS[self.mechanism].proof()
-        if self.adjacency == "zero-out" and not (proof.zero_out and self.sampling == "poisson"):
+        zero_out = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
+        if self.adjacency == "zero-out" and not (proof.zero_out and zero_out):
             raise InputError(
                 f"adjacency = zero-out: with mechanism = {self.mechanism} and sampling = {self.sampling} allowed is "
                 f"replace-one; zero-out is for {' and '.join(_zero_out())} with poisson"

@@ -28,6 +28,7 @@ from fedpriv.config.sections import (
     TrainingConfig,
 )
 from fedpriv.config.service import ServiceConfig
+from fedpriv.config.trust import check_trust
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
 from fedpriv.settings import Integer, Section
@@ -120,6 +121,7 @@ class Experiment(Section):
         check_votes(self)
         check_models(self)
         check_labels(self)
+        check_trust(self)
         return self
 
     @model_validator(mode="after")
@@ -167,7 +169,8 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _adjacency_is_proven(self) -> Self:
         mechanism, sampling = self.mechanism, self.training.sampling
-        if mechanism.adjacent == "zero-out" and not (mechanism.unit == "example" and sampling == "poisson"):
+        in_batches = mechanism.unit == "example" and sampling == "poisson"
+        if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
             raise ValueError(
                 f"mechanism.adjacency = 'zero-out' is for examples in Poisson batches; with mechanism.unit = "
                 f"{mechanism.unit!r} and training.sampling = {sampling!r} allowed is replace-one"
@@ -285,6 +288,11 @@ class Experiment(Section):
         return self.keeps_secret and self.mechanism.protects and self.training.sampling != "shuffled"
 
     @property
+    def hides_participants(self) -> bool:
+        """Whether a secret draws who is asked: where a trusted server adds the noise, an outsider need not know."""
+        return self.mechanism.noise_at == "server"
+
+    @property
     def smoothing(self) -> RobustnessConfig | None:
         """The settings of the noise in the forward pass; ``None`` where there is none."""
         return self.robustness if self.robustness is not None and self.robustness.sigma > 0 else None
@@ -337,6 +345,7 @@ _INDECISIVE = {
     "federation": (
         "rounds",
         "clients_per_round",
+        "client_sampling",
         "min_clients",
         "target_epsilon",
         "aggregation",

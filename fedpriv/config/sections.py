@@ -40,7 +40,7 @@ MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modu
 # Listeners who can send the clients parameters of the adversary's own making.
 ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
 # Listeners whom no single upload reaches, only the sum of a round's.
-SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation")
+SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation", "outsider")
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -136,6 +136,11 @@ class FederationConfig(Extensible):
         "minimum, once (section [erm])",
     )
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
+    client_sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description="fixed: exactly clients_per_round clients; poisson: each client by itself, so many on average, for "
+        "mechanism.name = 'central'",
+    )
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
     target_epsilon: Epsilon | None = Field(
         None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
@@ -176,6 +181,11 @@ class FederationConfig(Extensible):
             raise ValueError(f"clients_per_round = {asked} is more than clients = {self.clients}")
         if self.min_clients > asked:
             raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
+        if self.client_sampling == "poisson" and (self.min_clients > 1 or self.secure_aggregation):
+            raise ValueError(
+                "client_sampling = 'poisson' draws any number of clients: min_clients above 1 and secure_aggregation "
+                "need client_sampling = 'fixed'"
+            )
         self.rule.check(asked)
         return self
 
@@ -204,6 +214,11 @@ class FederationConfig(Extensible):
         """The rule of aggregation, with its settings."""
         kind = RULES[self.aggregation]
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
+
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks; on average, where each is drawn by itself."""
+        return self.clients_per_round or self.clients
 
     @property
     def needed(self) -> int:
@@ -267,6 +282,7 @@ class AdversaryConfig(Extensible):
         "malicious-secure-aggregation",
         "network-plaintext",
         "network-tls",
+        "outsider",
     ] = Field(
         "honest-but-curious-server",
         description="who listens, and so what they see and whether they interfere; with federation.secure_aggregation "

@@ -41,6 +41,11 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
         raise InputError(
             "federation.algorithm = 'pate' runs inline and on Ray; deployments have no server's secret yet"
         )
+    if experiment.mechanism.noise_at == "server":
+        raise InputError(
+            "mechanism.name = 'central' runs inline and on Ray; deployments have no server's secret yet. 'distributed' "
+            "needs none"
+        )
     if experiment.adversary.attacks and experiment.changes_labels and experiment.keeps_secret:
         raise InputError(
             "data.label_epsilon with adversary.attacks on a deployment: clients change labels by secrets of their own, "

@@ -9,6 +9,7 @@ import numpy as np
 from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
 from fedpriv.lab.erm import erm_parameters, model_noise
+from fedpriv.lab.trust import views
 from fedpriv.lab.victims import OTHERS
 from fedpriv.records import DataRelease
 from fedpriv.runs import RunFolder
@@ -64,7 +65,8 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     parameters = {**parameters, **noise, **erm_parameters(world)}
-    return replace(ledger, parameters=parameters, releases=_releases(world))
+    shown = views(world, folder.asked(), ledger.worst)
+    return replace(ledger, parameters=parameters, releases=_releases(world), views=shown)
 
 
 def _proven(world: World, release: Release) -> Guarantee:

@@ -22,7 +22,7 @@ from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.labels import LabelsTold, LabelSurvey
-from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, shown_epsilon
+from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, View, shown_epsilon
 from fedpriv.records.members import member_ranges, members_text, named_members
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
@@ -117,6 +117,7 @@ __all__ = [
     "Synthetic",
     "ThreatModel",
     "UserFacts",
+    "View",
     "VotedAnswer",
     "best_rates",
     "kind_of",

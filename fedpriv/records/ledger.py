@@ -9,7 +9,7 @@ from typing import Any, Self
 from fedpriv.records.members import member_ranges, members_text
 from fedpriv.records.reading import Record
 
-__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "shown_epsilon"]
+__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "View", "shown_epsilon"]
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,23 @@ class DataRelease(Record):
 
 
 @dataclass(frozen=True)
+class View(Record):
+    """What is proven of a part of what a run shows, and against whom: a line of its own where noise is on sums.
+
+    Attributes:
+        sees: the part, in words.
+        protects_against: who may see it and no more.
+        not_against: against whom nothing is proven by this line.
+        guarantee: about every client.
+    """
+
+    sees: str
+    protects_against: str
+    not_against: str
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
 class Ledger(Record):
     """ledger.json: all lines of a run, worst clients first; build it with :meth:`of`.
 
@@ -163,6 +180,8 @@ class Ledger(Record):
         labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
             clients'. ``None``: they do not.
         releases: what was released of the data before the training.
+        views: where noise is on the sum of a round's uploads: what is proven against whom. None of them is added to
+            another: each is a statement about the whole run.
     """
 
     unit: str
@@ -171,6 +190,7 @@ class Ledger(Record):
     clients: tuple[LedgerLine, ...] = ()
     labels: Guarantee | None = None
     releases: tuple[DataRelease, ...] = ()
+    views: tuple[View, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -193,7 +213,7 @@ class Ledger(Record):
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
         tree = {**asdict(self), "worst": asdict(self.worst)}
-        absent = {name for name in ("labels", "releases") if not tree[name]}
+        absent = {name for name in ("labels", "releases", "views") if not tree[name]}
         return {key: value for key, value in tree.items() if key not in absent}
 
 

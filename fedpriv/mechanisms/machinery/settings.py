@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,7 @@ __all__ = [
     "ClipNorm",
     "Contender",
     "MechanismSettings",
+    "NoiseAt",
     "NoisySettings",
     "PublicModel",
     "mechanism_settings",
@@ -35,6 +36,9 @@ Multiplier = Annotated[Real, Field(ge=1e-9, le=1e12)]
 
 PublicModel = Callable[[int], "tuple[nn.Module, Tensor]"]
 """From a number of public images to the network and that many of them, normalised."""
+
+NoiseAt = Literal["clients", "sum", "server"]
+"""Where the noise is whole: in each upload, in the sum of a round's uploads alone, or where the server adds it."""
 
 Contender = tuple[str, tuple[int, ...]]
 """A label and the dimensions of the blocks, for ``fedpriv account compare``."""
@@ -52,6 +56,7 @@ class MechanismSettings(Section):
         protects: whether an upload is anything but what training gives.
         on_gradients: whether it acts on gradients or updates; else on a model that a client trains alone
             (:mod:`fedpriv.mechanisms.machinery.model_noise`).
+        noise_at: where the noise is whole, and so whom one has to trust (:data:`NoiseAt`).
         parameter: the key that says how much noise there is, or ``None``: there is none, or its amount is an epsilon.
     """
 
@@ -62,6 +67,7 @@ class MechanismSettings(Section):
     marker: ClassVar[str] = "P"
     protects: ClassVar[bool] = True
     on_gradients: ClassVar[bool] = True
+    noise_at: ClassVar[NoiseAt] = "clients"
     parameter: ClassVar[str | None] = None
 
     name: str = Field(description="privacy mechanism")
@@ -154,6 +160,28 @@ class MechanismSettings(Section):
         """Return these settings with an arbitrary amount of noise, to ask what does not depend on it."""
         return self if self.parameter is None else self.with_noise(1.0)
 
+    @property
+    def bound(self) -> float:
+        """The bound of an update's norm.
+
+        Raises:
+            ValueError: there is none.
+        """
+        raise ValueError(f"mechanism.name = {self.name!r} bounds no norm of updates in a sum")
+
+    def shared_by(self, clients: int) -> Self:
+        """Return these settings as they are where so many clients are asked in a round."""
+        return self
+
+    def noise_on_mean(self, clients: int, divisor: float) -> float:
+        """Return the deviation of noise that :meth:`mechanism` leaves to others, on each coordinate of a round's mean.
+
+        Args:
+            clients: whose uploads are in the sum.
+            divisor: of the sum.
+        """
+        return 0.0
+
     def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
         """The numbers of coordinates of the parts of a gradient that get a draw of their own.
 
@@ -210,7 +238,7 @@ class NoisySettings(MechanismSettings):
     )
 
     @classmethod
-    def noise_keys(cls) -> tuple[str, str, str]:
+    def noise_keys(cls) -> tuple[str, ...]:
         """These exclude each other: one of them says how much noise there is."""
         return ("epsilon", cls.parameter, "target_epsilon")
 

@@ -1,0 +1,123 @@
+"""What is proven about distributed noise: of the sum of updates that were rounded and got shares of Skellam noise.
+
+Agarwal, Kairouz and Liu 2021 (arXiv 2110.04995), Theorem 3.5 and its extension to vectors: the sum of whole vectors
+with Skellam noise of variance mu on each coordinate has, at a whole order a above 1, the Renyi privacy
+
+    a s2^2 / (2 mu) + min{ ((2 a - 1) s2^2 + 6 s1) / (4 mu^2), 3 s1 / (2 mu) }
+
+with the sensitivities s1 (L1) and s2 (Euclidean) of the rounded vectors.
+"""
+
+import math
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from fedpriv.accounting.proofs import NO_NOMINAL, RENYI_TO_EPSILON, Claim, Proof
+from fedpriv.accounting.release import NoiseParameter
+from fedpriv.accounting.renyi import rdp_to_epsilon
+
+__all__ = ["LEVELS", "SHARED_SIGMA", "SkellamProof", "padded", "rounded_norm", "skellam_rdp"]
+
+LEVELS = 1 << 16
+"""Whole numbers that the bound of an update's norm is scaled to."""
+
+SHARED_SIGMA = NoiseParameter("sigma", "standard deviation of the noise on the sum, over clip_norm", 1e-2, 1024.0, 1e-2)
+"""The most noise stays far below 2^31 in a sum with shares of 1,000 clients."""
+
+_RETRY = 1e-4  # beta: the chance that an update is rounded anew, at most
+_ORDERS = np.array([*range(2, 257), *(2**k for k in range(9, 21))], dtype=np.float64)
+
+_TRUSTED = (
+    "The claim holds against the server, too: under secure aggregation it sees the sum alone. It rests on more than "
+    "two thirds of a round's clients following the protocol; shares that others leave out are missing in the sum."
+)
+_DROPOUTS = (
+    "Each share is such that the clients whom secure aggregation needs in a sum have the noise together: with more of "
+    "them there is more noise, and no sum of fewer is unmasked."
+)
+
+
+def padded(dimension: int) -> int:
+    """Return the length of a flattened update of ``dimension`` coordinates: the next power of two."""
+    return 1 << max(0, dimension - 1).bit_length()
+
+
+def rounded_norm(dimension: int) -> float:
+    """Return the largest Euclidean norm of a rounded update, in levels (Kairouz, Liu and Steinke 2021, eq. 3).
+
+    Rounding is repeated until the norm is within this, so it bounds every update; the formula is such that this happens
+    with probability 1 - 10^-4 or more each time.
+
+    Args:
+        dimension: of the flattened update, D.
+    """
+    root, scale = math.sqrt(dimension), float(LEVELS)
+    likely = scale**2 + dimension / 4 + math.sqrt(2 * math.log(1 / _RETRY)) * (scale + root / 2)
+    return math.sqrt(min(likely, (scale + root) ** 2))
+
+
+def skellam_rdp(orders: NDArray[np.float64], variance: float, l1: float, l2: float) -> NDArray[np.float64]:
+    """Return the Renyi privacy of whole vectors with Skellam noise.
+
+    Args:
+        orders: whole numbers from 2.
+        variance: mu, of the noise on each coordinate, above 0.
+        l1: sensitivity in the L1 norm.
+        l2: sensitivity in the Euclidean norm.
+
+    Raises:
+        ValueError: an order is no whole number from 2.
+    """
+    if np.any(orders < 2) or np.any(orders != np.rint(orders)):
+        raise ValueError("the bound for Skellam noise holds at whole orders from 2")
+    extra = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
+    rdp: NDArray[np.float64] = orders * l2**2 / (2 * variance) + extra
+    return rdp
+
+
+class SkellamProof(Proof):
+    """Each update is clipped to clip_norm, flattened, rounded, and gets a share of Skellam noise; the sum is released.
+
+    In levels the noise on the sum has variance (sigma LEVELS)^2. Zero-out (a client's update counts as zero) has the
+    sensitivity of one rounded update, replace-one of two.
+    """
+
+    parameter: ClassVar[NoiseParameter] = SHARED_SIGMA
+    zero_out: ClassVar[bool] = True
+    whole_clients: ClassVar[bool] = True
+    ratio: ClassVar[str] = "sigma sqrt(K) / B"
+
+    @property
+    @override
+    def no_reference(self) -> str:
+        return "a single upload is masked, and no ceiling for Skellam noise on the sum is known here"
+
+    @override
+    def nominal(self) -> Claim:
+        return Claim(math.inf, NO_NOMINAL)
+
+    @override
+    def pure(self) -> Claim:
+        return Claim(math.inf, "no finite figure: the ratio of two Skellam probabilities is unbounded")
+
+    @override
+    def cheap_claims(self) -> list[Claim]:
+        dimension = padded(sum(self.release.dimensions))
+        updates = 1 if self.release.adjacency == "zero-out" else 2
+        l2 = updates * rounded_norm(dimension)
+        # A whole number is at most its square.
+        l1 = min(math.sqrt(dimension) * l2, l2**2)
+        rdp = int(self.release.participations) * skellam_rdp(_ORDERS, (self.noise * LEVELS) ** 2, l1, l2)
+        theorem = (
+            f"Skellam noise on the sum of rounded updates (Agarwal, Kairouz and Liu 2021, Thm 3.5), Euclidean "
+            f"sensitivity {l2 / LEVELS:.6g} clip_norm after conditional rounding (Kairouz, Liu and Steinke 2021), "
+            f"Renyi accounting{RENYI_TO_EPSILON}"
+        )
+        return [Claim(rdp_to_epsilon(_ORDERS, rdp, float(self.release.delta)), theorem)]
+
+    @override
+    def notes(self) -> tuple[str, ...]:
+        return (_TRUSTED, _DROPOUTS)

@@ -1,0 +1,39 @@
+"""What noise that is not whole in each upload needs of the rest of an experiment."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedpriv.config.experiment import Experiment
+
+__all__ = ["check_trust"]
+
+
+def check_trust(experiment: "Experiment") -> None:
+    """Refuse settings under which noise on a round's sum proves nothing, or not what the ledger says.
+
+    Raises:
+        ValueError: with what was given and what is allowed.
+    """
+    federation, mechanism = experiment.federation, experiment.mechanism
+    name, where = mechanism.name, mechanism.noise_at
+    if federation.client_sampling == "poisson" and where != "server":
+        raise ValueError(
+            f"federation.client_sampling = 'poisson' with mechanism.name = {name!r}: a round that asks nobody has no "
+            "noise; allowed is mechanism.name = 'central'"
+        )
+    if where == "clients":
+        return
+    secure = where == "sum"
+    for key, given, allowed in (
+        ("federation.weighting", federation.weighting, "uniform"),
+        ("federation.aggregation", federation.aggregation, "mean"),
+        ("federation.secure_aggregation", federation.secure_aggregation, secure),
+        ("federation.target_epsilon", federation.target_epsilon, None),
+        ("adversary.attacks: active ones", experiment.adversary.crafts, False),
+    ):
+        if given != allowed:
+            wanted = "unset" if allowed is None else repr(allowed).lower()
+            raise ValueError(
+                f"mechanism.name = {name!r} puts noise on the sum of a round's updates, which needs {key} = {wanted} "
+                f"(given: {given!r})"
+            )

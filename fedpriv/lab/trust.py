@@ -1,0 +1,75 @@
+"""Whom the ledger's figures protect against where noise is on the sum of a round's uploads, and whom they do not."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedpriv.accounting import guarantee
+from fedpriv.records import Asked, Guarantee, LedgerLine, View
+from fedpriv.world import World
+
+__all__ = ["views"]
+
+_SERVER = "the server, and whoever reads what it reads: uploads there have no noise"
+
+
+def views(world: World, asked: Sequence[Asked], worst: LedgerLine) -> tuple[View, ...]:
+    """Return the lines of a run; none where every upload is private by itself.
+
+    Args:
+        world: the experiment, built.
+        asked: all that clients were asked for.
+        worst: the ledger's worst line: the figures without amplification by the sampling of clients.
+    """
+    where = world.experiment.mechanism.noise_at
+    if where == "clients":
+        return ()
+    plain = Guarantee(**{name: getattr(worst, name) for name in Guarantee.__dataclass_fields__})
+    if where == "sum":
+        return (_of_sums(plain),)
+    model = View(
+        sees="the models of all rounds, and who was asked in each",
+        protects_against="clients, whoever gets a model, and whoever sees on the network or in the run's folder who "
+        "was asked, but no upload",
+        not_against=_SERVER,
+        guarantee=plain,
+    )
+    return (model, *_amplified(world, asked))
+
+
+def _of_sums(plain: Guarantee) -> View:
+    return View(
+        sees="the sum of each round's uploads, and so the models",
+        protects_against="the server that follows secure aggregation or deviates from it, clients, and whoever gets a "
+        "model, as long as the clients that a sum needs add their shares",
+        not_against="as many clients working together with the server as their shares are missing in the noise; and "
+        "whoever breaks the masks (key agreement and AES are assumed to hold): a single upload has a share only",
+        guarantee=plain,
+    )
+
+
+def _amplified(world: World, asked: Sequence[Asked]) -> tuple[View, ...]:
+    """The line with amplification, where not all clients are asked in every round."""
+    federation, plan = world.experiment.federation, world.plans[0]
+    rate = federation.asked / federation.clients
+    # Counted are models, of which a round that was repeated with another question has two.
+    rounds = len({(line.round, line.sent) for line in asked})
+    if rate == 1 or not rounds:
+        return ()
+    poisson = federation.client_sampling == "poisson"
+    release = replace(
+        plan.accounted(()),
+        sampling=federation.client_sampling,
+        rate=rate,
+        participations=rounds,
+        adjacency=plan.config.adjacent if poisson else "replace-one",
+    )
+    known = "the run's secret" if world.experiment.keeps_secret else "the seed (noise = 'reproducible')"
+    return (
+        View(
+            sees="the models of all rounds, but not who was asked",
+            protects_against="whoever gets models and never learns who took part",
+            not_against=f"everyone who sees which clients were asked: the network, clients about themselves and those "
+            f"they know of, readers of asked.jsonl or metrics.jsonl, holders of {known}; and {_SERVER}",
+            guarantee=guarantee(release),
+        ),
+    )

@@ -1,0 +1,70 @@
+"""Central noise: clients clip, and a trusted server adds normal noise to the sum (McMahan et al. 2018, DP-FedAvg)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.mechanisms.gaussian import GaussianFamily, GaussianMechanism
+from fedpriv.mechanisms.machinery.settings import ClipNorm, NoiseAt
+from fedpriv.names import AdjacencyName
+from fedpriv.registry import MECHANISMS
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.proofs import Proof
+    from fedpriv.mechanisms.machinery.base import Mechanism
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+
+__all__ = ["CentralSettings"]
+
+
+@MECHANISMS.register
+class CentralSettings(GaussianFamily):
+    """Clip each client's update, and add noise to the sum at the server."""
+
+    title: ClassVar[str] = "central Gaussian noise"
+    label: ClassVar[str] = "central"
+    summary: ClassVar[str] = (
+        "Gaussian noise that a trusted server adds to the sum of clipped updates, as in DP-FedAvg; uploads are in the "
+        "clear."
+    )
+    colours: ClassVar[tuple[str, str]] = ("#332288", "#8F7FE5")
+    marker: ClassVar[str] = "D"
+    noise_at: ClassVar[NoiseAt] = "server"
+
+    name: Literal["central"] = Field("central", description="privacy mechanism")
+    unit: Literal["update"] = Field("update", description="whole updates, once a round")
+    clip_norm: ClipNorm = Field(1.0, description="bound of an update's Euclidean norm")
+    adjacency: AdjacencyName = Field(
+        "replace-one",
+        description="which data sets must look alike: one client's update becomes any other, or counts as zero",
+    )
+
+    @property
+    @override
+    def effective(self) -> tuple[str, ...]:
+        return (*super().effective, "adjacency")
+
+    @classmethod
+    @override
+    def proof(cls) -> type[Proof]:
+        from fedpriv.accounting.central_proof import CentralProof
+
+        return CentralProof
+
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+        """Return what leaves a client: its clipped update, without noise."""
+        self.given_noise()
+        return GaussianMechanism(0.0, self.clip_norm)
+
+    @property
+    @override
+    def bound(self) -> float:
+        return self.clip_norm
+
+    @override
+    def noise_on_mean(self, clients: int, divisor: float) -> float:
+        return self.given_noise() * self.clip_norm / divisor

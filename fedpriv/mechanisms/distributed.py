@@ -1,0 +1,104 @@
+"""Distributed noise: each client adds a share, and under secure aggregation the server sees the noisy sum alone."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.machinery.settings import ClipNorm, NoiseAt, NoisySettings
+from fedpriv.names import AdjacencyName
+from fedpriv.registry import MECHANISMS
+from fedpriv.settings import Count, Real
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.proofs import Proof
+    from fedpriv.gradients import GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+    from fedpriv.randomness import NoiseStream
+
+__all__ = ["DistributedSettings", "ShareOfNoise"]
+
+
+@MECHANISMS.register
+class DistributedSettings(NoisySettings):
+    """Clip each client's update, round it to whole numbers, and add a share of Skellam noise before it is masked."""
+
+    title: ClassVar[str] = "distributed Skellam noise"
+    label: ClassVar[str] = "distributed"
+    summary: ClassVar[str] = (
+        "Shares of Skellam noise that clients add to rounded updates under secure aggregation: the noise is whole in "
+        "the sum."
+    )
+    colours: ClassVar[tuple[str, str]] = ("#117733", "#66C28A")
+    marker: ClassVar[str] = "X"
+    noise_at: ClassVar[NoiseAt] = "sum"
+    parameter: ClassVar[str] = "sigma"
+    nominal: ClassVar[str] = "none: set sigma or target_epsilon"
+
+    name: Literal["distributed"] = Field("distributed", description="privacy mechanism")
+    unit: Literal["update"] = Field("update", description="whole updates, once a round")
+    epsilon: None = Field(None, description="not set: no paper prints another figure than the proven one")
+    sigma: Annotated[Real, Field(ge=1e-2, le=1024)] | None = Field(
+        None, description="standard deviation of the noise on the sum, over clip_norm"
+    )
+    clip_norm: ClipNorm = Field(1.0, description="bound of an update's Euclidean norm")
+    adjacency: AdjacencyName = Field(
+        "replace-one",
+        description="which data sets must look alike: one client's update becomes any other, or counts as zero",
+    )
+    survivors: Count | None = Field(
+        None,
+        description="whose shares are the whole noise; always as many clients as secure aggregation needs in a sum",
+    )
+
+    @classmethod
+    @override
+    def noise_keys(cls) -> tuple[str, ...]:
+        return (cls.parameter, "target_epsilon")
+
+    @property
+    @override
+    def adjacent(self) -> AdjacencyName:
+        return self.adjacency
+
+    @classmethod
+    @override
+    def proof(cls) -> type[Proof]:
+        from fedpriv.accounting.skellam import SkellamProof
+
+        return SkellamProof
+
+    @override
+    def shared_by(self, clients: int) -> Self:
+        from fedpriv.masking import least_survivors
+
+        return self.model_copy(update={"survivors": least_survivors(clients)})
+
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> ShareOfNoise:
+        return ShareOfNoise(self.given_noise() / math.sqrt(self.survivors or 1), self.clip_norm)
+
+    @property
+    @override
+    def bound(self) -> float:
+        return self.clip_norm
+
+    @override
+    def noise_on_mean(self, clients: int, divisor: float) -> float:
+        return self.mechanism().sigma * self.clip_norm * math.sqrt(clients) / divisor
+
+
+class ShareOfNoise(GaussianMechanism):
+    """What leaves a client for the module ``lattice``: its clipped update; the share is added to whole numbers there.
+
+    ``sigma`` is that of one share. For attacks its law is taken to be normal: a heuristic, close where a share has a
+    deviation of many levels.
+    """
+
+    @override
+    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        return GaussianMechanism(0.0, self.clip_norm)._release(gradients, batch_size, noise)

@@ -1,0 +1,127 @@
+"""Where the noise is: whole runs with central and distributed noise, what is seen of them, and what is refused."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpriv.config import Experiment
+from fedpriv.lab import resume_run, start_run
+from fedpriv.progress import Silent
+from fedpriv.runs import RunFolder
+from fedpriv.server.central import noised_mean
+from fedpriv.server.tap import observe
+from fedpriv.server.uploads import Upload
+from fedpriv.world import State, build_world
+from tests.integration.small import experiment, left_behind
+
+CENTRAL = {"name": "central", "sigma": 0.5, "clip_norm": 0.4}
+
+
+def settings(mechanism: dict[str, object], **federation: object) -> Experiment:
+    secure = mechanism["name"] == "distributed"
+    return experiment(
+        mechanism=mechanism,
+        federation={"weighting": "uniform", "secure_aggregation": secure, **federation},
+        data={"train_examples": 80},
+    )
+
+
+def test_central_noise_is_on_the_sum_and_its_own_for_every_sum() -> None:
+    world = build_world(settings(CENTRAL, clients_per_round=2))
+    zero = State({name: torch.zeros_like(value) for name, value in world.initial.parameters.items()}, {})
+    long = State({name: value + 7 for name, value in zero.parameters.items()}, {})
+    alone = noised_mean(world, 1, ())
+    noise = torch.cat([value.flatten() for value in alone.parameters.values()]).double()
+    # Deviation sigma C / m; that of so many numbers is off by more than 5 / sqrt(2 K) of it once in 10^6 times.
+    assert float(noise.std()) == pytest.approx(0.5 * 0.4 / 2, rel=5 / math.sqrt(2 * len(noise)))
+    assert all(torch.equal(a, b) for a, b in zip(
+        alone.parameters.values(), noised_mean(world, 1, (Upload(0, 20, zero),)).parameters.values(), strict=True
+    ))  # fmt: skip
+    other = noised_mean(world, 1, (Upload(0, 20, long),))
+    moved = torch.cat([value.flatten() for value in other.parameters.values()]).double()
+    assert not torch.allclose(moved - moved.mean(), noise - noise.mean())
+    # The long update is clipped to 0.4, and divided by the two clients of a round though one has failed.
+    assert float(moved.mean()) == pytest.approx(0.4 / math.sqrt(len(noise)) / 2, abs=5 * 0.1 / math.sqrt(len(noise)))
+
+
+def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
+    """Rounds that ask nobody are noise, too; the amplified line counts all rounds; a resumed run has the same bytes."""
+    run = settings(CENTRAL, clients_per_round=1, client_sampling="poisson", rounds=6)
+    start_run(run, tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    known, amplified = folder.ledger().views
+    asked = folder.asked()
+    assert {line.round for line in asked} == set(range(1, 7))
+    assert [] in [list(line.clients) for line in asked]
+    most = max(sum(client in line.clients for line in asked) for client in range(4))
+    assert (known.guarantee.participations, amplified.guarantee.participations) == (most, 6)
+    assert (known.guarantee.sampling, amplified.guarantee.sampling) == ("full", "poisson, rate 0.25")
+    assert "asked" in amplified.not_against
+    assert "server" in known.not_against
+    before = left_behind(tmp_path / "run")
+    resume_run(tmp_path / "run", Silent())
+    assert left_behind(tmp_path / "run") == before
+
+
+def test_a_run_with_distributed_noise(tmp_path: Path) -> None:
+    """The mean that the model moves by is the sum of clipped updates with noise of the ledger's size, or more."""
+    mechanism = {"name": "distributed", "sigma": 0.5, "clip_norm": 0.4}
+    run = settings(mechanism, rounds=1, server_learning_rate=1.0)
+    world = build_world(run)
+    start_run(run, tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    checkpoint = folder.load_checkpoint()
+    assert checkpoint is not None
+    moved = torch.cat([
+        (checkpoint.tensors[f"parameters/{name}"] - value).flatten().double()
+        for name, value in world.initial.parameters.items()
+    ])  # fmt: skip
+    # Clipped updates of four clients have a mean of norm 0.4 at most; the noise on it, of 4 shares where 3 are whole:
+    noise = 0.5 * 0.4 * math.sqrt(4 / 3) / 4 * math.sqrt(len(moved))
+    slack = 5 / math.sqrt(2 * len(moved))
+    assert noise * (1 - slack) - 0.4 <= float(moved.norm()) <= noise * (1 + slack) + 0.4
+    (view,) = folder.ledger().views
+    assert view.sees.startswith("the sum")
+    assert view.guarantee.epsilon == folder.ledger().worst.epsilon
+
+
+def test_an_outsider_sees_the_noisy_mean_and_the_server_each_upload() -> None:
+    """What the outsider meets is as if each upload had its share of the central noise."""
+    for listener, clients in (("outsider", 4), ("honest-but-curious-server", 1), ("secure-aggregation", 4)):
+        run = experiment(
+            mechanism={**CENTRAL, "sigma": 30.0},
+            federation={"weighting": "uniform"},
+            data={"train_examples": 80},
+            adversary={"attacks": ["iga"], "victims": 1, "threat_model": listener},
+        )
+        world = build_world(run)
+        zero = State({name: torch.zeros_like(value) for name, value in world.initial.parameters.items()}, {})
+        uploads = tuple(Upload(client, 20, zero) for client in range(4))
+        (heard,) = observe(world, 1, world.initial, uploads, noised_mean(world, 1, uploads))
+        outside = listener == "outsider"
+        assert heard.settings.clients == clients
+        assert any(bool(value.any()) for value in heard.upload.values()) == outside
+        mechanism = heard.settings.mechanism
+        assert mechanism["name"] == ("gaussian" if outside else "central")
+        # Averaged over four uploads, their noise is sigma C / 4 again.
+        assert mechanism["sigma"] == pytest.approx(15.0 if outside else 30.0)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "federation", "key"),
+    [
+        (CENTRAL, {"weighting": "examples"}, "weighting"),
+        (CENTRAL, {"secure_aggregation": True}, "secure_aggregation"),
+        (CENTRAL, {"aggregation": "median"}, "aggregation"),
+        (CENTRAL, {"target_epsilon": 9.0}, "target_epsilon"),
+        ({"name": "distributed", "sigma": 1.0}, {"secure_aggregation": False}, "secure_aggregation"),
+        ({"name": "gaussian", "sigma": 1.0}, {"client_sampling": "poisson"}, "client_sampling"),
+    ],
+)
+def test_settings_that_prove_nothing_are_refused(
+    mechanism: dict[str, object], federation: dict[str, object], key: str
+) -> None:
+    with pytest.raises(ValueError, match=key):
+        settings(mechanism, **federation)

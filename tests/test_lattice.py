@@ -1,0 +1,97 @@
+"""Updates as whole numbers: the sum is right, its noise has the variance that the ledger assumes, and hides a client.
+
+Statistical tests fail by chance less than once in 10^6 runs each, the game's once in 10^3.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedpriv.accounting import Release, proven_epsilon
+from fedpriv.accounting.skellam import LEVELS, rounded_norm
+from fedpriv.config import Experiment
+from fedpriv.lattice import decoded, encoded
+from fedpriv.masking import Words, least_survivors
+from fedpriv.plan import Plan, plan_client
+from tests.noise import stream
+
+SIGMA, CHANCE = 0.7, 1e-7
+
+
+def signs() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def total(words: list[Words]) -> Words:
+    summed = np.zeros_like(words[0])
+    for each in words:
+        summed = summed + each  # modulo 2^32
+    return summed
+
+
+def plan(clients: int) -> Plan:
+    settings = {
+        "federation": {"clients": clients, "secure_aggregation": True, "weighting": "uniform", "algorithm": "fedavg"},
+        "mechanism": {"name": "distributed", "sigma": SIGMA, "clip_norm": 2.0},
+        "adversary": {"attacks": []},
+    }
+    return plan_client(Experiment.model_validate(settings), 0, 100, (3000, 96))
+
+
+def test_a_sum_without_noise_is_the_sum_of_clipped_updates() -> None:
+    rng = np.random.default_rng(1)
+    updates = [torch.from_numpy(rng.normal(size=300)) * scale for scale in (0.01, 0.05, 3.0)]
+    words = [encoded(update, 0.0, signs(), stream(n).numpy()) for n, update in enumerate(updates)]
+    for each in words:
+        assert np.linalg.norm(each.view(np.int32).astype(float)) <= rounded_norm(512)
+    found = decoded(total(words), 300, signs())
+    wanted = sum(update / max(1.0, float(update.norm())) for update in updates)
+    # Each coordinate is off by the rounding of 3 x 512 numbers, below one level each.
+    assert float((found - wanted).abs().max()) < 3 * 6 / LEVELS
+
+
+def test_sums_wrap_around_without_harm() -> None:
+    """A negative sum is a large word; 1,000 equal updates are far from 2^31."""
+    update = torch.full((4,), -0.5)
+    words = encoded(update, 0.0, signs(), stream().numpy())
+    assert torch.allclose(decoded(total([words] * 1000), 4, signs()), 1000 * update.double(), atol=1000 * 6 / LEVELS)
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 3])
+def test_the_noise_of_the_sum_has_the_variance_of_the_ledger(dropped: int) -> None:
+    """With as many dropouts as secure aggregation survives exactly that, and with fewer more, by the shares."""
+    clients = 10
+    share = plan(clients).share_of_noise
+    survivors = clients - dropped
+    assert survivors >= least_survivors(clients) == 7
+    nothing = torch.zeros(4096)
+    words = [encoded(nothing, share.variance, signs(), stream(n).numpy()) for n in range(survivors)]
+    noise = decoded(total(words), 4096, signs()).numpy() * share.bound
+    expected = (SIGMA * 2.0) ** 2 * survivors / 7
+    statistic = float(np.square(noise).sum()) / expected
+    assert stats.chi2.ppf(CHANCE, 4096) < statistic < stats.chi2.isf(CHANCE, 4096)
+
+
+@pytest.mark.parametrize(("factor", "refuted"), [(1.0, False), (0.5, True)])
+def test_a_distinguishing_game_stays_below_the_ledger(factor: float, refuted: bool) -> None:
+    """Is a client in the sum, or does it count as zero? The best threshold on the sum refutes halved noise alone."""
+    delta, draws, sigma = 0.1, 2000, 1.0
+    claimed = proven_epsilon(Release("distributed", "update", "full", 1.0, 1, (1,), sigma, delta, "zero-out"))
+    rng = stream().numpy()
+    variance = (factor * sigma * LEVELS) ** 2
+
+    def sums(present: float) -> np.ndarray:
+        update = torch.tensor([present])
+        return np.array([float(decoded(encoded(update, variance, signs(), rng), 1, signs())) for _ in range(draws)])
+
+    with_client, without = sums(1.0), sums(0.0)
+    refutations = []
+    for threshold in (1.0, 1.25, 1.5, 2.0):
+        hits, alarms = int((with_client > threshold).sum()), int((without > threshold).sum())
+        low = stats.binomtest(hits, draws).proportion_ci(1 - 1e-4).low
+        high = stats.binomtest(alarms, draws).proportion_ci(1 - 1e-4).high
+        refutations.append(low - math.exp(claimed) * high > delta)
+    assert any(refutations) == refuted
