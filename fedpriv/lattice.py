@@ -74,7 +74,7 @@ def _flattened(values: Array, signs: np.random.Generator) -> Array:
 
 
 def _signs(size: int, generator: np.random.Generator) -> Array:
-    return 2.0 * generator.integers(0, 2, size) - 1
+    return generator.integers(0, 2, size).astype(np.float64) * 2 - 1
 
 
 def _hadamard(values: Array) -> Array:

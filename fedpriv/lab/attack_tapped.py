@@ -25,7 +25,7 @@ from fedpriv.files import write_whole, writing
 from fedpriv.flower.folder import LEDGER, TRUTH, Known, Tapped, built, imported, read_line, read_tapped, read_truth
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.lab.attack_pictures import png
-from fedpriv.lab.summary import attack_results
+from fedpriv.lab.results import attack_results
 from fedpriv.lab.victims import OTHERS
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.progress import Progress
