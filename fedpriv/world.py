@@ -310,14 +310,15 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
             f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
             "student is measured on those that are not asked about"
         )
-    labels, clients = dataset.y_train.numpy(), experiment.federation.clients
-    partitions = partition_indices(labels, experiment.data, clients, experiment.seed)
+    clients = experiment.federation.clients
+    partitions = partition_indices(dataset.y_train.numpy(), experiment.data, clients, experiment.seed)
     model = _network(experiment, dataset)
     check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)
     model.to(device, _precision(experiment))
-    tensors = tuple(value.numel() for value in (initial := State.of(model)).parameters.values())
-    plans = Plans(experiment, partitions.sizes, tensors, _redistribution(experiment, dataset, model), secret)
+    initial = State.of(model)
+    numbers = tuple(value.numel() for value in initial.parameters.values())
+    plans = Plans(experiment, partitions.sizes, numbers, _redistribution(experiment, dataset, model), secret)
     plans.check()
     check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
