@@ -99,17 +99,16 @@ class World:
     Attributes:
         experiment: the settings that it was built from.
         dataset: training and test data.
-        partitions: for each client the indices of its training examples, ascending; looked up when they are asked for.
+        partitions: for each client the indices of its training examples, ascending.
         model: a working copy of the network on the device, in the numbers of ``engine.precision`` (float32 for
             bfloat16); whoever uses it loads a :class:`State` first.
         model_digest: SHA-256 of the network's code and of the numbers that it was built with.
         initial: the numbers that training starts from.
         device: where models and data are computed.
-        plans: one for each client, made when it is asked for.
+        plans: one for each client.
         secret: what the noise is keyed by in a simulation, and batches where they are hidden.
         smoothing: the noise inside the model's forward pass; ``None``: there is none.
-        unchanged: (N,), the training labels before clients changed theirs, for the referee alone; ``None``: clients use
-            labels as they are.
+        unchanged: (N,), training labels before clients changed theirs, for the referee alone; ``None``: nobody did.
     """
 
     experiment: Experiment
@@ -132,7 +131,7 @@ class World:
 
     @property
     def alike(self) -> np.ndarray:
-        """(C,), int64: clients with the same number have the same plan, but for their own number."""
+        """(C,), int64: of each client which plan it has, as ``fedpriv.plans.kinds_of`` numbers them."""
         return kinds_of(self.plans)
 
     @property
@@ -269,8 +268,7 @@ class World:
     def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
         """The number of a client's examples of each class among these labels (N,) of the training data."""
         own = labels.numpy()[self.partitions[client]]
-        counts: list[int] = np.bincount(own, minlength=self.dataset.classes).tolist()
-        return counts
+        return [int(count) for count in np.bincount(own, minlength=self.dataset.classes)]
 
 
 def choose_device(name: str) -> torch.device:
@@ -316,22 +314,21 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
             f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
             "student is measured on those that are not asked about"
         )
-    partitions = partition_indices(
-        dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
-    )
+    clients = experiment.federation.clients
+    partitions = partition_indices(dataset.y_train.numpy(), experiment.data, clients, experiment.seed)
     model = _network(experiment, dataset)
     check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)
     model.to(device, _precision(experiment))
     initial = State.of(model)
-    tensors = tuple(value.numel() for value in initial.parameters.values())
-    plans = Plans(experiment, partitions.sizes, tensors, _redistribution(experiment, dataset, model), secret)
+    numbers = tuple(value.numel() for value in initial.parameters.values())
+    plans = Plans(experiment, partitions.sizes, numbers, _redistribution(experiment, dataset, model), secret)
     plans.check()
     check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = _smoothing(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
-    return world.with_labels_changed(range(len(partitions)), secret)
+    return world.with_labels_changed(range(clients), secret)
 
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:

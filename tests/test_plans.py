@@ -174,6 +174,7 @@ def test_names_of_clients_are_read_as_they_were_written() -> None:
         replace(line, count=2)
 
 
+@pytest.mark.essential
 def test_a_hundred_thousand_clients_cost_what_the_asked_ones_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_part_of_the_test_data_is_drawn_once_and_the_last_round_is_on_all(tmp_
     assert evaluate_round(build_world(more), world.initial, 1).evaluated == 360
 
 
+@pytest.mark.essential
 def test_a_run_that_its_budget_ends_is_evaluated_at_its_end(tmp_path: Path) -> None:
     """Nobody knows of the last round that it is the last before its successor would be too much."""
     settings: dict[str, dict[str, object]] = {
