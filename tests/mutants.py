@@ -241,7 +241,7 @@ MUTANTS = (
         "fedpriv/data/labels.py",
         "kept = noise.uniform(len(labels)) < response.keep",
         "kept = noise.uniform(len(labels)) < 0.5 + 0.5 * response.keep",
-        "tests/data tests/integration/test_labels.py",
+        "tests/accounting/test_accounting_response.py",
     ),
     Mutant(
         "a worker whose sweep was killed counts its client as failed",
