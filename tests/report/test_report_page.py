@@ -458,10 +458,13 @@ def test_a_note_about_some_clients_names_them(make_run: MakeRun) -> None:
     assert "for all (clients" not in text
 
 
-def test_lpips_gives_its_reason_once(make_run: MakeRun) -> None:
+def test_lpips_gives_its_reason_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of digits of 8 x 8 that they are too small, whatever else is missing."""
     text = report(make_run()).text
-    assert text.count(LPIPS_REASON) == 1
-    assert LPIPS_REASON not in report(make_run(lpips=True)).text
+    assert text.count("LPIPS is n/a here: pictures of 8 pixels a side are too small for it") == 1
+    assert LPIPS_REASON not in text and "n/a here" not in report(make_run(lpips=True)).text
+    monkeypatch.setattr(page, "PERCEIVED", 8)
+    assert report(make_run()).text.count(LPIPS_REASON) == 1
 
 
 def test_words_about_scores_are_those_of_the_metrics(make_run: MakeRun) -> None:
