@@ -66,7 +66,10 @@ def accuracy(mechanism: str, seed: int) -> float:
             continue
         uploads = [Upload(client, 1, local_upload(world, client, before, number)) for client in range(100)]
         optimizer.step(noised_mean(world, number, tuple(uploads)))
-    return evaluate_all(world, optimizer.state, world.experiment.federation.rounds).accuracy
+    found = evaluate_all(world, optimizer.state, world.experiment.federation.rounds).accuracy
+    if found is None:
+        raise ValueError("every test image was evaluated, and there is no accuracy")
+    return found
 
 
 def main() -> None:
