@@ -70,7 +70,8 @@ def decoded(total: Words, dimension: int, signs: np.random.Generator) -> Tensor:
 def _flattened(values: Array, signs: np.random.Generator) -> Array:
     """The update with random signs in the Hadamard basis: no coordinate is far larger than the others."""
     size = padded(len(values))
-    return _hadamard(np.pad(values, (0, size - len(values))) * _signs(size, signs))
+    padding = np.zeros(size - len(values))
+    return _hadamard(np.concatenate([values, padding]) * _signs(size, signs))
 
 
 def _signs(size: int, generator: np.random.Generator) -> Array:
@@ -84,8 +85,7 @@ def _hadamard(values: Array) -> Array:
         pairs = values.reshape(-1, 2, width)
         values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
         width *= 2
-    transformed: Array = values / math.sqrt(size)
-    return transformed
+    return values / math.sqrt(size)
 
 
 def _rounded(values: Array, bound: float, noise: np.random.Generator) -> NDArray[np.int64]:

@@ -28,7 +28,7 @@ from fedpriv.config.sections import (
     TrainingConfig,
 )
 from fedpriv.config.service import ServiceConfig
-from fedpriv.config.trust import check_trust
+from fedpriv.config.trust import check_trust, with_usual_sums
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
 from fedpriv.settings import Integer, Section
@@ -101,6 +101,7 @@ class Experiment(Section):
         """Where uploads are masked and the experiment does not say who listens, the sum is attacked."""
         if not isinstance(tree, Mapping):
             return tree
+        tree = with_usual_sums(tree)
         federation, adversary = tree.get("federation"), tree.get("adversary", {})
         masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
         if not masked or not isinstance(adversary, Mapping):

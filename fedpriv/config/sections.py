@@ -281,8 +281,8 @@ class AdversaryConfig(Extensible):
         "secure-aggregation",
         "malicious-secure-aggregation",
         "network-plaintext",
-        "network-tls",
         "outsider",
+        "network-tls",
     ] = Field(
         "honest-but-curious-server",
         description="who listens, and so what they see and whether they interfere; with federation.secure_aggregation "

@@ -1,11 +1,26 @@
 """What noise that is not whole in each upload needs of the rest of an experiment."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from fedpriv.config.experiment import Experiment
 
-__all__ = ["check_trust"]
+__all__ = ["check_trust", "with_usual_sums"]
+
+
+def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sections with what noise on a sum needs of the federation, where the experiment does not say it."""
+    mechanism, federation = tree.get("mechanism"), tree.get("federation", {})
+    name = mechanism.get("name") if isinstance(mechanism, Mapping) else None
+    if name not in MECHANISMS or not isinstance(federation, Mapping):
+        return tree
+    where = MECHANISMS[name].noise_at
+    if where == "clients":
+        return tree
+    return {**tree, "federation": {"weighting": "uniform", "secure_aggregation": where == "sum", **federation}}
 
 
 def check_trust(experiment: "Experiment") -> None:

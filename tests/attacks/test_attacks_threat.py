@@ -98,6 +98,7 @@ def test_who_gets_what() -> None:
         "secure-aggregation": (True, False, True, False),
         "malicious-secure-aggregation": (True, False, True, True),
         "network-plaintext": (True, True, True, False),
+        "outsider": (True, False, True, False),
         "network-tls": (False, False, False, False),
     }
     for name, (_, single, some, active) in gets.items():
