@@ -345,7 +345,8 @@ def as_groups(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
     together = x.unflatten(0, (models, -1)).transpose(0, 1).flatten(1, 2)
     flat = None if bias is None else bias.flatten()
     values = _convolved(layer, models * layer.groups, together, weight.flatten(0, 1), flat)
-    return values.unflatten(1, (models, -1)).transpose(0, 1).flatten(0, 1)
+    apart: Tensor = values.unflatten(1, (models, -1)).transpose(0, 1)
+    return apart.flatten(0, 1)
 
 
 def _convolved(layer: Convolution, groups: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
