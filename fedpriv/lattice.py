@@ -75,7 +75,7 @@ def _flattened(values: Array, signs: np.random.Generator) -> Array:
 
 
 def _signs(size: int, generator: np.random.Generator) -> Array:
-    return 2.0 * generator.integers(0, 2, size) - 1
+    return np.where(generator.integers(0, 2, size) == 1, 1.0, -1.0)
 
 
 def _hadamard(values: Array) -> Array:
