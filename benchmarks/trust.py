@@ -22,7 +22,7 @@ SEEDS = range(1, 6)
 
 
 def settings(mechanism: str, seed: int) -> Experiment:
-    """The experiment of configs/paper/trust.toml, without attacks."""
+    """The experiment of configs/sweeps/trust.toml, without attacks."""
     tree = {
         "seed": seed,
         "noise": "reproducible",

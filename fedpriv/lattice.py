@@ -75,7 +75,7 @@ def _flattened(values: Array, signs: np.random.Generator) -> Array:
 
 
 def _signs(size: int, generator: np.random.Generator) -> Array:
-    return generator.integers(0, 2, size).astype(np.float64) * 2 - 1
+    return np.where(generator.integers(0, 2, size) == 1, 1.0, -1.0)
 
 
 def _hadamard(values: Array) -> Array:

@@ -15,7 +15,7 @@ def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sections with what noise on a sum needs of the federation, where the experiment does not say it."""
     mechanism, federation = tree.get("mechanism"), tree.get("federation", {})
     name = mechanism.get("name") if isinstance(mechanism, Mapping) else None
-    if name not in MECHANISMS or not isinstance(federation, Mapping):
+    if not isinstance(name, str) or name not in MECHANISMS or not isinstance(federation, Mapping):
         return tree
     where = MECHANISMS[name].noise_at
     if where == "clients":

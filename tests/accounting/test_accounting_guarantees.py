@@ -321,8 +321,8 @@ def test_more_blocks_cost_more(kappa):
 
 
 def test_every_mechanism_is_tested_here():
-    """But for those on convex models, which have a file of their own."""
-    on_gradients = {name for name, each in MECHANISMS.items() if each.on_gradients}
+    """But for those on convex models and those with noise on sums, which have files of their own."""
+    on_gradients = {name for name, each in MECHANISMS.items() if each.on_gradients and each.noise_at == "clients"}
     assert {build().mechanism for build in BUILDS} == on_gradients - {"none"}
 
 
@@ -332,7 +332,10 @@ def test_every_mechanism_is_tested_here():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mechanism": "cauchy"}, "cauchy: allowed is gaussian, hgm, laplace, none, objective, output, vmf"),
+        (
+            {"mechanism": "cauchy"},
+            "cauchy: allowed is central, distributed, gaussian, hgm, laplace, none, objective, output, vmf",
+        ),
         ({"unit": "person"}, "unit = person"),
         ({"sampling": "cyclic"}, "sampling = cyclic"),
         ({"unit": "update"}, "with unit = update allowed is full"),

@@ -13,6 +13,7 @@ from fedpriv.runs import RunFolder
 from fedpriv.server.central import noised_mean
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
+from fedpriv.sweep import load_sweep
 from fedpriv.world import State, build_world
 from tests.integration.small import experiment, left_behind
 
@@ -85,6 +86,17 @@ def test_a_run_with_distributed_noise(tmp_path: Path) -> None:
     (view,) = folder.ledger().views
     assert view.sees.startswith("the sum")
     assert view.guarantee.epsilon == folder.ledger().worst.epsilon
+
+
+def test_the_sweep_compares_the_places_of_the_noise_at_one_epsilon() -> None:
+    trials = [trial.experiment for trial in load_sweep(Path("configs/sweeps/trust.toml")).trials]
+    assert {(trial.mechanism.noise_at, trial.adversary.threat_model) for trial in trials} == {
+        ("clients", "honest-but-curious-server"),
+        ("sum", "secure-aggregation"),
+        ("server", "honest-but-curious-server"),
+        ("server", "outsider"),
+    }
+    assert {trial.mechanism.calibrated_epsilon for trial in trials} == {8.0}
 
 
 def test_an_outsider_sees_the_noisy_mean_and_the_server_each_upload() -> None:
