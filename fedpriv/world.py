@@ -362,7 +362,7 @@ def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:
 def _route(world: World, examples: int) -> Route:
     experiment, dataset = world.experiment, world.dataset
     if not experiment.model.is_own:
-        return Route()
+        return Route(batch_first=True)
     images, labels = random_examples(experiment, dataset, examples)
     # A model of its own, because one that was trained may hold what cannot be copied.
     model = _network(experiment, dataset)
