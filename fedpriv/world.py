@@ -26,6 +26,7 @@ from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
+from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.plan import Plan, plan_client
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
@@ -256,8 +257,8 @@ class World:
 
     def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
         """The number of a client's examples of each class among these labels (N,) of the training data."""
-        own = labels.numpy()[self.partitions[client]]
-        counts: list[int] = np.bincount(own, minlength=self.dataset.classes).tolist()
+        own = self.dataset.kinds(labels).numpy()[self.partitions[client]]
+        counts: list[int] = np.bincount(own, minlength=len(self.dataset.counted)).tolist()
         return counts
 
 
@@ -305,7 +306,11 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
             "student is measured on those that are not asked about"
         )
     partitions = partition_indices(
-        dataset.y_train.numpy(), experiment.data, experiment.federation.clients, experiment.seed
+        dataset.kinds(dataset.y_train).numpy(),
+        experiment.data,
+        experiment.federation.clients,
+        experiment.seed,
+        None if dataset.text is None else dataset.text.keys,
     )
     model = _network(experiment, dataset)
     check_fitness(experiment, dataset, model)
@@ -326,7 +331,9 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns)
+    model = build_model(
+        experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, _sequences(dataset)
+    )
     if experiment.smoothing is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")
@@ -334,6 +341,14 @@ def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
         return with_noise(model, experiment.smoothing.place, dataset.shape, stream)
     except InputError as error:
         raise experiment.model.refusal(str(error)) from error
+
+
+def _sequences(dataset: Dataset) -> SequenceShape | None:
+    """What a network for texts is to take and give; ``None``: the data are no texts."""
+    if dataset.text is None:
+        return None
+    tokenizer = dataset.text.tokenizer
+    return SequenceShape(dataset.shape[-1], tokenizer.size, tokenizer.name, dataset.classes, dataset.is_next)
 
 
 def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:

@@ -53,9 +53,8 @@ def data(
 
 def _list(root: str, as_json: bool) -> None:
     from fedpriv.data.datasets import list_datasets
-    from fedpriv.data.texts import list_texts
 
-    statuses = (*list_datasets(root), *list_texts(root))
+    statuses = list_datasets(root)
     if as_json:
         print_json([vars(status) for status in statuses])
         return

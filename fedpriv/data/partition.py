@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["partition_indices"]
 
 
-def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed: int) -> tuple[np.ndarray, ...]:
+def partition_indices(
+    labels: np.ndarray, config: DataConfig, clients: int, seed: int, keys: np.ndarray | None = None
+) -> tuple[np.ndarray, ...]:
     """Share the training examples out. The examples are put into a random order first, whatever the kind.
 
     - ``iid``: equal shares, sizes differing by at most one.
@@ -24,20 +26,25 @@ def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed
     - ``shards``: the examples, sorted by label, are cut into ``clients * shards_per_client`` shards of equal size, and
       each client gets ``shards_per_client`` of them (McMahan et al. 2017). The few examples at the end that fill no
       shard (fewer than there are shards) belong to nobody.
+    - ``key``: each client is one of those whose examples there are most; what belongs to others is nobody's.
 
     Args:
         labels: integers (N,).
         config: reads partition, alpha and shards_per_client.
         clients: number of partitions.
         seed: the experiment's seed.
+        keys: whose each example is, (N,), numbers from 0; ``None``: nobody says.
 
     Returns:
         One array a client: the indices of its examples, int64, ascending; disjoint and never empty.
 
     Raises:
-        InputError: fewer examples than clients or shards, or an alpha that leaves a client without an example.
+        InputError: fewer examples than clients or shards, an alpha that leaves a client without an example, or no keys
+            or too few.
     """
     _check_enough(len(labels), config, clients)
+    if config.partition == "key":
+        return _by_key(keys, config.name, clients)
     from datasets import Dataset  # with the partitioners three seconds to import
 
     stream = numpy_stream(seed, "partition")
@@ -61,6 +68,19 @@ def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed
 def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
     indices: np.ndarray = partitioner.load_partition(client).with_format("numpy")[:]["index"]
     return np.sort(indices)
+
+
+def _by_key(keys: np.ndarray | None, name: str, clients: int) -> tuple[np.ndarray, ...]:
+    if keys is None:
+        raise InputError(f"data.partition = 'key': data.name = {name!r} does not say whose an example is")
+    counts = np.bincount(keys)
+    if clients > np.count_nonzero(counts):
+        raise InputError(
+            f"federation.clients = {clients}: data.partition = 'key', and the examples belong to "
+            f"{np.count_nonzero(counts)}"
+        )
+    most = np.argsort(-counts, kind="stable")[:clients]
+    return tuple(np.flatnonzero(keys == key) for key in most)
 
 
 def _check_enough(examples: int, config: DataConfig, clients: int) -> None:

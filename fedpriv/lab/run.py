@@ -339,6 +339,6 @@ def _ceilings(release: Release, class_counts: Sequence[int], bounds: float) -> d
 def _partition(world: World) -> Partition:
     return Partition(
         partition=world.experiment.data.partition,
-        class_names=tuple(world.dataset.class_names),
+        class_names=tuple(world.dataset.counted),
         clients=tuple(map(tuple, world.class_counts())),
     )

@@ -211,7 +211,9 @@ def _sandwich_plot(view: View) -> Plot | None:
 
 
 def _training_plots(view: View) -> list[Plot]:
-    classes = len(view.partition.class_names) if view.partition else None
+    # What is no class, such as a sequence, cannot be guessed among others.
+    counted = len(view.partition.class_names) if view.partition else 0
+    classes = counted if counted > 1 else None
     totals = [sum(counts) for counts in zip(*view.partition.clients, strict=True)] if view.partition else []
     commonest = max(totals, default=0) / max(sum(totals), 1)
     target = view.experiment.federation.target_epsilon
