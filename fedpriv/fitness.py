@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedpriv.accounting.erm import Problem
@@ -38,11 +39,25 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     """
     if dataset.classes < 2:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
+    if dataset.is_next:
+        _refuse_labels(experiment)
     if experiment.erm is not None:
         _refuse_not_convex(experiment, dataset, model)
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
+
+
+def _refuse_labels(experiment: Experiment) -> None:
+    """Refuse what is about labels, where each token has the next one as its own."""
+    for key in ("groups", "label_epsilon"):
+        if getattr(experiment.data, key) is not None:
+            raise InputError(f"data.{key} is about labels of whole examples, and the next token is predicted")
+    if experiment.data.partition in ("dirichlet", "shards"):
+        raise InputError(
+            f"data.partition = {experiment.data.partition!r} sorts by labels, and the next token is predicted; use iid "
+            "or key"
+        )
 
 
 def check_shares(experiment: Experiment, dataset: Dataset, partitions: Sequence[np.ndarray]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
-from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
+from fedpriv.data.datasets import Dataset, load_dataset, place_of, unit_scale
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import partition_indices
 from fedpriv.erm import problem_of, usual_length
@@ -332,7 +332,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
     model = build_model(
-        experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, _sequences(dataset)
+        experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, _sequences(experiment, dataset)
     )
     if experiment.smoothing is None:
         return model
@@ -343,12 +343,12 @@ def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
         raise experiment.model.refusal(str(error)) from error
 
 
-def _sequences(dataset: Dataset) -> SequenceShape | None:
+def _sequences(experiment: Experiment, dataset: Dataset) -> SequenceShape | None:
     """What a network for texts is to take and give; ``None``: the data are no texts."""
     if dataset.text is None:
         return None
-    tokenizer = dataset.text.tokenizer
-    return SequenceShape(dataset.shape[-1], tokenizer.size, tokenizer.name, dataset.classes, dataset.is_next)
+    tokenizer, folder = dataset.text.tokenizer, place_of(experiment.data).root
+    return SequenceShape(dataset.shape[-1], tokenizer.size, tokenizer.name, dataset.classes, dataset.is_next, folder)
 
 
 def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:

@@ -93,8 +93,9 @@ class DataConfig(Section):
     def _texts_have_their_section(cls, tree: Any) -> Any:
         """Where the data are texts and nothing is said of them, the section has its defaults."""
         name = tree.get("name") if isinstance(tree, Mapping) else None
-        known = isinstance(name, str) and name in DATASETS
-        return {**tree, "text": {}} if known and DATASETS[name].is_text and tree.get("text") is None else tree
+        if not isinstance(name, str) or name not in DATASETS or not DATASETS[name].is_text:
+            return tree
+        return {**tree, "text": {}} if tree.get("text") is None else tree
 
     @property
     def is_text(self) -> bool:

@@ -112,7 +112,8 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> Part:
     counts = Counter(row.key for row in rows)
     firsts = {key: count - round(config.test_share * count) for key, count in counts.items()}
     seen: Counter[str | None] = Counter()
-    train, test = [], []
+    train: list[Row] = []
+    test: list[Row] = []
     for row in rows:
         (train if seen[row.key] < firsts[row.key] else test).append(row)
         seen[row.key] += 1

@@ -14,8 +14,8 @@ from fedpriv.columns import Column
 from fedpriv.config import DataConfig
 from fedpriv.data.sequences import TextFacts
 from fedpriv.data.source import DatasetStatus, Place, home
-from fedpriv.data.tokenizers import END
 from fedpriv.errors import InputError
+from fedpriv.names import END
 from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
 from fedpriv.settings import Groups

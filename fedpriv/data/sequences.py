@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tokenizers import END, PAD, START, Tokenizer
+from fedpriv.data.tokenizers import Tokenizer
+from fedpriv.names import END, PAD, START
 
 __all__ = ["NO_TARGET", "TextFacts", "labelled", "next_tokens"]
 

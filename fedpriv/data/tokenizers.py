@@ -18,12 +18,10 @@ from typing_extensions import override
 
 from fedpriv.config.corpus import CorpusConfig
 from fedpriv.errors import InputError, one_line
+from fedpriv.names import END, PAD, START
 from fedpriv.npz import read_arrays, read_headers
 
 __all__ = ["END", "PAD", "START", "Bytes", "LlamaTokens", "Pairs", "Tokenizer", "Words", "open_tokenizer"]
-
-PAD, START, END = 0, 1, 2
-"""Nothing, and the beginning and the end of a text."""
 
 _OWN = ("<pad>", "<start>", "<end>")
 _STORIES, _WORDS = "stories260k.npz", "word_freq_en.csv.gz"

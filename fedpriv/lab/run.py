@@ -235,6 +235,7 @@ def _close(
             folder.knowledge(),
             labels,
             erm_sentences(world, last),
+            next_token=world.dataset.is_next,
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -271,6 +272,7 @@ def _data(world: World) -> DataFacts:
         source=dataset.source,
         train_examples=len(dataset.y_train),
         test_examples=len(dataset.y_test),
+        **({} if dataset.text is None else {"task": dataset.text.task}),
     )
 
 

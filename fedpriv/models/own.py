@@ -39,10 +39,9 @@ class OwnSettings(ModelSettings):
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
         from fedpriv.models.machinery.logits import LogitsOf
 
-        network = self._builder()(
-            length=sequences.length, vocabulary=sequences.vocabulary, classes=sequences.classes
-        )
-        return LogitsOf.of(network)
+        sizes = {"length": sequences.length, "vocabulary": sequences.vocabulary, "classes": sequences.classes}
+        network: nn.Module = LogitsOf.of(self._builder()(**sizes))
+        return network
 
     def _builder(self) -> Callable[..., Any]:
         folder = str(Path.cwd())

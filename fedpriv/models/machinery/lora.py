@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.errors import some_of
+from fedpriv.errors import one_line, some_of
 
 if TYPE_CHECKING:
     from fedpriv.models.machinery.texts import TextModelSettings
@@ -32,10 +33,11 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
         self.base_layer = base.requires_grad_(False)
-        self.lora_A = nn.ModuleDict({ADAPTER: nn.Linear(base.in_features, rank, bias=False)})
-        self.lora_B = nn.ModuleDict({ADAPTER: nn.Linear(rank, base.out_features, bias=False)})
-        nn.init.kaiming_uniform_(self.lora_A[ADAPTER].weight, a=math.sqrt(5))
-        nn.init.zeros_(self.lora_B[ADAPTER].weight)
+        narrow = nn.Linear(base.in_features, rank, bias=False)
+        wide = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.kaiming_uniform_(narrow.weight, a=math.sqrt(5))
+        nn.init.zeros_(wide.weight)
+        self.lora_A, self.lora_B = nn.ModuleDict({ADAPTER: narrow}), nn.ModuleDict({ADAPTER: wide})
         self._scale = alpha / rank
 
     @override
@@ -79,7 +81,8 @@ def with_adapters(network: nn.Module, settings: "TextModelSettings", layers: Seq
             task's is random.
 
     Raises:
-        InputError: no Linear layer has such a name, or a rank is above what a layer has room for.
+        InputError: no Linear layer has such a name, or a rank is above what a layer has room for, or the file of
+            adapters is not there or of another network.
     """
     network.requires_grad_(False)
     linear = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
@@ -98,4 +101,29 @@ def with_adapters(network: nn.Module, settings: "TextModelSettings", layers: Seq
     last = linear[head]
     if last.bias is not None and head not in chosen:
         last.requires_grad_(True)
-    return Adapted(network)
+    adapted = Adapted(network)
+    if settings.adapter:
+        _load(adapted, settings)
+    return adapted
+
+
+def _load(adapted: Adapted, settings: "TextModelSettings") -> None:
+    """Copy the numbers of an adapter that peft has saved; there its names lack that of the adapter."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        saved = load_file(settings.adapter)
+    except (OSError, SafetensorError) as error:
+        raise settings.refusal(f"adapter = {settings.adapter!r} cannot be read: {one_line(error)}") from None
+    wanted = {name: value for name, value in adapted.named_parameters() if f".{ADAPTER}." in name}
+    names = {name.replace(f".{ADAPTER}.", "."): name for name in wanted}
+    for name in dict.fromkeys([*names, *saved]):
+        if name not in saved or name not in names:
+            raise settings.refusal(f"adapter = {settings.adapter!r} {'lacks' if name in names else 'has'} {name}")
+        if saved[name].shape != wanted[names[name]].shape:
+            shapes = f"{tuple(saved[name].shape)}, and here {tuple(wanted[names[name]].shape)}"
+            raise settings.refusal(f"adapter = {settings.adapter!r}: {name} has shape {shapes}")
+    with torch.no_grad():
+        for name, target in names.items():
+            wanted[target].copy_(saved[name])

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -36,6 +37,7 @@ class SequenceShape:
         tokenizer: its name.
         classes: K, logits: of a sequence, or of each token.
         is_next: whether the token after each is predicted: logits (B, T, K); else (B, K).
+        folder: of the data sets, where pretrained weights lie.
     """
 
     length: int
@@ -43,6 +45,7 @@ class SequenceShape:
     tokenizer: str
     classes: int
     is_next: bool
+    folder: Path = Path("data")
 
 
 class ModelSettings(Section):

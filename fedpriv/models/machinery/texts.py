@@ -1,9 +1,9 @@
 """What the settings of networks for texts have in common: sequences in, logits out, and adapters on frozen weights."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape
@@ -22,10 +22,17 @@ class TextModelSettings(ModelSettings):
         None, description="train adapters of this rank on frozen weights (LoRA) and the layer of a task's classes; "
         "unset: train all weights"
     )  # fmt: skip
+    adapter: str = Field("", description="a file of the library peft, adapter_model.safetensors, to start from")
     lora_alpha: Positive = Field(16.0, description="an adapter's output is multiplied by this over its rank")
     lora_layers: tuple[str, ...] = Field(
         (), description="last names of the Linear layers that get adapters; none: those of queries and values"
     )
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> Self:
+        if self.adapter and self.lora_rank is None:
+            raise ValueError("adapter is a file of adapters; lora_rank says that there are any")
+        return self
 
     @override
     def network(self, shape: Shape, classes: int) -> "nn.Module":
