@@ -331,9 +331,8 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    model = build_model(
-        experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, _sequences(experiment, dataset)
-    )
+    sequences = _sequences(experiment, dataset)
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
     if experiment.smoothing is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")

@@ -42,7 +42,7 @@ class Corpus(Source):
     Attributes:
         file: its name.
         columns: of the file.
-        labels: names of the labels by what stands in the file; empty: texts have none.
+        labels: what stands in the file for each, and its name; empty: texts have none.
         tests: what the column split says of test texts; other texts than these and "train" are left out. Empty: there
             is no such column.
         has_repeats: whether texts that are there already are left out.
@@ -52,7 +52,7 @@ class Corpus(Source):
 
     file: ClassVar[str]
     columns: ClassVar[Columns]
-    labels: ClassVar[Mapping[str, str]] = {}
+    labels: ClassVar[tuple[tuple[str, str], ...]] = ()
     tests: ClassVar[tuple[str, ...]] = ("test",)
     has_repeats: ClassVar[bool] = False
 
@@ -74,7 +74,7 @@ class Corpus(Source):
         path, config = cls.found(place), place.text or CorpusConfig()
         check_memory(path, _MADE_OF_A_BYTE * _unpacked(path), place.memory)
         part = cls.parts(path, config)
-        return arrays_of(part, cls.labels, config, place.root, str(path)), str(path)
+        return arrays_of(part, dict(cls.labels), config, place.root, str(path)), str(path)
 
     @classmethod
     def parts(cls, path: Path, config: CorpusConfig) -> Part:
@@ -147,7 +147,7 @@ def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root:
         if not labels:
             raise InputError(f"{where}: data.text.task = 'classify', and the texts have no labels")
         if config.pack:
-            raise InputError(f"{where}: data.text.pack lays texts end to end; labels are of single texts: task = 'next'")
+            raise InputError(f"{where}: data.text.pack = true lays texts end to end, and labels are of single ones")
         made = [_Made.labelled(rows, labels, tokenizer, config, where, names) for rows in part]
         classes = tuple(labels.values())
     else:
@@ -192,9 +192,7 @@ class _Made(NamedTuple):
         return _Made(x, np.array([numbers[row.label or ""] for row in rows], dtype=np.int64), _keys(rows, names))
 
     @staticmethod
-    def following(
-        rows: Sequence[Row], names: Sequence[str], tokenizer: Tokenizer, config: CorpusConfig
-    ) -> "_Made":
+    def following(rows: Sequence[Row], names: Sequence[str], tokenizer: Tokenizer, config: CorpusConfig) -> "_Made":
         owners = _keys(rows, names).tolist()
         return _Made(*next_tokens(tokenizer, [row.text for row in rows], owners, config.length, config.pack))
 

@@ -203,7 +203,9 @@ def _complete(name: str, place: Place) -> Dataset:
         raise InputError(f"{said}: images have {channels} channels; {name} has {len(mean)}")
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
-    return Dataset(name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes, arrays.text)
+    return Dataset(
+        name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes, arrays.text
+    )
 
 
 @lru_cache(maxsize=4)

@@ -159,8 +159,7 @@ def read_texts(path: Path, columns: Columns) -> list[Row]:
         InputError: the file or a column is not there, or two columns have its name; the file is no CSV or holds no JSON
             objects, a cell is empty or one too many, or no text is there at all.
     """
-    kind = path.suffixes[-2:-1] if path.suffix == ".gz" else path.suffixes[-1:]
-    read = _json_lines if kind and kind[0] in JSON_LINES else _csv
+    read = _json_lines if path.name.removesuffix(".gz").endswith(JSON_LINES) else _csv
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -170,7 +169,8 @@ def read_texts(path: Path, columns: Columns) -> list[Row]:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a file of texts in UTF-8: {error}") from None
+        kind = "a CSV file" if read is _csv else "JSON lines"
+        raise InputError(f"{path}: not {kind} in UTF-8: {error}") from None
     if not rows:
         raise InputError(f"{path}: there is no text in it")
     return rows
@@ -200,7 +200,7 @@ def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
         except ValueError as error:
             raise InputError(f"{path}, line {number}: not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise InputError(f"{path}, line {number}: a JSON object is wanted, such as {{\"{columns.text}\": ...}}")
+            raise InputError(f'{path}, line {number}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
         for column in columns.needed:
             if column not in given:
                 raise _missing(f"{path}, line {number}", column, list(given))

@@ -125,7 +125,7 @@ class Pairs(Tokenizer):
     def _read(tokenizers: Any, path: str) -> Any:
         try:
             return tokenizers.Tokenizer.from_file(path)
-        except Exception as error:  # the library raises bare exceptions
+        except Exception as error:
             raise InputError(f"data.text.vocabulary_file: {path}: {one_line(error)}") from None
 
     @staticmethod

@@ -31,9 +31,7 @@ class LlamaSettings(TextModelSettings):
         from fedpriv.models.machinery.llama import FILE, Llama
 
         if sequences.tokenizer != "llama":
-            raise self.refusal(
-                f"it knows the tokens of data.text.tokenizer = 'llama'; given {sequences.tokenizer!r}"
-            )
+            raise self.refusal(f"it knows the tokens of data.text.tokenizer = 'llama'; given {sequences.tokenizer!r}")
         network = Llama.read(Path(self.path) if self.path else sequences.folder / FILE)
         if sequences.vocabulary != network.vocabulary:
             raise self.refusal(f"it knows {network.vocabulary} tokens; the data have {sequences.vocabulary}")

@@ -15,4 +15,4 @@ class AgNews(Corpus):
     title = "AG News, topics of news"
     file = "agnews.csv.gz"
     columns = Columns("text", "label")
-    labels = {"0": "World", "1": "Sports", "2": "Business", "3": "Technology"}
+    labels = (("0", "World"), ("1", "Sports"), ("2", "Business"), ("3", "Technology"))

@@ -15,5 +15,5 @@ class Cola(Corpus):
     title = "CoLA, acceptable sentences"
     file = "cola.csv.gz"
     columns = Columns("sentence", "label")
-    labels = {"0": "unacceptable", "1": "acceptable"}
+    labels = (("0", "unacceptable"), ("1", "acceptable"))
     tests = ("dev", "dev_ood")

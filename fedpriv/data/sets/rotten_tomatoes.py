@@ -15,4 +15,4 @@ class RottenTomatoes(Corpus):
     title = "Rotten Tomatoes, film reviews"
     file = "rotten_tomatoes.csv.gz"
     columns = Columns("sentence", "label")
-    labels = {"0": "negative", "1": "positive"}
+    labels = (("0", "negative"), ("1", "positive"))

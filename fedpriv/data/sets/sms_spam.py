@@ -15,6 +15,6 @@ class SmsSpam(Corpus):
     title = "SMS Spam Collection, text messages"
     file = "sms_spam.csv.gz"
     columns = Columns("text", "label")
-    labels = {"ham": "ham", "spam": "spam"}
+    labels = (("ham", "ham"), ("spam", "spam"))
     tests = ()
     has_repeats = True

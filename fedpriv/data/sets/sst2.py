@@ -15,4 +15,4 @@ class Sst2(Corpus):
     title = "SST-2, phrases of film reviews"
     file = "sst2.csv.gz"
     columns = Columns("sentence", "label")
-    labels = {"0": "negative", "1": "positive"}
+    labels = (("0", "negative"), ("1", "positive"))

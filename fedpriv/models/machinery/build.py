@@ -95,7 +95,9 @@ def _construct(
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        given = f"shape={shape}" if sequences is None else f"length={sequences.length}, vocabulary={sequences.vocabulary}"
+        given = (
+            f"shape={shape}" if sequences is None else f"length={sequences.length}, vocabulary={sequences.vocabulary}"
+        )
         raise config.refusal(f"{builder}({given}, classes={classes}) raises {reason_of(error)}") from error
     if not isinstance(model, nn.Module):
         raise config.refusal(f"{builder} returns {type(model).__name__}; a torch.nn.Module is wanted")

@@ -1,8 +1,8 @@
 """A Llama: RMS norms, rotary positions, grouped queries and a gated layer, with the names of the library transformers.
 
-Touvron et al. 2023, arXiv 2302.13971; Shazeer 2020; Su et al. 2021; Ainslie et al. 2023. Rotary positions turn the first
-half of a head with the second, as in that library; llama2.c, whose weights are read, turns neighbours, so that rows of
-its queries and keys are put into another order.
+Touvron et al. 2023, arXiv 2302.13971; Shazeer 2020; Su et al. 2021; Ainslie et al. 2023. Rotary positions turn the
+first half of a head with the second, as in that library; llama2.c, whose weights are read, turns neighbours, so that
+rows of its queries and keys are put into another order.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _ARRAYS = ("config", "tok_embeddings", *_LAYERS.values(), "norm")
 
 @dataclass(frozen=True)
 class _Sizes:
-    """As in the file's ``config``: width, of the gated layer, blocks, heads, those of keys, tokens, longest sequence."""
+    """As in the file's ``config``; ``hidden`` of the gated layer, ``shared`` heads of keys and values."""
 
     width: int
     hidden: int
