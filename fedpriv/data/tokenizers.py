@@ -125,7 +125,7 @@ class Pairs(Tokenizer):
     def _read(tokenizers: Any, path: str) -> Any:
         try:
             return tokenizers.Tokenizer.from_file(path)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the library raises no other kind
             raise InputError(f"data.text.vocabulary_file: {path}: {one_line(error)}") from None
 
     @staticmethod

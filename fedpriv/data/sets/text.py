@@ -1,5 +1,7 @@
 """Texts of your own: the CSV file or JSON lines that ``data.path`` names, and what ``data.text`` says of them."""
 
+from dataclasses import replace
+
 from typing_extensions import override
 
 from fedpriv.config.corpus import CorpusConfig
@@ -10,6 +12,8 @@ from fedpriv.data.texts import Columns, Row, check_splits, read_texts
 from fedpriv.registry import DATASETS
 
 __all__ = ["OwnTexts"]
+
+_LABELS = "The names of the labels were read off the texts, and are taken as public."
 
 
 @DATASETS.register
@@ -28,11 +32,11 @@ class OwnTexts(Corpus):
         path, config = home(place.path), place.text or CorpusConfig()
         rows = read_texts(path, Columns(config.text, config.label, config.key))
         check_splits(path, rows)
-        # Labels are named as in the file: like the classes of a table, they are taken as public.
         found = sorted({row.label for row in rows if row.label is not None})
         labels = {label: label for label in found}
         part = _split(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
-        return arrays_of(part, labels, config, place.root, place.path), place.path
+        made = arrays_of(part, labels, config, place.root, place.path)
+        return (replace(made, notes=(*made.notes, _LABELS)) if labels else made), place.path
 
     @classmethod
     @override
