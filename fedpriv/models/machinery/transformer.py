@@ -13,9 +13,6 @@ from fedpriv.names import PAD
 
 __all__ = ["Attention", "Block", "Embedded", "last_tokens"]
 
-# The deviation of GPT-2's initial embeddings: with that of torch's, a tied last layer would begin with huge logits.
-INITIAL = 0.02
-
 
 class Embedded(nn.Module):
     """Tokens and their positions as vectors, added up.
@@ -31,7 +28,8 @@ class Embedded(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         for table in (self.tokens, self.positions):
-            nn.init.normal_(table.weight, std=INITIAL)
+            # So that a last layer with the same weight begins with logits of about 1.
+            nn.init.normal_(table.weight, std=width**-0.5)
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
