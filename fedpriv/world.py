@@ -26,7 +26,6 @@ from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model, model_digest
-from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.plan import Plan, plan_client
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
@@ -331,7 +330,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    sequences = _sequences(experiment, dataset)
+    sequences = dataset.sequences(place_of(experiment.data).root)
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
     if experiment.smoothing is None:
         return model
@@ -340,14 +339,6 @@ def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
         return with_noise(model, experiment.smoothing.place, dataset.shape, stream)
     except InputError as error:
         raise experiment.model.refusal(str(error)) from error
-
-
-def _sequences(experiment: Experiment, dataset: Dataset) -> SequenceShape | None:
-    """What a network for texts is to take and give; ``None``: the data are no texts."""
-    if dataset.text is None:
-        return None
-    tokenizer, folder = dataset.text.tokenizer, place_of(experiment.data).root
-    return SequenceShape(dataset.shape[-1], tokenizer.size, tokenizer.name, dataset.classes, dataset.is_next, folder)
 
 
 def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:

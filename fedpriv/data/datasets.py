@@ -15,6 +15,7 @@ from fedpriv.config import DataConfig
 from fedpriv.data.sequences import TextFacts
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
+from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.names import END
 from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
@@ -99,6 +100,13 @@ class Dataset:
         tokens = torch.randint(END + 1, size, (examples, *self.shape), generator=generator, dtype=torch.int32)
         labels = torch.arange(examples) % self.classes
         return tokens, tokens.flatten(1).roll(-1, dims=1).long() if self.is_next else labels
+
+    def sequences(self, folder: Path) -> SequenceShape | None:
+        """What a network for these texts takes and gives, with pretrained weights in a folder; ``None``: no texts."""
+        if self.text is None:
+            return None
+        tokenizer = self.text.tokenizer
+        return SequenceShape(self.shape[-1], tokenizer.size, tokenizer.name, self.classes, self.is_next, folder)
 
     @cached_property
     def digest(self) -> bytes:
