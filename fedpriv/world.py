@@ -304,13 +304,8 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
             f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
             "student is measured on those that are not asked about"
         )
-    partitions = partition_indices(
-        dataset.kinds(dataset.y_train).numpy(),
-        experiment.data,
-        experiment.federation.clients,
-        experiment.seed,
-        None if dataset.text is None else dataset.text.keys,
-    )
+    kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
+    partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
     model = _network(experiment, dataset)
     check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)

@@ -87,6 +87,11 @@ class Dataset:
         """The kinds of examples that are counted: classes, or where there are none sequences."""
         return ("sequences",) if self.is_next else self.class_names
 
+    @property
+    def keys(self) -> np.ndarray | None:
+        """Whose each training example is, (N,), numbers from 0; ``None``: nobody says."""
+        return None if self.text is None else self.text.keys
+
     def kinds(self, labels: Tensor) -> Tensor:
         """Return the kind of each example, (N,), from labels (N, ...)."""
         return torch.zeros(len(labels), dtype=torch.int64) if self.is_next else labels
