@@ -107,7 +107,8 @@ def test_names_of_adapters_are_those_of_peft(tmp_path: Path) -> None:
     plain = network({"name": "llama"}, STORIES)
     x, _ = examples(STORIES)
     assert torch.allclose(plain(x), model(x), atol=1e-5)  # B is zero at first
-    saved = {name.replace(".default", ""): torch.randn_like(dict(model.named_parameters())[name]) for name in names}
+    draws, shapes = torch.Generator().manual_seed(2), {k: v.shape for k, v in model.named_parameters()}
+    saved = {name.replace(".default", ""): torch.randn(shapes[name], generator=draws) / 8 for name in names}
     save_file(saved, tmp_path / "adapter_model.safetensors")
     settings = {"name": "llama", "lora_rank": 2, "adapter": str(tmp_path / "adapter_model.safetensors")}
     loaded = network(settings, STORIES)
@@ -120,6 +121,7 @@ def test_names_of_adapters_are_those_of_peft(tmp_path: Path) -> None:
         if f"{stem}.lora_A.weight" in saved:
             value.data += 16 / 2 * saved[f"{stem}.lora_B.weight"] @ saved[f"{stem}.lora_A.weight"]
     assert torch.allclose(merged(x), loaded(x), atol=1e-3)
+    assert not torch.allclose(plain(x), loaded(x), atol=1e-1)
     with pytest.raises(InputError, match="has shape"):
         network({**settings, "lora_rank": 3}, STORIES)
 
