@@ -36,13 +36,19 @@ def upload_sign(algorithm: str) -> int:
 def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = None) -> Tensor:
     """Return the cross entropy of each example (B,), in float32 at least.
 
+    Of sequences it is the mean over their targets, so that long ones count as much as short ones; 0 where a sequence
+    has none.
+
     Args:
-        outputs: logits (B, K).
-        labels: (B,).
+        outputs: logits (B, K), or (B, T, K) of sequences.
+        labels: (B,), or (B, T), negative where nothing is predicted.
         forward: how labels were changed, for the forward correction (Patrini et al. 2017, Theorem 2): then it is that
             of the changed label, -log(q + (p - q) softmax(outputs)[label]); ``None``: labels are taken as they are.
     """
     precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if labels.ndim > 1:
+        losses = functional.cross_entropy(precise.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        return losses.sum(dim=1) / (labels >= 0).sum(dim=1).clamp(min=1)
     losses = functional.cross_entropy(precise, labels, reduction="none")
     if forward is None:
         return losses

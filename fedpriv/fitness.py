@@ -1,18 +1,17 @@
 """What is found out about an experiment's data and network before a run, and refused with the reason."""
 
-from functools import partial
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedpriv.accounting.erm import Problem
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset
 from fedpriv.erm import problem_of
 from fedpriv.errors import InputError
+from fedpriv.federated import example_losses
 from fedpriv.gradients import refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
@@ -20,7 +19,7 @@ from fedpriv.randomness import torch_stream
 
 __all__ = ["LOSS", "check_fitness", "check_shares", "random_examples"]
 
-LOSS = partial(functional.cross_entropy, reduction="none")
+LOSS = example_losses
 
 # Random images with which own models are tried: most often the first few are enough.
 _TRIED = 13
@@ -39,11 +38,25 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     """
     if dataset.classes < 2:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
+    if dataset.is_next:
+        _refuse_labels(experiment)
     if experiment.erm is not None:
         _refuse_not_convex(experiment, dataset, model)
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
+
+
+def _refuse_labels(experiment: Experiment) -> None:
+    """Refuse what is about labels, where each token has the next one as its own."""
+    for key in ("groups", "label_epsilon"):
+        if getattr(experiment.data, key) is not None:
+            raise InputError(f"data.{key} is about labels of whole examples, and the next token is predicted")
+    if experiment.data.partition in ("dirichlet", "shards"):
+        raise InputError(
+            f"data.partition = {experiment.data.partition!r} sorts by labels, and the next token is predicted; use iid "
+            "or key"
+        )
 
 
 def check_shares(experiment: Experiment, dataset: Dataset, sizes: np.ndarray) -> None:
@@ -111,15 +124,13 @@ def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) ->
     if not experiment.model.is_own:
         return
     images, labels = random_examples(experiment, dataset, _TRIED)
-    blank = torch.zeros(dataset.shape, dtype=torch.uint8)
+    blank = dataset.normalise(torch.zeros_like(images[:1]))[0]
     try:
-        refuse_mixed_examples(model, LOSS, dataset.normalise(images), labels, [dataset.normalise(blank)])
+        refuse_mixed_examples(model, LOSS, dataset.normalise(images), labels, [blank])
     except InputError as error:
         raise experiment.model.refusal(str(error)) from error
 
 
 def random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
-    """Random images (B, C, H, W), uint8, and labels (B,), with which own models are tried."""
-    draws = torch_stream(experiment.seed, "trial")
-    images = torch.randint(256, (examples, *dataset.shape), generator=draws, dtype=torch.uint8)
-    return images, torch.arange(examples) % dataset.classes
+    """Random images (B, C, H, W), uint8, and labels (B,), or sequences, with which own models are tried."""
+    return dataset.random(examples, torch_stream(experiment.seed, "trial"))

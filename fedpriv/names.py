@@ -1,8 +1,18 @@
-"""The words, and a limit, that settings, the ledger and the command line share."""
+"""The words, and a few numbers, that settings, networks, the ledger and the command line share."""
 
 from typing import Literal
 
-__all__ = ["LEAST_LABEL_EPSILON", "MOST_LABEL_EPSILON", "AdjacencyName", "CalibrationName", "SamplingName", "UnitName"]
+__all__ = [
+    "END",
+    "LEAST_LABEL_EPSILON",
+    "MOST_LABEL_EPSILON",
+    "PAD",
+    "START",
+    "AdjacencyName",
+    "CalibrationName",
+    "SamplingName",
+    "UnitName",
+]
 
 UnitName = Literal["example", "update"]
 SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
@@ -14,3 +24,6 @@ LEAST_LABEL_EPSILON = 1e-9
 
 MOST_LABEL_EPSILON = 20.0
 """Of randomised response: above, answers are changed so rarely that draws of 53 bits no longer have the odds."""
+
+PAD, START, END = 0, 1, 2
+"""Tokens of texts: nothing, and the beginning and the end of one."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
-from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
+from fedpriv.data.datasets import Dataset, load_dataset, place_of, unit_scale
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import Shares, partition_indices
 from fedpriv.erm import problem_of, usual_length
@@ -267,8 +267,9 @@ class World:
 
     def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
         """The number of a client's examples of each class among these labels (N,) of the training data."""
-        own = labels.numpy()[self.partitions[client]]
-        return [int(count) for count in np.bincount(own, minlength=self.dataset.classes)]
+        own = self.dataset.kinds(labels).numpy()[self.partitions[client]]
+        counts: list[int] = np.bincount(own, minlength=len(self.dataset.counted)).tolist()
+        return counts
 
 
 def choose_device(name: str) -> torch.device:
@@ -314,8 +315,8 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
             f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
             "student is measured on those that are not asked about"
         )
-    clients = experiment.federation.clients
-    partitions = partition_indices(dataset.y_train.numpy(), experiment.data, clients, experiment.seed)
+    kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
+    partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
     model = _network(experiment, dataset)
     check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)
@@ -333,7 +334,8 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns)
+    sequences = dataset.sequences(place_of(experiment.data).root)
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
     if experiment.smoothing is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")
@@ -369,7 +371,7 @@ def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:
 def _route(world: World, examples: int) -> Route:
     experiment, dataset = world.experiment, world.dataset
     if not experiment.model.is_own:
-        return Route()
+        return Route(batch_first=True)
     images, labels = random_examples(experiment, dataset, examples)
     # A model of its own, because one that was trained may hold what cannot be copied.
     model = _network(experiment, dataset)

@@ -13,6 +13,7 @@ from fedpriv.world import State, World
 __all__ = ["Evaluation", "evaluate", "evaluate_all", "evaluate_round"]
 
 _BATCH = 1000
+_TOKENS = 8192  # of a batch of texts
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,27 @@ def _evaluation(world: World, state: State, number: int, rows: Tensor) -> Evalua
 def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[float, float]:
     """Return the mean cross entropy and the accuracy (0 to 1) of ``state`` on the test data.
 
+    Of sequences both are means over all tokens that are predicted: nats per token, and the share that is the likeliest.
+
     Args:
         world: the experiment, built.
         state: the global model.
         rows: the test examples (R,); unset: all but those that teachers were asked about, which the student has learnt.
     """
-    model = world.model
+    model, dataset = world.model, world.dataset
     x, y = _test_data(world, world.measured_rows if rows is None else rows)
     state.load_into(model)
     model.eval()
-    loss, right = 0.0, 0
+    loss, right, targets = 0.0, 0, 0
+    batch = _BATCH if dataset.text is None else max(1, _TOKENS // dataset.shape[-1])
     with torch.inference_mode():
-        for images, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
-            logits = model(world.network_input(images))
-            target = labels.to(world.device)
+        for images, labels in zip(x.split(batch), y.split(batch), strict=True):
+            logits = model(world.network_input(images)).flatten(0, -2)
+            target = labels.to(world.device).flatten()
             loss += functional.cross_entropy(logits, target, reduction="sum").item()
             right += int((logits.argmax(1) == target).sum())
-    return loss / len(y), right / len(y)
+            targets += int((target >= 0).sum())
+    return loss / max(targets, 1), right / max(targets, 1)
 
 
 def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> float | None:

@@ -47,8 +47,8 @@ def test_files_that_earlier_versions_wrote_are_read(tmp_path: Path) -> None:
     write(tmp_path, text, "config.toml")
     assert load_run(tmp_path).model.model_dump() == {"name": "lenet", "init": "uniform"}
     assert recorded_model({"name": "resnet", "hidden": [3]}).model_dump() == {"name": "resnet", "init": "default"}
-    write(tmp_path, text + "depth = 3\n", "config.toml")
-    with pytest.raises(InputError, match=r"unknown key model\.depth"):
+    write(tmp_path, text + "layers = 3\n", "config.toml")
+    with pytest.raises(InputError, match=r"unknown key model\.layers"):
         load_run(tmp_path)
 
 

@@ -145,6 +145,7 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
     from fedpriv.cli.probe import about_probes, print_probes
+    from fedpriv.config.texts import text_sets
     from fedpriv.registry import ATTACKS
 
     if as_json:
@@ -154,6 +155,7 @@ def list_attacks(as_json: Json = False) -> None:
     for attack in ATTACKS.values():
         print_attack(attack.name, attack.title, _lines(attack))
     print_probes()
+    out.print(f"None of these reads texts yet (data.name = {', '.join(text_sets())}).", style="dim")
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")

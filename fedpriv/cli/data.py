@@ -53,9 +53,8 @@ def data(
 
 def _list(root: str, as_json: bool) -> None:
     from fedpriv.data.datasets import list_datasets
-    from fedpriv.data.texts import list_texts
 
-    statuses = (*list_datasets(root), *list_texts(root))
+    statuses = list_datasets(root)
     if as_json:
         print_json([vars(status) for status in statuses])
         return
@@ -113,6 +112,8 @@ def _single_out(config: DataConfig, known: int, as_json: bool) -> None:
     from fedpriv.data.datasets import load_dataset
     from fedpriv.randomness import numpy_stream
 
+    if config.is_text:
+        raise InputError(f"--unicity counts facts of images and rows, and data.name = {config.name!r} are texts")
     facts = facts_of(load_dataset(config, _SEED))
     share = unicity(facts, known, _PEOPLE, numpy_stream(_SEED, "unicity"))
     if as_json:

@@ -28,6 +28,7 @@ from fedpriv.config.sections import (
     TrainingConfig,
 )
 from fedpriv.config.service import ServiceConfig
+from fedpriv.config.texts import check_texts, without_attacks
 from fedpriv.config.trust import check_trust, with_usual_sums
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
@@ -108,6 +109,12 @@ class Experiment(Section):
             return tree
         return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_are_not_attacked(cls, tree: Any) -> Any:
+        """Where the data are texts and the experiment names no attack, there is none."""
+        return without_attacks(tree)
+
     @model_validator(mode="after")
     def _rooms_agree(self) -> Self:
         late = [number for number in self.adversary.rounds if number > self.federation.rounds]
@@ -119,6 +126,7 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _algorithm_fits(self) -> Self:
+        check_texts(self)
         check_votes(self)
         check_models(self)
         check_labels(self)

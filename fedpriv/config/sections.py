@@ -1,12 +1,13 @@
 """The sections of an experiment: every key with its default, its range and what it means."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
+from fedpriv.config.corpus import CorpusConfig
 from fedpriv.config.table import TableConfig
 from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.registry import ATTACKS, DATASETS, RULES
@@ -55,7 +56,7 @@ class DataConfig(Section):
     """Which data, where they lie, and how clients share them."""
 
     name: Annotated[str, Registered(DATASETS)] = Field("digits", description="data set, as fedpriv data lists them")
-    path: str = Field("", description="your own file, for npz and csv; other data sets ignore it")
+    path: str = Field("", description="your own file, for npz, csv and text; other data sets ignore it")
     root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
     download: bool = Field(True, description="fetch a data set that is not in the folder")
     memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
@@ -70,10 +71,11 @@ class DataConfig(Section):
         description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
         "of each label, against everybody; unset: labels are used as they are",
     )
-    partition: Literal["iid", "dirichlet", "shards", "overlapping"] = Field(
+    partition: Literal["iid", "dirichlet", "shards", "overlapping", "key"] = Field(
         "iid",
         description="how clients share the training data; overlapping: each draws its own from all of them, so that "
-        "there may be more clients than examples, and a claim is about one client's copy of an example",
+        "there may be more clients than examples, and a claim is about one client's copy of an example; key: each has "
+        "what is somebody's, such as a speaker's texts, those with the most examples first",
     )
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
@@ -82,12 +84,28 @@ class DataConfig(Section):
     )
     table: TableConfig | None = Field(None, description="what the columns of your own table are, for csv; else unset")
 
+    text: CorpusConfig | None = Field(None, description="how texts become sequences of tokens; else unset")
+
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Data without a table, or without copies, have the bytes that they had before there were any."""
+        """Data without a table, texts, or copies have the bytes that they had before there were any."""
         tree: dict[str, Any] = dump(self)
-        optional = ("table", "examples_per_client")
+        optional = ("table", "text", "examples_per_client")
         return {key: value for key, value in tree.items() if key not in optional or value is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_have_their_section(cls, tree: Any) -> Any:
+        """Where the data are texts and nothing is said of them, the section has its defaults."""
+        name = tree.get("name") if isinstance(tree, Mapping) else None
+        if not isinstance(name, str) or name not in DATASETS or not DATASETS[name].is_text:
+            return tree
+        return {**tree, "text": {}} if tree.get("text") is None else tree
+
+    @property
+    def is_text(self) -> bool:
+        """Whether these are texts."""
+        return bool(DATASETS[self.name].is_text)
 
     @property
     def bounds_epsilon(self) -> float:
@@ -121,6 +139,8 @@ class DataConfig(Section):
         if source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise ValueError(f"name = {self.name!r} needs {wanted}")
+        if self.text is not None and not source.is_text:
+            raise ValueError(f"name = {self.name!r} are no texts, of which the section data.text tells")
         return self
 
 

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from fedpriv.columns import Column
 from fedpriv.config import DataConfig
+from fedpriv.data.sequences import TextFacts
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
+from fedpriv.models.machinery.settings import SequenceShape
+from fedpriv.names import END
 from fedpriv.randomness import numpy_stream
 from fedpriv.registry import DATASETS
 from fedpriv.settings import Groups
@@ -35,10 +38,11 @@ class Dataset:
 
     Attributes:
         name: as in ``data.name``.
-        x_train: (N, C, H, W), uint8, or float32 on [0, 1] as tables may have it.
-        y_train: int64 (N,), from 0 to ``classes`` - 1.
+        x_train: (N, C, H, W), uint8, or float32 on [0, 1] as tables may have it; of texts tokens, int32 (N, 1, 1, T).
+        y_train: int64 (N,), from 0 to ``classes`` - 1; where the next token is predicted that, (N, T), negative where
+            nothing is.
         x_test: (M, C, H, W), likewise.
-        y_test: int64 (M,).
+        y_test: int64 (M,) or (M, T), likewise.
         class_names: one a class.
         mean: one a channel, on the [0, 1] scale. Public constants of the data set, never computed from the examples
             at hand.
@@ -46,6 +50,7 @@ class Dataset:
         source: one line that says where the images came from.
         columns: of a table, whose rows are "images" of one line, (1, 1, features); empty: these are images.
         notes: what a reader of anything proven about the data must know.
+        text: of texts; ``None``: these are images or rows.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Dataset:
     source: str
     columns: tuple[Column, ...] = ()
     notes: tuple[str, ...] = ()
+    text: TextFacts | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -70,6 +76,42 @@ class Dataset:
     def classes(self) -> int:
         """The number of classes, those without an example included."""
         return len(self.class_names)
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the next token is predicted, and no class of a whole example."""
+        return self.y_train.ndim > 1
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The kinds of examples that are counted: classes, or where there are none sequences."""
+        return ("sequences",) if self.is_next else self.class_names
+
+    @property
+    def keys(self) -> np.ndarray | None:
+        """Whose each training example is, (N,), numbers from 0; ``None``: nobody says."""
+        return None if self.text is None else self.text.keys
+
+    def kinds(self, labels: Tensor) -> Tensor:
+        """Return the kind of each example, (N,), from labels (N, ...)."""
+        return torch.zeros(len(labels), dtype=torch.int64) if self.is_next else labels
+
+    def random(self, examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return examples that tell nothing: inputs (B, C, H, W), as the data set holds them, and labels."""
+        if self.text is None:
+            images = torch.randint(256, (examples, *self.shape), generator=generator, dtype=torch.uint8)
+            return images, torch.arange(examples) % self.classes
+        size = self.text.tokenizer.size
+        tokens = torch.randint(END + 1, size, (examples, *self.shape), generator=generator, dtype=torch.int32)
+        labels = torch.arange(examples) % self.classes
+        return tokens, tokens.flatten(1).roll(-1, dims=1).long() if self.is_next else labels
+
+    def sequences(self, folder: Path) -> SequenceShape | None:
+        """What a network for these texts takes and gives, with pretrained weights in a folder; ``None``: no texts."""
+        if self.text is None:
+            return None
+        tokenizer = self.text.tokenizer
+        return SequenceShape(self.shape[-1], tokenizer.size, tokenizer.name, self.classes, self.is_next, folder)
 
     @cached_property
     def digest(self) -> bytes:
@@ -88,8 +130,10 @@ class Dataset:
             dtype: in which it is computed.
 
         Returns:
-            (image - mean) / std, of the same shape and on the same device.
+            (image - mean) / std, of the same shape and on the same device; of texts the tokens, int64 (B, T).
         """
+        if self.text is not None:
+            return images.flatten(1).long()
         values = unit_scale(images, dtype)
         return (values - _channels(self.mean, values)) / _channels(self.std, values)
 
@@ -143,7 +187,7 @@ def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
 
 def place_of(config: DataConfig) -> Place:
     """Return where the config says that its data set lies."""
-    return Place(config.path, _root(config.root), config.download, config.memory, config.table)
+    return Place(config.path, _root(config.root), config.download, config.memory, config.table, config.text)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
@@ -172,7 +216,9 @@ def _complete(name: str, place: Place) -> Dataset:
         raise InputError(f"{said}: images have {channels} channels; {name} has {len(mean)}")
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
-    return Dataset(name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes)
+    return Dataset(
+        name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes, arrays.text
+    )
 
 
 @lru_cache(maxsize=4)
@@ -182,7 +228,13 @@ def _subset(complete: Dataset, count: int, seed: int) -> Dataset:
         raise InputError(f"data.train_examples = {count}, but {complete.name} has {available} training examples")
     rows = torch.from_numpy(np.sort(numpy_stream(seed, "train-examples").choice(available, count, replace=False)))
     source = f"{complete.source}; {count} of its {available} training examples, drawn by the seed"
-    return replace(complete, x_train=complete.x_train[rows], y_train=complete.y_train[rows], source=source)
+    return replace(
+        complete,
+        x_train=complete.x_train[rows],
+        y_train=complete.y_train[rows],
+        source=source,
+        text=None if complete.text is None else complete.text.chosen(rows.numpy()),
+    )
 
 
 @lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.columns import Column, features_of
+from fedpriv.data.sequences import TextFacts
 from fedpriv.errors import InputError
 from fedpriv.npz import Header, read_arrays, read_headers
 
@@ -34,6 +35,8 @@ class Arrays:
         class_names: one a class, or empty: the labels are then named by their numbers.
         columns: of a table; empty: these are images.
         notes: what a reader of anything proven about them must know.
+        text: of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted
+            y_train and y_test are those after each, (N, T).
     """
 
     x_train: np.ndarray
@@ -43,6 +46,7 @@ class Arrays:
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
     notes: tuple[str, ...] = ()
+    text: TextFacts | None = None
 
 
 def read_npz(path: Path, memory: int) -> Arrays:

@@ -54,7 +54,9 @@ class Shares(Sequence[np.ndarray]):
         return lru_cache(maxsize=_KEPT)(self.find)
 
 
-def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed: int) -> Shares:
+def partition_indices(
+    labels: np.ndarray, config: DataConfig, clients: int, seed: int, keys: np.ndarray | None = None
+) -> Shares:
     """Share the training examples out. The examples are put into a random order first, whatever the kind.
 
     - ``iid``: equal shares, sizes differing by at most one.
@@ -65,23 +67,27 @@ def partition_indices(labels: np.ndarray, config: DataConfig, clients: int, seed
       shard (fewer than there are shards) belong to nobody.
     - ``overlapping``: each client draws ``examples_per_client`` of all examples without replacement, by its own stream,
       so that several clients hold copies of one example.
+    - ``key``: each client is one of those whose examples there are most; what belongs to others is nobody's.
 
     Args:
         labels: integers (N,).
         config: reads partition, alpha, shards_per_client and examples_per_client.
         clients: number of partitions.
         seed: the experiment's seed.
+        keys: whose each example is, (N,), numbers from 0; ``None``: nobody says.
 
     Returns:
         The shares; disjoint but for overlapping ones.
 
     Raises:
-        InputError: fewer examples than clients or shards, or than a client is to hold, or an alpha that leaves a client
-            without an example.
+        InputError: fewer examples than clients or shards, or than a client is to hold, an alpha that leaves a client
+            without an example, or no keys or too few.
     """
     _check_enough(len(labels), config, clients)
     if config.partition == "overlapping":
         return _drawn(len(labels), config.examples_per_client or 0, clients, seed)
+    if config.partition == "key":
+        return _by_key(keys, config.name, clients)
     stream = numpy_stream(seed, "partition")
     order = stream.permutation(len(labels))
     if config.partition == "iid":
@@ -127,6 +133,19 @@ def _by_label(labels: np.ndarray, order: np.ndarray, config: DataConfig, clients
 def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
     indices: np.ndarray = partitioner.load_partition(client).with_format("numpy")[:]["index"]
     return np.sort(indices)
+
+
+def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:
+    if keys is None:
+        raise InputError(f"data.partition = 'key': data.name = {name!r} does not say whose an example is")
+    counts = np.bincount(keys)
+    if clients > np.count_nonzero(counts):
+        raise InputError(
+            f"federation.clients = {clients}: data.partition = 'key', and the examples belong to "
+            f"{np.count_nonzero(counts)}"
+        )
+    most = np.argsort(-counts, kind="stable")[:clients]
+    return Shares(counts[most].astype(np.int64), lambda client: np.flatnonzero(keys == most[client]))
 
 
 def _check_enough(examples: int, config: DataConfig, clients: int) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from fedpriv.config.corpus import CorpusConfig
 from fedpriv.config.table import TableConfig
 from fedpriv.data.files import Arrays, checked
 from fedpriv.errors import InputError
@@ -27,6 +28,7 @@ class Place:
         download: whether what is not there is fetched.
         memory: MiB that reading a file may take.
         table: what the columns of a table of your own are.
+        text: how texts become sequences; ``None``: these are no texts.
     """
 
     path: str
@@ -34,6 +36,7 @@ class Place:
     download: bool
     memory: int
     table: TableConfig | None = None
+    text: CorpusConfig | None = None
 
 
 def home(path: str) -> Path:
@@ -80,6 +83,7 @@ class Source(ABC):
         is_facts: whether every feature is black or white: a fact that holds, or does not.
         needs_path: whether ``data.path`` has to name its file.
         needs_table: whether ``data.table`` says what its columns are.
+        is_text: whether these are texts, of which ``data.text`` says how they are read.
     """
 
     name: ClassVar[str]
@@ -90,6 +94,7 @@ class Source(ABC):
     is_facts: ClassVar[bool] = False
     needs_path: ClassVar[bool] = False
     needs_table: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -1,28 +1,61 @@
-"""Texts with labels, from CSV files: which are known by name, and your own."""
+"""Texts and what stands beside them, from CSV files and JSON lines; and those that prompts are made of."""
 
 import csv
 import gzip
+import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedpriv.config.icl import TextConfig
-from fedpriv.data.source import DatasetStatus, home
+from fedpriv.data.source import home
 from fedpriv.errors import InputError
-from fedpriv.randomness import numpy_stream
 from fedpriv.registry import suggestion
 
-__all__ = ["KNOWN", "Example", "Texts", "list_texts", "load_texts", "text_root"]
+if TYPE_CHECKING:
+    from fedpriv.config.icl import TextConfig
+
+__all__ = ["Columns", "Example", "Row", "Texts", "check_splits", "load_texts", "read_texts", "text_root"]
 
 _TEST_SHARE = 0.2  # of files without a column "split"
 _SPLITS = ("train", "test")  # private examples, and questions
 
-_Row = tuple[str, str, str | None]
-"""Text, label and split; ``None``: there is no such column."""
+JSON_LINES = (".jsonl", ".ndjson")
+"""What the names of files of JSON lines end with; all others are CSV files."""
+
+
+class Columns(NamedTuple):
+    """The columns, or keys, that are read of a file; empty: there is none.
+
+    Attributes:
+        text: of the texts.
+        label: of their labels.
+        key: that says whose each is.
+        split: that says which part of the data set it belongs to; may be missing.
+    """
+
+    text: str
+    label: str = ""
+    key: str = ""
+    split: str = "split"
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those that have to be there, and to hold something."""
+        return tuple(column for column in self[:3] if column)
+
+
+class Row(NamedTuple):
+    """A text and what stands beside it; ``None``: there is no such column."""
+
+    text: str
+    label: str | None = None
+    key: str | None = None
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +101,7 @@ class _Known:
 
 _SENTIMENT = {"0": "negative", "1": "positive"}
 
-KNOWN: Mapping[str, _Known] = {
+_KNOWN: Mapping[str, _Known] = {
     "sst2": _Known("SST-2, phrases of film reviews", "sentence", "label", _SENTIMENT, "Review", "Sentiment"),
     "rotten_tomatoes": _Known("Rotten Tomatoes, film reviews", "sentence", "label", _SENTIMENT, "Review", "Sentiment"),
     "agnews": _Known(
@@ -86,7 +119,7 @@ def text_root(root: str) -> Path:
     return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
-def load_texts(config: TextConfig, seed: int) -> Texts:
+def load_texts(config: "TextConfig", seed: int) -> Texts:
     """Read the texts that the settings name.
 
     A column ``split`` says which rows are private (train) and which are questions (test); a file that is known by name
@@ -97,7 +130,9 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
         InputError: the file or a column is not there, or two columns have its name; the file is no CSV, a cell is empty
             or one too many, a split or a label is unknown, or there are fewer examples than asked for.
     """
-    known = KNOWN.get(config.name)
+    from fedpriv.randomness import numpy_stream  # with torch, which whoever lists data sets does not need
+
+    known = _KNOWN.get(config.name)
     path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"
     columns = (config.text, config.label) if known is None else (known.text, known.label)
     if known is not None and not path.is_file():
@@ -105,12 +140,12 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
             f"{path}: no such file, and it is not downloaded: {known.title}, as a gzipped CSV file with the columns "
             f"{', '.join(columns)} and split (train or test)"
         )
-    rows = _rows(path, columns)
+    rows = read_texts(path, Columns(*columns))
     if known is None:
-        _check_splits(path, rows)
+        check_splits(path, rows)
     spoken = _spoken(path, rows, known, config.labels)
     numbers = {label: number for number, label in enumerate(spoken)}
-    train, test = _parts([(Example(text, numbers[label]), split) for text, label, split in rows], seed)
+    train, test = _parts([(Example(row.text, numbers[row.label or ""]), row.split) for row in rows], seed)
     if not train or not test:
         raise InputError(f"{path}: {len(train)} private examples and {len(test)} questions; both are wanted")
     if config.examples is not None:
@@ -122,62 +157,90 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
     return Texts(str(path), tuple(train), tuple(test), tuple(spoken.values()), *words)
 
 
-def list_texts(root: str) -> tuple[DatasetStatus, ...]:
-    """Say which of the named texts lie in ``root`` (empty: $FEDPRIV_DATA, else ./data)."""
-    folder = text_root(root)
-    return tuple(_status(name, folder / f"{name}.csv.gz") for name in KNOWN)
+def read_texts(path: Path, columns: Columns) -> list[Row]:
+    """Read texts and what stands beside them; the file's name may end in .gz.
 
-
-def _status(name: str, path: Path) -> DatasetStatus:
-    if not path.is_file():
-        return DatasetStatus(name, False, "", None, f"no {path.name} in {path.parent}")
-    return DatasetStatus(name, True, str(path), None, "texts, for fedpriv icl")
-
-
-def _rows(path: Path, columns: tuple[str, str]) -> list[_Row]:
-    """Text, label and split of each row."""
+    Raises:
+        InputError: the file or a column is not there, or two columns have its name; the file is no CSV or holds no JSON
+            objects, a cell is empty or one too many, or no text is there at all.
+    """
+    read = _json_lines if path.name.removesuffix(".gz").endswith(JSON_LINES) else _csv
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="", strict=True)
-            header = list(reader.fieldnames or ())
-            for column in columns:
-                if column not in header:
-                    close = suggestion(column, header)
-                    raise InputError(f"{path}: there is no column {column!r}{close}")
-            for column in (*columns, "split"):
-                if header.count(column) > 1:
-                    raise InputError(f"{path}: two columns have the name {column!r}")
-            return [_row(path, reader.line_num, row, columns) for row in reader]
+            rows = list(read(path, file, columns))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; fedpriv data lists the data sets") from None
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
+        kind = "a CSV file" if read is _csv else "JSON lines"
+        raise InputError(f"{path}: not {kind} in UTF-8: {error}") from None
+    if not rows:
+        raise InputError(f"{path}: there is no text in it")
+    return rows
 
 
-def _row(path: Path, line: int, row: Mapping[str | None, str], columns: tuple[str, str]) -> _Row:
-    if None in row:  # where the reader puts what is behind the last column
-        raise InputError(f"{path}, line {line}: the row has more cells than there are columns")
-    for column in columns:
+def _csv(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
+    reader = csv.DictReader(file, restval="", strict=True)
+    header = list(reader.fieldnames or ())
+    for column in columns.needed:
+        if column not in header:
+            raise _missing(path, column, header)
+    for column in (*columns.needed, columns.split):
+        if header.count(column) > 1:
+            raise InputError(f"{path}: two columns have the name {column!r}")
+    for row in reader:
+        if None in row:  # where the reader puts what is behind the last column
+            raise InputError(f"{path}, line {reader.line_num}: the row has more cells than there are columns")
+        yield _row(path, reader.line_num, row, columns)
+
+
+def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise InputError(f'{path}, line {number}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
+        for column in columns.needed:
+            if column not in given:
+                raise _missing(f"{path}, line {number}", column, list(given))
+        # Labels may be numbers.
+        cells = {column: "" if value is None else str(value) for column, value in given.items()}
+        yield _row(path, number, cells, columns)
+
+
+def _missing(where: object, column: str, header: Sequence[str]) -> InputError:
+    return InputError(f"{where}: there is no column {column!r}{suggestion(column, header)}")
+
+
+def _row(path: Path, line: int, row: Mapping[str, str], columns: Columns) -> Row:
+    for column in columns.needed:
         if not row[column]:
             raise InputError(f"{path}, line {line}: the cell of {column!r} is empty")
-    text, label = (row[column] for column in columns)
-    return text, label, row.get("split")
+    label, key = (row[column] if column else None for column in (columns.label, columns.key))
+    return Row(row[columns.text], label, key, row.get(columns.split))
 
 
-def _check_splits(path: Path, rows: Sequence[_Row]) -> None:
-    """Refuse splits of one's own file that nobody would read."""
-    for number, (*_, split) in enumerate(rows, start=1):
-        if split not in (None, *_SPLITS):
+def check_splits(path: Path, rows: Sequence[Row]) -> None:
+    """Refuse splits of one's own file that nobody would read.
+
+    Raises:
+        InputError: one is neither train nor test.
+    """
+    for number, row in enumerate(rows, start=1):
+        if row.split not in (None, *_SPLITS):
             allowed = " and ".join(_SPLITS)
-            raise InputError(f"{path}, row {number}: split = {split!r} is not allowed; allowed: {allowed}")
+            raise InputError(f"{path}, row {number}: split = {row.split!r} is not allowed; allowed: {allowed}")
 
 
-def _spoken(path: Path, rows: Sequence[_Row], known: _Known | None, given: Sequence[str]) -> dict[str, str]:
+def _spoken(path: Path, rows: Sequence[Row], known: _Known | None, given: Sequence[str]) -> dict[str, str]:
     """What the model is to say for each label of the file."""
-    found = sorted({label for _, label, _ in rows})
+    found = sorted({row.label or "" for row in rows})
     usual = {label: label for label in found} if known is None else dict(known.labels)
     strange = [label for label in found if label not in usual]
     if strange:
@@ -196,6 +259,8 @@ def _parts(rows: Sequence[tuple[Example, str | None]], seed: int) -> tuple[list[
     if any(split is not None for _, split in rows):
         private, asked = ([one for one, split in rows if split == part] for part in _SPLITS)
         return private, asked
+    from fedpriv.randomness import numpy_stream
+
     order = numpy_stream(seed, "icl-split").permutation(len(rows))
     chosen = set(order[: round(_TEST_SHARE * len(rows))].tolist())
     private = [one for number, (one, _) in enumerate(rows) if number not in chosen]

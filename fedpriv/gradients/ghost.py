@@ -2,11 +2,12 @@
 
 Each layer keeps its input and the gradient of its output, from which a rule makes the factors of its parameters. Other
 modules that hold parameters get dense gradients of their own, of their part of the model alone. That is right when
-every parameter is used once, by its own layer, and the first axis counts the examples. Both are checked on what the
-model did; where they do not hold, :class:`Entangled` says why, and the whole model has to be dense.
+every parameter is used once, by its own layer (or by an embedding and a Linear layer together), and the first axis
+counts the examples. Both are checked on what the model did; where they do not hold, :class:`Entangled` says why, and
+the whole model has to be dense.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,13 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_leaves
 
+from fedpriv.gradients.attention import attend, attention_factors, is_usual
 from fedpriv.gradients.calls import Output, Part, Reached, find_parts, reached, recorded
 from fedpriv.gradients.dense import DenseRows, Forward, Loss, check_losses, dense_rows
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, flattened, full_precision
-from fedpriv.gradients.rules import RULES, is_ambiguous
+from fedpriv.gradients.rules import RULES, has_rule, is_ambiguous, summed_positions, tied_weight
 
 __all__ = ["TOLERANCE", "Entangled", "GhostGradients", "ghost_gradients", "gradients_of_parts", "problem_of_model"]
 
@@ -42,6 +44,19 @@ class Entangled:
     reason: str
 
 
+@dataclass(frozen=True)
+class Errors:
+    """The gradient of the total loss with respect to one output of a part.
+
+    Attributes:
+        output: which one.
+        values: (B, ...).
+    """
+
+    output: Output
+    values: Tensor
+
+
 def ghost_gradients(
     model: nn.Module,
     loss: Loss,
@@ -50,6 +65,7 @@ def ghost_gradients(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     *,
     compared: bool = True,
+    batch_first: bool = False,
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, or say why that is not possible.
 
@@ -64,6 +80,8 @@ def ghost_gradients(
             layers without a rule.
         compared: whether layers without a rule have to repeat their numbers. That depends on all examples of the batch:
             where one must not decide for the others, it is found out on other examples (``find_route``).
+        batch_first: whether it is known that the first axis of what layers take counts the examples, also where another
+            axis has the same length.
 
     Raises:
         InputError: the loss does not return one number an example.
@@ -72,11 +90,20 @@ def ghost_gradients(
     problem = problem_of_model(model, parts)
     if problem:
         return Entangled(problem)
-    return gradients_of_parts(model, parts, loss, x, y, Memory(chunk_bytes), compared=compared)
+    memory = Memory(chunk_bytes)
+    return gradients_of_parts(model, parts, loss, x, y, memory, compared=compared, batch_first=batch_first)
 
 
 def gradients_of_parts(
-    model: nn.Module, parts: Sequence[Part], loss: Loss, x: Tensor, y: Tensor, memory: Memory, *, compared: bool
+    model: nn.Module,
+    parts: Sequence[Part],
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    memory: Memory,
+    *,
+    compared: bool,
+    batch_first: bool = False,
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
 
@@ -88,6 +115,7 @@ def gradients_of_parts(
         y: targets, (B, ...).
         memory: what may be taken.
         compared: whether layers without a rule have to repeat their numbers.
+        batch_first: as for :func:`ghost_gradients`.
 
     Raises:
         InputError: the loss does not return one number an example.
@@ -99,7 +127,7 @@ def gradients_of_parts(
         check_losses(losses, len(x))
         total = losses.sum()
     used = reached(total, parts)
-    problem = next((problem for part in parts if (problem := _problem_of_part(part, used, len(x)))), "")
+    problem = next((problem for part in parts if (problem := _problem_of_part(part, used, len(x), batch_first))), "")
     if problem:
         return Entangled(problem)
     try:
@@ -110,6 +138,11 @@ def gradients_of_parts(
     factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
     routes = _idle(model, parts)
     known = sums if compared else None
+    for name, pair in _pairs(model, parts, errors).items():
+        table, layer = pair
+        shared = _tied(table, layer, errors.pop(table.name)[0].values, errors.pop(layer.name)[0].values, memory)
+        routes |= {part.name: f"ghost: {part.kind}" for part in pair}
+        factors |= {name if local == "weight" else layer.full(local): each for local, each in shared.items()}
     for part in parts:
         if part.name not in errors:
             continue
@@ -149,7 +182,7 @@ def problem_of_model(model: nn.Module, parts: Sequence[Part]) -> str:
             return f"{part} is compiled by TorchScript"
     seen: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
-        if value.requires_grad and id(value) in seen:
+        if value.requires_grad and id(value) in seen and not _is_pair(model, seen[id(value)], name):
             return f"{name} is the same parameter as {seen[id(value)]}"
         if value._backward_hooks:
             return f"{name} has a hook on its gradient"
@@ -157,7 +190,38 @@ def problem_of_model(model: nn.Module, parts: Sequence[Part]) -> str:
     return ""
 
 
-def _problem_of_part(part: Part, used: Reached, examples: int) -> str:
+def _is_pair(model: nn.Module, first: str, second: str) -> bool:
+    """Tell whether two names of a weight are those of an embedding and of a Linear layer."""
+    layers = [model.get_submodule(name.rpartition(".")[0]) for name in (first, second)]
+    return {type(layer) for layer in layers} == {nn.Embedding, nn.Linear} and all(has_rule(layer) for layer in layers)
+
+
+def _pairs(model: nn.Module, parts: Sequence[Part], errors: Mapping[str, object]) -> dict[str, tuple[Part, Part]]:
+    """Parameter's name -> embedding and Linear layer that share it, where the losses depend on both."""
+    names = {id(value): name for name, value in model.named_parameters()}
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.ruled and part.name in errors and "weight" in part.trained:
+            found.setdefault(names[id(part.trained["weight"])], []).append(part)
+    both = {name: sorted(pair, key=lambda part: part.kind) for name, pair in found.items() if len(pair) == 2}
+    return {name: (table, layer) for name, (table, layer) in both.items()}
+
+
+def _tied(table: Part, layer: Part, looked_up: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
+    """The factors of a weight that an embedding and a Linear layer share, and of the Linear layer's bias."""
+    if not isinstance(table.module, nn.Embedding):
+        raise TypeError(f"{table} is no embedding")
+    dtype = layer.trained["weight"].dtype
+    indices, x = (part.call.tensors[0] for part in (table, layer))
+    looked_up, error = looked_up.to(dtype), error.to(dtype)
+    with full_precision(x.device):
+        made = {"weight": tied_weight(table.module, indices, looked_up, (x.to(dtype), error), memory)}
+        if "bias" in layer.trained:
+            made["bias"] = summed_positions(error.reshape(len(error), -1, error.shape[-1]), 1, memory)
+    return made
+
+
+def _problem_of_part(part: Part, used: Reached, examples: int, batch_first: bool) -> str:
     """Why the gradients of a part do not follow from what was seen of it; empty if they do, or if it is not used."""
     entered = any(output.edge.node in used.nodes for call in part.calls for output in call.outputs)
     outside = any(id(value) in used.leaves for value in part.trained.values())
@@ -170,29 +234,18 @@ def _problem_of_part(part: Part, used: Reached, examples: int) -> str:
     if part.call.changed:
         return f"the input of {part} is changed in place"
     if part.ruled:
-        unclear = len(part.call.tensors) != 1 or is_ambiguous(part.module, part.call.tensors[0], examples)
+        unclear = len(part.call.tensors) != 1 or is_ambiguous(part.module, part.call.tensors[0], examples, batch_first)
     else:
         columns = [value for value in part.call.tensors if _is_column(value, examples)]
-        unclear = not columns or any(examples > 1 and examples in value.shape[1:] for value in columns)
+        usual = is_usual(part.module)
+        others = [value.shape[1:2] if usual else value.shape[1:] for value in columns]
+        unclear = not columns or (examples > 1 and not (usual and batch_first) and any(examples in s for s in others))
     return f"the first axis of the input of {part} may not count the examples" if unclear else ""
 
 
 def _is_column(value: Tensor, examples: int) -> bool:
     """Whether what a subtree takes or returns has one entry an example; a mask, say, is the same for all of them."""
     return value.ndim > 0 and len(value) == examples
-
-
-@dataclass(frozen=True)
-class Errors:
-    """The gradient of the total loss with respect to one output of a part.
-
-    Attributes:
-        output: which one.
-        values: (B, ...).
-    """
-
-    output: Output
-    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -240,6 +293,10 @@ def _subtree(
 
     They are compared with what happened in the batch where its gradients are given.
     """
+    if is_usual(part.module) and [error.output.place for error in errors] == [0]:
+        made = _attention(part, part.module, errors[0], sums is not None, memory)
+        if made is not None:
+            return made
     if not all(_is_column(error.values, examples) for error in errors):
         return Entangled(f"the first axis of an output of {part} does not count the examples")
     columns = [value for value in part.call.tensors if _is_column(value, examples)]
@@ -262,6 +319,17 @@ def _subtree(
         return Entangled(f"{part} does not repeat what it did in the batch")
     factors: dict[str, Factor] = {local: Rows(value, memory.scratch) for local, value in rows.gradients.items()}
     return Made(factors, f"dense: {part.kind}{rows.way}")
+
+
+def _attention(part: Part, module: nn.MultiheadAttention, error: Errors, compared: bool, memory: Memory) -> Made | None:
+    """The factors of torch's attention; ``None`` where it is not seen to give the batch's outputs again."""
+    positional, named = part.call.with_tensors(part.call.tensors)
+    with full_precision(error.values.device):
+        attended = attend(module, *positional, **named)
+        tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(error.values.device.type) else TOLERANCE
+        if compared and not _repeats(attended.output, error.output.value, tolerance):
+            return None
+        return Made(attention_factors(module, attended, error.values, memory), f"ghost: {part.kind}")
 
 
 def _confirmed(part: Part, errors: list[Errors], rows: DenseRows, sums: Vector, device: torch.device) -> bool:

@@ -23,9 +23,12 @@ class Route:
 
     Attributes:
         dense: why the whole model is dense, for people; empty: layer by layer.
+        batch_first: whether the first axis of what layers take is known to count the examples, so that another axis of
+            the same length, of a sequence, misleads nobody.
     """
 
     dense: str = ""
+    batch_first: bool = False
 
 
 def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Route:
@@ -36,7 +39,11 @@ def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_byte
     if not len(x):
         return Route()
     found = ghost_gradients(model, loss, x, y, chunk_bytes)
-    return Route(found.reason) if isinstance(found, Entangled) else Route()
+    if not isinstance(found, Entangled):
+        return Route()
+    # With one example more the axis that grows is the one that counts them.
+    more = ghost_gradients(model, loss, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), chunk_bytes)
+    return Route(found.reason) if isinstance(more, Entangled) else Route(batch_first=True)
 
 
 def per_example_gradients(
@@ -98,7 +105,15 @@ def _layer_by_layer(
 ) -> GradientOperator | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
-    found = ghost_gradients(model, loss, x, y, chunk_bytes, compared=route is None)
+    found = ghost_gradients(
+        model,
+        loss,
+        x,
+        y,
+        chunk_bytes,
+        compared=route is None,
+        batch_first=route is not None and route.batch_first,
+    )
     if route is not None and isinstance(found, Entangled):
         raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {found.reason}")
     return found

@@ -19,6 +19,7 @@ from fedpriv.gradients.factors import (
     Outer,
     Rows,
     Stacked,
+    Tied,
     rows_are_cheaper,
     slices,
 )
@@ -26,7 +27,7 @@ from fedpriv.gradients.norms import lengths
 from fedpriv.gradients.patches import Patches, most_uses, padded, patches
 from fedpriv.gradients.rounding import without_extremes
 
-__all__ = ["RULES", "Rule", "has_rule", "is_ambiguous"]
+__all__ = ["RULES", "Rule", "has_rule", "is_ambiguous", "of_products", "outer", "summed_positions", "tied_weight"]
 
 Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
 """(layer, input (B, ...), gradient of the output (B, ...), memory) -> the layer's own name of a parameter -> factor."""
@@ -42,10 +43,16 @@ def has_rule(layer: nn.Module) -> bool:
     return set(layer._parameters) <= {"weight", "bias"}
 
 
-def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
+def is_ambiguous(layer: nn.Module, x: Tensor, examples: int, batch_first: bool = False) -> bool:
     """Tell whether it cannot be seen that the first axis of a layer's input counts the examples.
 
     Layers that take any number of axes give no hint; with a second axis as long as the batch, either could be it.
+
+    Args:
+        layer: with a rule.
+        x: its input.
+        examples: B.
+        batch_first: whether it is known that the first axis counts them where it is as long as the batch.
     """
     if x.ndim < 1 or len(x) != examples or not x.numel():
         return True
@@ -54,7 +61,7 @@ def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
     own = {nn.Embedding: 0, nn.GroupNorm: x.ndim - 1, nn.Linear: 1}
     trailing = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else own[type(layer)]
     middle = x.shape[1 : x.ndim - trailing]
-    return x.ndim <= trailing or (examples > 1 and examples in middle)
+    return x.ndim <= trailing or (not batch_first and examples > 1 and examples in middle)
 
 
 def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
@@ -63,12 +70,41 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[
     if error.shape[1] == 1:
         bias = Rows(error[:, 0], memory.scratch, side=True)
         return {"weight": Dyads(x[:, 0], bias, memory.scratch), "bias": bias}
-    magnitudes = _sizes(error) * _sizes(x)
+    return {"weight": of_products(x, error, memory), "bias": summed_positions(error, 1, memory)}
+
+
+def of_products(x: Tensor, error: Tensor, memory: Memory) -> Factor:
+    """The gradients of a weight matrix that is applied at several positions: x (B, T, in), error (B, T, out)."""
     if _write_out(x.shape, error, memory):
-        weight: Factor = Rows(torch.bmm(error.mT, x), memory.scratch, magnitudes)
-    else:
-        weight = Outer(x, error, layer.weight.shape, memory.scratch, magnitudes)
-    return {"weight": weight, "bias": _summed(error, 1, memory)}
+        return Rows(torch.bmm(error.mT, x), memory.scratch, _sizes(error) * _sizes(x))
+    return outer(x, error, memory)
+
+
+def outer(x: Tensor, error: Tensor, memory: Memory) -> Outer:
+    """The same, not multiplied out."""
+    shape = torch.Size((error.shape[2], x.shape[2]))
+    return Outer(x, error, shape, memory.scratch, _sizes(error) * _sizes(x))
+
+
+def tied_weight(
+    table: nn.Embedding, indices: Tensor, looked_up: Tensor, given: tuple[Tensor, Tensor], memory: Memory
+) -> Factor:
+    """The gradients of a weight that an embedding and a Linear layer share.
+
+    Args:
+        table: the embedding.
+        indices: what it looked up, (B, ...).
+        looked_up: the gradients of its outputs, (B, ..., width).
+        given: the Linear layer's input (B, ..., width) and the gradients of its outputs (B, ..., words).
+        memory: what is left.
+    """
+    first = _embedding(table, indices, looked_up, memory)["weight"]
+    x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
+    if not isinstance(first, Lookup) or _write_out(x.shape, error, memory):
+        rows = torch.bmm(error.mT, x).add_(first.rows(0, len(x)))
+        return Rows(rows, memory.scratch, first.magnitudes() + _sizes(error) * _sizes(x))
+    sizes = (*table.weight.shape, x.shape[1], indices[0].numel())
+    return Tied(first, outer(x, error, memory), sizes, len(x), memory.scratch)
 
 
 def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
@@ -130,7 +166,7 @@ def _embedding(layer: nn.Embedding, x: Tensor, error: Tensor, memory: Memory) ->
 def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     axes = len(layer.normalized_shape)
     normal = partial(functional.layer_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
-    return {"weight": _scale(normal, x, error, axes, memory), "bias": _summed(error, axes, memory)}
+    return {"weight": _scale(normal, x, error, axes, memory), "bias": summed_positions(error, axes, memory)}
 
 
 def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
@@ -188,8 +224,8 @@ def _scale(normal: Callable[[Tensor], Tensor], x: Tensor, error: Tensor, axes: i
     return Rows(torch.cat(parts), memory.scratch, math.sqrt(_positions(x, axes)) * torch.cat(sizes))
 
 
-def _summed(error: Tensor, axes: int, memory: Memory) -> Rows:
-    """The gradients of what is added at all positions."""
+def summed_positions(error: Tensor, axes: int, memory: Memory) -> Rows:
+    """The gradients of what is added at all positions: of an error (B, ..., out) with so many last axes of its own."""
     return Rows(_total(error, axes), memory.scratch, math.sqrt(_positions(error, axes)) * _sizes(error))
 
 

@@ -16,6 +16,7 @@ from fedpriv.attacks.observation import list_observations
 from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment, load_run
+from fedpriv.config.texts import refuse_texts
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, locked, target_error, writing
 from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
@@ -70,6 +71,7 @@ def attack_run(
     """
     source = RunFolder.open(path)
     before = source.experiment()
+    refuse_texts(before, "attack")
     experiment = load_run(path, _checked(overrides, names))
     attacks = plan_attacks(before, experiment, names or _meant(overrides))
     earlier = source.final_summary()

@@ -1,6 +1,7 @@
 """What a finished run leaves for those who look at it again: its summary, its data, and the model that it trained."""
 
 from fedpriv.config import Experiment
+from fedpriv.config.texts import refuse_texts
 from fedpriv.errors import InputError
 from fedpriv.records import COMPLETED, Summary
 from fedpriv.runs import Checkpoint, RunFolder
@@ -36,6 +37,7 @@ def finished_world(folder: RunFolder, experiment: Experiment) -> World:
     Raises:
         InputError: its secret is needed and not there, its data were changed, or something does not fit.
     """
+    refuse_texts(experiment, "what looks at a finished run")
     world = build_world(experiment, folder.world_secret(experiment))
     check_data(world, folder)
     return world

@@ -59,8 +59,8 @@ def _stage(world: World) -> World:
     dataset, plan = world.dataset, world.plans[_CLIENT]
     count = min(_IMAGES, plan.sampling.batch_size)
     draws = torch_stream(world.experiment.seed, "rehearsal")
-    images = torch.randint(256, (count, *dataset.shape), generator=draws, dtype=torch.uint8)
-    few = replace(dataset, x_train=images, y_train=torch.arange(count) % dataset.classes)
+    images, labels = dataset.random(count, draws)
+    few = replace(dataset, x_train=images, y_train=labels)
     once = replace(plan, sampling=Sampling("shuffled", count, count), steps_per_round=1)
     secret = Secret.of_seed(draws.initial_seed())
     return replace(world, dataset=few, partitions=(np.arange(count),), plans=(once,), secret=secret, unchanged=None)

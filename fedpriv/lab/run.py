@@ -256,6 +256,7 @@ def _close(
             folder.knowledge(),
             labels,
             erm_sentences(world, tested),
+            next_token=world.dataset.is_next,
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refusals))),
         refusals=leakage.refusals,
@@ -292,6 +293,7 @@ def _data(world: World) -> DataFacts:
         source=dataset.source,
         train_examples=len(dataset.y_train),
         test_examples=len(dataset.y_test),
+        **({} if dataset.text is None else {"task": dataset.text.task}),
     )
 
 
@@ -318,8 +320,8 @@ def _partition(world: World) -> Partition:
     groups = [(size, np.flatnonzero(world.sizes == size).tolist()) for size in np.unique(world.sizes).tolist()]
     return Partition(
         partition=world.experiment.data.partition,
-        class_names=tuple(world.dataset.class_names),
+        class_names=tuple(world.dataset.counted),
         clients=counts,
         groups=tuple(Holders(size, len(clients), members_text(clients)) for size, clients in groups),
-        classes=tuple(labels.bincount(minlength=world.dataset.classes).tolist()),
+        classes=tuple(world.dataset.kinds(labels).bincount(minlength=len(world.dataset.counted)).tolist()),
     )

@@ -60,6 +60,8 @@ def verdict(
     knowledge: Knowledge | None = None,
     labels: LabelSurvey | None = None,
     about_accuracy: Sequence[str] = (),
+    *,
+    next_token: bool = False,
 ) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
 
@@ -76,6 +78,7 @@ def verdict(
         knowledge: what answers by vote are worth; ``None`` where there are none.
         labels: what changed labels tell; ``None`` where none were changed.
         about_accuracy: sentences that belong directly after the model's accuracy.
+        next_token: whether the model predicts the next token of texts.
     """
     finished = status == COMPLETED
     parts = by_conduct(scores)
@@ -94,19 +97,32 @@ def verdict(
         rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
         tested = experiment.federation.evaluate_examples
         part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
-        sentences.append(f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly.")
+        sentences.append(_utility(rounds, last, part, next_token))
         sentences += about_accuracy
     if worst is not None:
         sentences += _proof(experiment, worst)
     if labels is not None:
         sentences += label_sentences(labels)
     if not adversary.attacks and experiment.pate is None:
-        sentences.append("No attack on uploads was run, so nothing is said about what they leak.")
+        sentences.append(_NO_ATTACK_ON_TEXTS if experiment.data.is_text else _NO_ATTACK)
     if stops:
         sentences.append(_stopped(experiment, stops))
     if finished and (reason := early_end(experiment, last, stops)):
         sentences.append(f"{reason[0].upper()}{reason[1:]}.")
     return tuple(sentences)
+
+
+_NO_ATTACK = "No attack on uploads was run, so nothing is said about what they leak."
+_NO_ATTACK_ON_TEXTS = "There is no attack on texts yet, so nothing is said about what uploads leak."
+
+
+def _utility(rounds: str, last: RoundRecord, part: str, next_token: bool) -> str:
+    if not next_token:
+        return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly."
+    return (
+        f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest token "
+        f"is the right one {last.accuracy:.1%} of the time."
+    )
 
 
 def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[Stop]) -> str | None:

@@ -28,6 +28,7 @@ from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
 from fedpriv.config import load_experiment, load_run
+from fedpriv.config.texts import refuse_texts
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
@@ -148,6 +149,7 @@ def tune_attack(
             f"{name} is an active attack: its settings decide what clients are sent; there is none to tune"
         )
     experiment = load_run(source, overrides) if source.is_dir() else load_experiment(source, overrides)
+    refuse_texts(experiment, f"tuning {name}")
     refusal = threat_model(experiment.adversary).refusal(f"tuning {name}", (*attack.needs, Access.PUBLIC_DATA))
     if refusal is not None:
         raise InputError(refusal)

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.errors import reason_of
-from fedpriv.models.machinery.settings import MODEL, ModelSettings, Shape
+from fedpriv.models.machinery.settings import MODEL, ModelSettings, SequenceShape, Shape
 from fedpriv.registry import MODELS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["OwnSettings"]
 
 @MODELS.register
 class OwnSettings(ModelSettings):
-    """``function(shape=(C, H, W), classes=N)`` returns the network."""
+    """``function(shape=(C, H, W), classes=N)`` returns the network; for texts ``(length=, vocabulary=, classes=)``."""
 
     name: str = Field(MODEL.open_name, pattern=":", description="network of your own, 'package.module:function'")
 
@@ -33,6 +33,14 @@ class OwnSettings(ModelSettings):
     @override
     def network(self, shape: Shape, classes: int) -> "nn.Module":
         network: nn.Module = self._builder()(shape=shape, classes=classes)
+        return network
+
+    @override
+    def text_network(self, sequences: SequenceShape) -> "nn.Module":
+        from fedpriv.models.machinery.logits import LogitsOf
+
+        sizes = {"length": sequences.length, "vocabulary": sequences.vocabulary, "classes": sequences.classes}
+        network: nn.Module = LogitsOf.of(self._builder()(**sizes))
         return network
 
     def _builder(self) -> Callable[..., Any]:

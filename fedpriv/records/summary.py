@@ -22,12 +22,13 @@ COMPLETED = "completed"
 
 
 class DataFacts(Model):
-    """The data set, where it is from, and its size."""
+    """The data set, where it is from, its size, and of texts what is predicted: ``classify`` or ``next``."""
 
     name: str | None = None
     source: str | None = None
     train_examples: int | None = None
     test_examples: int | None = None
+    task: str | None = None
 
 
 class ModelFacts(Model):

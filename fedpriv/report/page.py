@@ -215,7 +215,9 @@ def _sandwich_plot(view: View) -> Plot | None:
 
 
 def _training_plots(view: View) -> list[Plot]:
-    classes = len(view.partition.class_names) if view.partition else None
+    # What is no class, such as a sequence, cannot be guessed among others.
+    counted = len(view.partition.class_names) if view.partition else 0
+    classes = counted if counted > 1 else None
     commonest = view.partition.commonest if view.partition else 0.0
     target = view.experiment.federation.target_epsilon
     drawn = (

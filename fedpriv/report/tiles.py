@@ -65,6 +65,8 @@ class Tile:
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
 
+_NO_TEXTS = Tile("Uploads", "not attacked", words=True, remark="There is no attack on texts yet.")
+
 
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
@@ -83,7 +85,8 @@ def tiles(view: View) -> tuple[Tile, ...]:
     measured = (*_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
     leakage = _leakage(view)
     # What was not tried stands below what was.
-    return (*measured, _UNATTACKED) if leakage is None else (*leakage, *measured)
+    unattacked = _NO_TEXTS if view.experiment.data.is_text else _UNATTACKED
+    return (*measured, unattacked) if leakage is None else (*leakage, *measured)
 
 
 def _those(view: View) -> str:
@@ -153,11 +156,15 @@ def _accuracy(view: View) -> Tile:
     conditions = [("after", f"{count(done)} of {count(planned)} rounds")]
     if loss is not None:
         conditions.append(("test loss", figure(loss)))
+    title, value = "Test accuracy", percent(accuracy)
+    if view.summary is not None and view.summary.data.task == "next" and loss is not None:
+        title, value = "Test loss, nats per token", figure(loss)
+        conditions[1:] = [("next tokens right", percent(accuracy))]
     if last is not None and last.evaluated is not None and view.experiment.federation.evaluate_examples is not None:
         conditions.append(("on", f"{count(last.evaluated)} test examples"))
     ended_early = view.summary is not None and view.summary.status == "completed" and view.summary.reason is not None
     remark = "The run ended early: its privacy budget is used up." if ended_early else ""
-    return Tile("Test accuracy", percent(accuracy), conditions=tuple(conditions), remark=remark)
+    return Tile(title, value, conditions=tuple(conditions), remark=remark)
 
 
 def _robustness(view: View) -> list[Tile]:

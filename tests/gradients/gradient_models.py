@@ -152,6 +152,39 @@ class Attention(nn.Module):
         return self.head(self.body(x, x, x, need_weights=False)[0])
 
 
+class CrossAttention(nn.Module):
+    """Queries from elsewhere than keys and values, and masks of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.MultiheadAttention(4, 2, bias=False, batch_first=True), Head(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        others = torch.tanh(2 * x)
+        causal = torch.ones(2, 7, dtype=torch.bool).triu(3)
+        hidden = x[:, :, 0] > 1
+        hidden[:, 0] = False
+        attended, _ = self.body(x[:, :2], others, others, key_padding_mask=hidden, attn_mask=causal)
+        return self.head(attended)
+
+
+class LanguageModel(nn.Module):
+    """A transformer block between an embedding and the same weight as the last layer (without a bias)."""
+
+    def __init__(self, vocabulary: int = CLASSES, width: int = 6) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(vocabulary, width), nn.Embedding(8, width)
+        self.norm, self.query, self.value = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+        self.last_norm, self.last = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.last.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x) + self.places(torch.arange(x.shape[1]).expand(len(x), -1))
+        inner = self.norm(h)
+        h = h + functional.scaled_dot_product_attention(self.query(inner), inner, self.value(inner), is_causal=True)
+        return self.last(self.last_norm(h)).logsumexp(dim=1)[:, :CLASSES]
+
+
 class Buffered(nn.Module):
     """A frozen layer, one of which only the bias is trained, and a buffer."""
 
@@ -275,7 +308,14 @@ CASES: dict[str, Case] = {
     "own-parameter": (OwnParameter, vectors(6), None),
     "changes-input": (ChangesInput, vectors(6), None),
     "sequence-first": (SequenceFirst, vectors(8, 3), None),
-    "attention": (Attention, vectors(3, 4), {"body": "dense: MultiheadAttention", "head.out": "ghost: Linear"}),
+    "attention": (Attention, vectors(3, 4), {"body": "ghost: MultiheadAttention", "head.out": "ghost: Linear"}),
+    "cross-attention": (
+        CrossAttention,
+        vectors(7, 4),
+        {"body": "ghost: MultiheadAttention", "head.out": "ghost: Linear"},
+    ),
+    "language-model": (LanguageModel, words(8), GHOST),
+    "large-language-model": (lambda: LanguageModel(30, 24), words(3), GHOST),
 }
 
 

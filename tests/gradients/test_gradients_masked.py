@@ -1,7 +1,7 @@
 """Operators with some gradients replaced by zeros, and bounds of what gradients are summed from."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedpriv.gradients import DenseGradients, GradientOperator, per_example_gradients, rules
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.gradients.factored import FactoredGradients
-from fedpriv.gradients.factors import Outer, Stacked
+from fedpriv.gradients.factors import Factor, Outer, Stacked, Tied
 from fedpriv.gradients.norms import lengths, row_norms
 from fedpriv.gradients.rounding import LARGEST_SIDE, of_sums
 from tests.noise import stream
@@ -99,12 +99,18 @@ def test_magnitudes_bound_the_norms(name: str, form: str) -> None:
         assert bool((made.magnitudes(block) >= made.norms(block) * (1 - 1e-12)).all())
     assert isinstance(made, FactoredGradients)
     for key, factor in made._factors.items():
-        parts = factor._parts if isinstance(factor, Stacked) else [factor]
+        parts = _parts(factor)
         sums = [_positions(part) for part in parts if isinstance(part, Outer)]
         assert bool((made.roundings((key,)) > 0).all()) is bool(sums)
         if sums:
             together = torch.stack(sums, dim=1).norm(dim=1)
             assert bool((factor.magnitudes() >= together * (1 - 1e-12)).all())
+
+
+def _parts(factor: Factor) -> Sequence[Factor]:
+    if isinstance(factor, Tied):
+        return [factor._multiplied]
+    return factor._parts if isinstance(factor, Stacked) else [factor]
 
 
 def _positions(factor: Outer) -> Tensor:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from gradient_models import NoisyScale, build, loss
+from gradient_models import NoisyScale, build, loss, one_by_one
 from torch import Tensor, nn
 
 from fedpriv.errors import InputError
@@ -153,6 +153,18 @@ def test_a_batch_that_does_not_take_its_route_is_refused() -> None:
     assert find_route(model, loss, x, y) == Route("layer (Linear) is called 2 times")
     with pytest.raises(InputError, match=r"Twice works otherwise on these examples .* is called 2 times"):
         per_example_gradients(model, loss, x, y, route=route)
+
+
+@pytest.mark.parametrize("name", ["language-model", "attention"])
+def test_sequences_as_long_as_the_batch(name: str) -> None:
+    """With one example more it is seen which axis counts them; the oracle: autograd, one example at a time."""
+    model, x, y = build(name, {"language-model": 8, "attention": 3}[name], torch.float64)
+    route = find_route(model, loss, x, y)
+    assert route == Route(batch_first=True)
+    made = per_example_gradients(model, loss, x, y, route=route)
+    assert all(way.startswith("ghost: ") for way in made.routes.values())
+    for key, rows in one_by_one(model, x, y).items():
+        assert torch.allclose(made.rows(0, len(x))[key], rows, rtol=1e-9, atol=1e-11)
 
 
 def test_an_empty_batch_has_a_route() -> None:

@@ -69,7 +69,7 @@ def test_its_probabilities_add_up(stories: Stories) -> None:
 
 @needs_stories
 def test_a_prompt_that_is_too_long_loses_its_beginning(stories: Stories) -> None:
-    stories._longest = 20
+    stories._network.context = 20
     tokens = [1, *([403, 407] * 15)]
     assert stories._scores(tokens) == pytest.approx(stories._scores([1, *tokens[-19:]]))
 
@@ -79,14 +79,14 @@ def test_it_agrees_with_transformers(stories: Stories) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (fedpriv[icl])")
     import torch
 
-    width, hidden, layers, heads, shared, vocabulary, longest = (int(n) for n in stories._weights["config"])
+    width, hidden, layers, heads, shared, vocabulary, longest = (int(n) for n in np.load(STORIES)["config"])
     config = transformers.LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=shared, max_position_embeddings=longest, rms_norm_eps=1e-5,
         tie_word_embeddings=True,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).double().eval()
-    model.load_state_dict(_renamed(stories._weights, heads, shared), strict=False)
+    model.load_state_dict(_renamed(dict(np.load(STORIES)), heads, shared), strict=False)
     tokens = [1, *stories.tokens("Lily and Tom went to the park. They saw a")]
     with torch.inference_mode():
         other = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1).numpy()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.config.icl import TextConfig
-from fedpriv.data.texts import list_texts, load_texts
+from fedpriv.data.datasets import list_datasets
+from fedpriv.data.texts import load_texts
 from fedpriv.errors import InputError
 
 ROWS = "text,label,split\n" + "".join(f"t{n},{'ab'[n % 2]},{'train' if n < 6 else 'test'}\n" for n in range(10))
@@ -36,14 +37,14 @@ def test_without_a_split_a_fifth_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_known_file(tmp_path: Path) -> None:
-    (status,) = [status for status in list_texts(str(tmp_path)) if status.name == "sst2"]
+    (status,) = [status for status in list_datasets(str(tmp_path)) if status.name == "sst2"]
     assert not status.available
     with gzip.open(tmp_path / "sst2.csv.gz", "wt", encoding="utf-8") as file:
         file.write("split,label,sentence\ntrain,0,bad\ntest,1,good\ndev,1,left out\n")
     texts = load_texts(TextConfig(name="sst2", root=str(tmp_path)), 0)
     assert (texts.labels, texts.text_word) == (("negative", "positive"), "Review")
     assert (len(texts.examples), len(texts.questions)) == (1, 1)
-    (status,) = [status for status in list_texts(str(tmp_path)) if status.name == "sst2"]
+    (status,) = [status for status in list_datasets(str(tmp_path)) if status.name == "sst2"]
     assert status.available
 
 

@@ -11,6 +11,7 @@ from fedpriv.gradients.factors.outer import Outer
 from fedpriv.gradients.factors.products import CACHE_BYTES, rows_are_cheaper, slices
 from fedpriv.gradients.factors.rows import Rows
 from fedpriv.gradients.factors.stacked import Stacked
+from fedpriv.gradients.factors.tied import Tied
 from fedpriv.gradients.factors.zero import Zero
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Outer",
     "Rows",
     "Stacked",
+    "Tied",
     "Zero",
     "rows_are_cheaper",
     "slices",

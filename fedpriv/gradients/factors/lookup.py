@@ -54,11 +54,7 @@ class Lookup(Factor):
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
 
-        def side(chunk: slice) -> tuple[Tensor, Tensor]:
-            errors = in_double(self._errors[chunk].reshape(-1, self._width))
-            return self._indices[chunk].reshape(-1).to(errors.device), errors
-
-        return self._by_pairs(self._positions, self._positions * (self._width + 1), side, products_of_lookups)
+        return self._by_pairs(self._positions, self._positions * (self._width + 1), self.side, products_of_lookups)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
@@ -93,12 +89,12 @@ class Lookup(Factor):
             written.view(-1, self._width).index_add_(0, places.reshape(-1), errors.reshape(-1, self._width))
         return written
 
-    def part(self, start: int, stop: int) -> Factor:
+    def part(self, start: int, stop: int) -> "Lookup":
         """Return what some examples look up."""
         indices, errors, magnitudes = (all_[start:stop] for all_ in (self._indices, self._errors, self._magnitudes))
         return Lookup(indices, errors, self._shape, self._scratch, magnitudes)
 
-    def masked(self, keep: Tensor) -> Factor:
+    def masked(self, keep: Tensor) -> "Lookup":
         """Return what the examples look up, the errors of the others zero."""
         errors, magnitudes = zeroed(self._errors, keep), zeroed(self._magnitudes, keep)
         return Lookup(self._indices, errors, self._shape, self._scratch, magnitudes)
@@ -110,6 +106,19 @@ class Lookup(Factor):
     def pair_products(self) -> int:
         """Return those of all positions with all positions."""
         return self._positions**2 * self._width
+
+    def side(self, chunk: slice) -> tuple[Tensor, Tensor]:
+        """Return all indices (n T,) and errors (n T, width) of some examples, these in float64."""
+        errors = in_double(self._errors[chunk].reshape(-1, self._width))
+        return self._indices[chunk].reshape(-1).to(errors.device), errors
+
+    def add_rows(self, written: Tensor, words: slice) -> Tensor:
+        """Add some rows of the gradients to what is written out of them, (B, rows, width), in place, and return it."""
+        inside = (self._indices >= words.start) & (self._indices < words.stop)
+        examples, _ = inside.nonzero(as_tuple=True)
+        places = examples * (words.stop - words.start) + self._indices[inside] - words.start
+        written.view(-1, self._width).index_add_(0, places, self._errors[inside].to(written))
+        return written
 
     @property
     def _chunk(self) -> int:

@@ -85,7 +85,7 @@ class Outer(Factor):
             return total(products(rows[None], self._scratch)[0] for rows in self._pieces(precise=True))
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
-        return self._by_pairs(self._positions, self._numbers, self._side, products_of_positions)
+        return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
@@ -134,7 +134,7 @@ class Outer(Factor):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return gradients multiplied out."""
-        written = self._written(slice(start, stop), slice(0, self._tall), precise=False)
+        written = self.written(slice(start, stop), slice(0, self._tall), precise=False)
         return written.view(stop - start, *self._shape)
 
     def part(self, start: int, stop: int) -> "Outer":
@@ -166,6 +166,21 @@ class Outer(Factor):
             return self._wide * self._tall
         return self._positions**2 * (self._wide + self._tall)
 
+    def side(self, chunk: slice) -> tuple[Tensor, Tensor]:
+        """Return all inputs (n T, in) and errors (n T, out) of some examples, in float64."""
+        inputs, errors = self._inputs[chunk].reshape(-1, self._wide), self._errors[chunk].reshape(-1, self._tall)
+        return in_double(inputs), in_double(errors)
+
+    def written(self, examples: slice, tall: slice, precise: bool) -> Tensor:
+        """Return some rows of some examples' gradients, (n, rows, in), a new tensor, in float64 if ``precise``."""
+        like = in_double(self._errors[:0]) if precise else self._errors
+        written = like.new_empty(examples.stop - examples.start, tall.stop - tall.start, self._wide)
+        for chunk in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
+            inputs, errors = self._inputs[chunk], self._errors[chunk, :, tall]
+            inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
+            torch.bmm(errors.mT, inputs, out=written[chunk.start - examples.start : chunk.stop - examples.start])
+        return written
+
     @property
     def _numbers(self) -> int:
         """Of an example: its errors, and its inputs twice, which are laid out once more when made on demand."""
@@ -187,17 +202,7 @@ class Outer(Factor):
     def _pieces(self, precise: bool) -> Iterator[Tensor]:
         """The gradients multiplied out, some rows of the matrix at a time: (B, rows * in) each, new tensors."""
         for rows in slices(0, self._tall, self._piece(8 if precise else self._size)):
-            yield self._written(slice(0, self._examples), rows, precise).flatten(1)
-
-    def _written(self, examples: slice, tall: slice, precise: bool) -> Tensor:
-        """Some rows of the gradients of some examples, (n, rows, in), a new tensor, in float64 if ``precise``."""
-        like = in_double(self._errors[:0]) if precise else self._errors
-        written = like.new_empty(examples.stop - examples.start, tall.stop - tall.start, self._wide)
-        for chunk in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
-            inputs, errors = self._inputs[chunk], self._errors[chunk, :, tall]
-            inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
-            torch.bmm(errors.mT, inputs, out=written[chunk.start - examples.start : chunk.stop - examples.start])
-        return written
+            yield self.written(slice(0, self._examples), rows, precise).flatten(1)
 
     def _add_precisely(self, total: Tensor, scale: float, weights: Tensor) -> None:
         """Add the weighted sum to a matrix (out, in), summed in float64 some rows of the matrix at a time."""
@@ -210,8 +215,3 @@ class Outer(Factor):
                 added.addmm_(errors.T, in_double(self._inputs[chunk]).reshape(-1, self._wide))
             rows = total[tall]
             rows.copy_(added if scale == 0 else added.add_(in_double(rows), alpha=scale))
-
-    def _side(self, chunk: slice) -> tuple[Tensor, Tensor]:
-        """All inputs (n T, in) and errors (n T, out) of some examples, in float64."""
-        inputs, errors = self._inputs[chunk].reshape(-1, self._wide), self._errors[chunk].reshape(-1, self._tall)
-        return in_double(inputs), in_double(errors)

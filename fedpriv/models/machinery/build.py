@@ -10,14 +10,19 @@ from torch import Tensor, nn
 
 from fedpriv.columns import Column
 from fedpriv.errors import InputError, reason_of
-from fedpriv.models.machinery.settings import ModelSettings, Shape, TableModelSettings
+from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
 from fedpriv.randomness import seeded_generators, torch_stream
 
 __all__ = ["build_model", "model_digest"]
 
 
 def build_model(
-    config: ModelSettings, shape: Shape, classes: int, seed: int, columns: Sequence[Column] = ()
+    config: ModelSettings,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    columns: Sequence[Column] = (),
+    sequences: SequenceShape | None = None,
 ) -> nn.Module:
     """Build the network that the config names, on the CPU in float32, in training mode.
 
@@ -31,14 +36,15 @@ def build_model(
         classes: number of logits.
         seed: the experiment's seed.
         columns: of the table whose rows the network takes; empty: it takes images.
+        sequences: of the texts that the network takes; ``None``: it takes no texts.
 
     Raises:
         InputError: the image is too small, or an own function cannot be found, raises, or returns something that is
             not a network for such images.
     """
     with seeded_generators(torch_stream(seed, "model").initial_seed(), torch.device("cpu")):
-        model = _construct(config, shape, classes, columns).to(device="cpu", dtype=torch.float32)
-        _check_output(model, config, shape, classes)
+        model = _construct(config, shape, classes, columns, sequences).to(device="cpu", dtype=torch.float32)
+        _check_output(model, config, shape, classes, sequences)
     if config.init == "uniform":
         _draw_uniform(model, torch_stream(seed, "model"))
     return model
@@ -72,18 +78,27 @@ def _code(module: str) -> bytes:
     return Path(path).read_bytes() if path else b""
 
 
-def _construct(config: ModelSettings, shape: Shape, classes: int, columns: Sequence[Column]) -> nn.Module:
-    if isinstance(config, TableModelSettings):
+def _construct(
+    config: ModelSettings, shape: Shape, classes: int, columns: Sequence[Column], sequences: SequenceShape | None
+) -> nn.Module:
+    if sequences is None and isinstance(config, TableModelSettings):
         return config.table_network(columns, classes)
+
+    def build() -> nn.Module:
+        return config.network(shape, classes) if sequences is None else config.text_network(sequences)
+
     if not config.is_own:
-        return config.network(shape, classes)
+        return build()
     builder = config.name.partition(":")[2] or config.name
     try:
-        model: object = config.network(shape, classes)
+        model: object = build()
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise config.refusal(f"{builder}(shape={shape}, classes={classes}) raises {reason_of(error)}") from error
+        given = (
+            f"shape={shape}" if sequences is None else f"length={sequences.length}, vocabulary={sequences.vocabulary}"
+        )
+        raise config.refusal(f"{builder}({given}, classes={classes}) raises {reason_of(error)}") from error
     if not isinstance(model, nn.Module):
         raise config.refusal(f"{builder} returns {type(model).__name__}; a torch.nn.Module is wanted")
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -91,20 +106,25 @@ def _construct(config: ModelSettings, shape: Shape, classes: int, columns: Seque
     return model.train()
 
 
-def _check_output(model: nn.Module, config: ModelSettings, shape: Shape, classes: int) -> None:
-    """Try two blank images, in evaluation mode so that running statistics stay as they are."""
+def _check_output(
+    model: nn.Module, config: ModelSettings, shape: Shape, classes: int, sequences: SequenceShape | None
+) -> None:
+    """Try two blank examples, in evaluation mode so that running statistics stay as they are."""
+    blank = torch.zeros(2, *shape) if sequences is None else torch.zeros(2, sequences.length, dtype=torch.int64)
+    wanted = (2, sequences.length, classes) if sequences is not None and sequences.is_next else (2, classes)
+    what = f"{'images' if sequences is None else 'sequences'} of shape {tuple(blank.shape)}"
     training = {layer: layer.training for layer in model.modules()}
     try:
         with torch.no_grad():
-            output = model.eval()(torch.zeros(2, *shape))
+            output = model.eval()(blank)
     except (Exception, SystemExit) as error:
-        raise config.refusal(f"cannot take images of shape {(2, *shape)}: {reason_of(error)}") from error
+        raise config.refusal(f"cannot take {what}: {reason_of(error)}") from error
     finally:
         for layer, mode in training.items():
             layer.training = mode
     given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if given != (2, classes):
-        raise config.refusal(f"images of shape {(2, *shape)} give {given}; logits of shape {(2, classes)} are wanted")
+    if given != wanted:
+        raise config.refusal(f"{what} give {given}; logits of shape {wanted} are wanted")
 
 
 def _draw_uniform(model: nn.Module, generator: torch.Generator) -> None:

@@ -1,6 +1,8 @@
 """What the settings of every network have in common, and what all others ask of a network through them."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -17,12 +19,33 @@ if TYPE_CHECKING:
 
     from fedpriv.columns import Column
 
-__all__ = ["MODEL", "ModelSettings", "Shape", "TableModelSettings", "model_settings", "recorded_model"]
+__all__ = ["MODEL", "ModelSettings", "SequenceShape", "Shape", "TableModelSettings", "model_settings", "recorded_model"]
 
 Shape = tuple[int, int, int]
 
 # Up to version 0.2 the settings of every network had these keys. Noise is keyed by a digest of the settings.
 _ONCE_OF_ALL = {"hidden": [1024, 1024], "activation": "relu"}
+
+
+@dataclass(frozen=True)
+class SequenceShape:
+    """What a network takes and gives.
+
+    Attributes:
+        length: T, tokens of a sequence.
+        vocabulary: V, tokens that there are; 0 is nothing, and stands behind a text.
+        tokenizer: its name.
+        classes: K, logits: of a sequence, or of each token.
+        is_next: whether the token after each is predicted: logits (B, T, K); else (B, K).
+        folder: of the data sets, where pretrained weights lie.
+    """
+
+    length: int
+    vocabulary: int
+    tokenizer: str
+    classes: int
+    is_next: bool
+    folder: Path = Path("data")
 
 
 class ModelSettings(Section):
@@ -51,6 +74,14 @@ class ModelSettings(Section):
         Raises:
             InputError: there is no such network for these images.
         """
+
+    def text_network(self, sequences: SequenceShape) -> "nn.Module":
+        """Return a new network for sequences of tokens, int64 (B, T); else as :meth:`network`.
+
+        Raises:
+            InputError: there is no such network for texts.
+        """
+        raise self.refusal("takes images or rows of a table, and the data are texts; use gpt, encoder or llama")
 
     @property
     def module(self) -> str:

@@ -1,0 +1,18 @@
+"""AG News, topics of news (Zhang, Zhao and LeCun 2015)."""
+
+from fedpriv.data.corpus import Corpus
+from fedpriv.data.texts import Columns
+from fedpriv.registry import DATASETS
+
+__all__ = ["AgNews"]
+
+
+@DATASETS.register
+class AgNews(Corpus):
+    """Titles and descriptions."""
+
+    name = "agnews"
+    title = "AG News, topics of news"
+    file = "agnews.csv.gz"
+    columns = Columns("text", "label")
+    labels = (("0", "World"), ("1", "Sports"), ("2", "Business"), ("3", "Technology"))

@@ -1,0 +1,19 @@
+"""CoLA, which sentences are acceptable (Warstadt, Singh and Bowman 2019)."""
+
+from fedpriv.data.corpus import Corpus
+from fedpriv.data.texts import Columns
+from fedpriv.registry import DATASETS
+
+__all__ = ["Cola"]
+
+
+@DATASETS.register
+class Cola(Corpus):
+    """Sentences of publications on syntax; tests are those of GLUE's development set, in and out of domain."""
+
+    name = "cola"
+    title = "CoLA, acceptable sentences"
+    file = "cola.csv.gz"
+    columns = Columns("sentence", "label")
+    labels = (("0", "unacceptable"), ("1", "acceptable"))
+    tests = ("dev", "dev_ood")

@@ -1,0 +1,18 @@
+"""Rotten Tomatoes, sentences of film reviews (Pang and Lee 2005)."""
+
+from fedpriv.data.corpus import Corpus
+from fedpriv.data.texts import Columns
+from fedpriv.registry import DATASETS
+
+__all__ = ["RottenTomatoes"]
+
+
+@DATASETS.register
+class RottenTomatoes(Corpus):
+    """Sentences with their polarity."""
+
+    name = "rotten_tomatoes"
+    title = "Rotten Tomatoes, film reviews"
+    file = "rotten_tomatoes.csv.gz"
+    columns = Columns("sentence", "label")
+    labels = (("0", "negative"), ("1", "positive"))

@@ -1,0 +1,37 @@
+"""Tiny Shakespeare with its speakers (Karpathy 2015): clients by nature."""
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+from typing_extensions import override
+
+from fedpriv.config.corpus import CorpusConfig
+from fedpriv.data.corpus import Corpus, Part, split_by_key
+from fedpriv.data.texts import Columns, Row
+from fedpriv.errors import InputError
+from fedpriv.registry import DATASETS
+
+__all__ = ["Shakespeare"]
+
+
+@DATASETS.register
+class Shakespeare(Corpus):
+    """Speeches of 309 speakers; those without a word are left out, and the last ones of each speaker are tests."""
+
+    name = "shakespeare"
+    title = "Tiny Shakespeare, speeches"
+    file = "shakespeare.json.gz"
+    columns = Columns("text", key="speaker")
+
+    @classmethod
+    @override
+    def parts(cls, path: Path, config: CorpusConfig) -> Part:
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                turns = json.load(file)["turns"]
+                rows = [Row(str(speech), key=str(speaker)) for speaker, speech in turns if speech]
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: not the file of Tiny Shakespeare: {type(error).__name__}") from None
+        return split_by_key(rows, config, str(path))

@@ -1,0 +1,20 @@
+"""The SMS Spam Collection, text messages (Almeida, Gomez Hidalgo and Yamakami 2011)."""
+
+from fedpriv.data.corpus import Corpus
+from fedpriv.data.texts import Columns
+from fedpriv.registry import DATASETS
+
+__all__ = ["SmsSpam"]
+
+
+@DATASETS.register
+class SmsSpam(Corpus):
+    """Messages of people; repeats are left out, and the last ones are tests."""
+
+    name = "sms_spam"
+    title = "SMS Spam Collection, text messages"
+    file = "sms_spam.csv.gz"
+    columns = Columns("text", "label")
+    labels = (("ham", "ham"), ("spam", "spam"))
+    tests = ()
+    has_repeats = True

@@ -1,0 +1,18 @@
+"""SST-2, phrases of film reviews (Socher et al. 2013)."""
+
+from fedpriv.data.corpus import Corpus
+from fedpriv.data.texts import Columns
+from fedpriv.registry import DATASETS
+
+__all__ = ["Sst2"]
+
+
+@DATASETS.register
+class Sst2(Corpus):
+    """Phrases to train with, sentences to test with."""
+
+    name = "sst2"
+    title = "SST-2, phrases of film reviews"
+    file = "sst2.csv.gz"
+    columns = Columns("sentence", "label")
+    labels = (("0", "negative"), ("1", "positive"))

@@ -1,0 +1,48 @@
+"""Texts of your own: the CSV file or JSON lines that ``data.path`` names, and what ``data.text`` says of them."""
+
+from dataclasses import replace
+
+from typing_extensions import override
+
+from fedpriv.config.corpus import CorpusConfig
+from fedpriv.data.corpus import Corpus, Part, arrays_of, split_by_key
+from fedpriv.data.files import Arrays
+from fedpriv.data.source import Place, home
+from fedpriv.data.texts import Columns, Row, check_splits, read_texts
+from fedpriv.registry import DATASETS
+
+__all__ = ["OwnTexts"]
+
+_LABELS = "The names of the labels were read off the texts, and are taken as public."
+
+
+@DATASETS.register
+class OwnTexts(Corpus):
+    """A file with one text a row; a column ``split`` may say train and test."""
+
+    name = "text"
+    title = "own texts"
+    needs_path = True
+    file = ""
+    columns = Columns("text")
+
+    @classmethod
+    @override
+    def read(cls, place: Place) -> tuple[Arrays, str]:
+        path, config = home(place.path), place.text or CorpusConfig()
+        rows = read_texts(path, Columns(config.text, config.label, config.key))
+        check_splits(path, rows)
+        found = sorted({row.label for row in rows if row.label is not None})
+        labels = {label: label for label in found}
+        part = _split(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
+        made = arrays_of(part, labels, config, place.root, place.path)
+        return (replace(made, notes=(*made.notes, _LABELS)) if labels else made), place.path
+
+    @classmethod
+    @override
+    def status(cls, place: Place) -> None:
+        return None
+
+
+def _split(rows: list[Row]) -> Part:
+    return Part([row for row in rows if row.split == "train"], [row for row in rows if row.split == "test"])

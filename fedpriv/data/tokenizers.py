@@ -1,0 +1,238 @@
+"""Tokenizers: from texts to numbers and back. The first three tokens mean the same in all of them.
+
+None of them learns from training texts: a vocabulary that did would tell of them what no noise protects.
+"""
+
+import csv
+import gzip
+import re
+import string
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from fedpriv.config.corpus import CorpusConfig
+from fedpriv.errors import InputError, one_line
+from fedpriv.names import END, PAD, START
+from fedpriv.npz import read_arrays, read_headers
+
+__all__ = ["END", "PAD", "START", "Bytes", "LlamaTokens", "Pairs", "Tokenizer", "Words", "open_tokenizer"]
+
+_OWN = ("<pad>", "<start>", "<end>")
+_STORIES, _WORDS = "stories260k.npz", "word_freq_en.csv.gz"
+
+
+class Tokenizer(ABC):
+    """A tokenizer.
+
+    Attributes:
+        name: as in ``data.text.tokenizer``.
+        size: of the vocabulary.
+    """
+
+    name: str
+    size: int
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without its beginning and end."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; those without a text of their own are left out."""
+
+
+class Bytes(Tokenizer):
+    """The bytes of UTF-8."""
+
+    name = "byte"
+    size = len(_OWN) + 256
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        return [len(_OWN) + byte for byte in text.encode()]
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        raw = bytes(token - len(_OWN) for token in tokens if token >= len(_OWN))
+        return raw.decode(errors="replace")
+
+
+class Words(Tokenizer):
+    """Lower-case words, digits and marks; what is not among them is one token more.
+
+    Args:
+        words: by falling frequency, without the marks.
+        size: of the vocabulary.
+    """
+
+    name = "word"
+    _PIECES = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d|\S")
+
+    def __init__(self, words: Sequence[str], size: int) -> None:
+        marks = [*string.digits, *string.punctuation]
+        known = [*_OWN, "<unknown>", *marks, *(word for word in words if word not in marks)][:size]
+        self.size = len(known)
+        self._words = known
+        self._numbers = {word: number for number, word in enumerate(known) if number > END}
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        unknown = END + 1
+        return [self._numbers.get(piece, unknown) for piece in self._PIECES.findall(text.lower())]
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(self._words[token] for token in tokens if token > END)
+
+
+class Pairs(Tokenizer):
+    """Pairs of bytes merged by frequency (Gage 1994; Sennrich et al. 2016), by the library ``tokenizers``.
+
+    Args:
+        texts: public ones, that merges are learnt from.
+        size: of the vocabulary.
+        path: of a tokenizer.json, instead; empty: none.
+
+    Raises:
+        InputError: the library is not installed, or the file is not one of its.
+    """
+
+    name = "bpe"
+
+    def __init__(self, texts: Sequence[str], size: int, path: str = "") -> None:
+        try:
+            import tokenizers
+        except ModuleNotFoundError:
+            raise InputError("data.text.tokenizer = 'bpe' needs tokenizers: pip install 'fedpriv[text]'") from None
+        self._library = self._read(tokenizers, path) if path else self._trained(tokenizers, texts, size)
+        self.size = len(_OWN) + int(self._library.get_vocab_size())
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        return [len(_OWN) + int(number) for number in self._library.encode(text, add_special_tokens=False).ids]
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._library.decode([token - len(_OWN) for token in tokens if token >= len(_OWN)]))
+
+    @staticmethod
+    def _read(tokenizers: Any, path: str) -> Any:
+        try:
+            return tokenizers.Tokenizer.from_file(path)
+        except Exception as error:  # noqa: BLE001 - the library raises no other kind
+            raise InputError(f"data.text.vocabulary_file: {path}: {one_line(error)}") from None
+
+    @staticmethod
+    def _trained(tokenizers: Any, texts: Sequence[str], size: int) -> Any:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE())
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        wanted = max(size - len(_OWN), len(alphabet))
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=wanted, initial_alphabet=alphabet, show_progress=False)
+        made.train_from_iterator(texts, trainer)
+        return made
+
+
+class LlamaTokens(Tokenizer):
+    """The tokens of stories260k.npz: single characters, of which the best pair is merged until there is none.
+
+    Args:
+        vocabulary: the tokens' bytes.
+        scores: of each, higher for what is merged earlier.
+    """
+
+    name = "llama"
+    _BYTES = 3  # the first of the 256 bytes
+
+    def __init__(self, vocabulary: Sequence[bytes], scores: Sequence[float]) -> None:
+        self.vocabulary = tuple(vocabulary)
+        self.size = len(self.vocabulary)
+        self._scores = tuple(scores)
+        self._numbers: Mapping[bytes, int] = {token: at for at, token in reversed(list(enumerate(self.vocabulary)))}
+        # No token has a space but at its beginning, so that what a space begins is merged by itself.
+        self._merged = lru_cache(maxsize=1 << 16)(self._merge)
+
+    @staticmethod
+    def read(path: Path) -> "LlamaTokens":
+        """Return the tokenizer that the file of the model holds.
+
+        Raises:
+            InputError: it is not there, or not that file.
+        """
+        headers = read_headers(path, ("vocab", "vocab_scores"))
+        if len(headers) < 2:
+            raise InputError(f"{path} holds no tokenizer: wanted are vocab and vocab_scores")
+        arrays = read_arrays(path, headers)
+        # numpy drops zero bytes at the end of a text, and one of the tokens is a space alone.
+        vocabulary = [bytes(token) for token in arrays["vocab"].tolist()]
+        return LlamaTokens(vocabulary, arrays["vocab_scores"].tolist())
+
+    def number(self, token: bytes) -> int | None:
+        """Return which token has these bytes; ``None``: none has."""
+        return self._numbers.get(token)
+
+    def raw(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return bytes([token - self._BYTES]) if 0 <= token - self._BYTES < 256 else self.vocabulary[token]
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        pieces = re.findall(r" ?[^ ]+| ", f" {text}") if text else []
+        return [number for piece in pieces for number in self._merged(piece)]
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        raw = b"".join(self.raw(token) for token in tokens if token > END)
+        return raw.decode(errors="replace").removeprefix(" ")
+
+    def _merge(self, piece: str) -> tuple[int, ...]:
+        found: list[int] = []
+        for character in piece:
+            raw = character.encode()
+            number = self.number(raw)
+            found += [number] if number is not None and number >= self._BYTES else [self._BYTES + byte for byte in raw]
+        while pairs := [
+            (self._scores[number], -place, number)
+            for place in range(len(found) - 1)
+            if (number := self.number(self.raw(found[place]) + self.raw(found[place + 1]))) is not None
+        ]:
+            _, place, number = max(pairs)
+            found[-place : 2 - place] = [number]
+        return tuple(found)
+
+
+def open_tokenizer(config: CorpusConfig, root: Path, public: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer that the settings name.
+
+    Args:
+        config: reads tokenizer, vocabulary and vocabulary_file.
+        root: the folder of the data sets.
+        public: texts that tell nothing of clients.
+
+    Raises:
+        InputError: a file is not there or not what it should be, or a library is not installed.
+    """
+    if config.tokenizer == "byte":
+        return Bytes()
+    if config.tokenizer == "word":
+        return Words(_public_words(root / _WORDS), config.vocabulary)
+    if config.tokenizer == "bpe":
+        return Pairs(public, config.vocabulary, config.vocabulary_file)
+    return LlamaTokens.read(root / _STORIES)
+
+
+def _public_words(path: Path) -> list[str]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            return [row["word"] for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; data.text.tokenizer = 'word' takes its words from it") from None
+    except (OSError, EOFError, zlib.error, csv.Error, KeyError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from None

@@ -1,0 +1,39 @@
+"""A small GPT: a transformer that reads from left to right (Radford et al. 2019)."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.models.machinery.settings import SequenceShape
+from fedpriv.models.machinery.texts import TextModelSettings
+from fedpriv.registry import MODELS
+from fedpriv.settings import Count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["GptSettings"]
+
+
+@MODELS.register
+class GptSettings(TextModelSettings):
+    """For the next token with the embedding as last layer; for labels with one at the last token."""
+
+    is_own = False
+
+    name: Literal["gpt"] = Field("gpt", description="network")
+    width: Count = Field(128, description="of the vectors; a multiple of heads")
+    depth: Count = Field(4, description="number of blocks")
+    heads: Count = Field(4, description="of attention")
+    context: Count | None = Field(None, description="longest sequence; unset: as long as the data's")
+
+    @override
+    def text_network(self, sequences: SequenceShape) -> "nn.Module":
+        from fedpriv.models.machinery.gpt import Gpt
+
+        self.check_fits(sequences, self.context)
+        self.check_heads(self.width, self.heads)
+        context = self.context or sequences.length
+        classes = None if sequences.is_next else sequences.classes
+        return self.adapted(Gpt(sequences.vocabulary, context, self.width, self.depth, self.heads, classes), "output")

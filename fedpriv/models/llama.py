@@ -1,0 +1,41 @@
+"""A pretrained Llama of 260,032 parameters: llama2.c's stories260K (Touvron et al. 2023; Karpathy 2023)."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.models.machinery.settings import SequenceShape
+from fedpriv.models.machinery.texts import TextModelSettings
+from fedpriv.registry import MODELS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["LlamaSettings"]
+
+
+@MODELS.register
+class LlamaSettings(TextModelSettings):
+    """Trained on children's stories; needs data.text.tokenizer = "llama", whose tokens it knows."""
+
+    is_own = False
+
+    name: Literal["llama"] = Field("llama", description="network")
+    path: str = Field("", description="of stories260k.npz; empty: in the folder of the data sets")
+
+    @override
+    def text_network(self, sequences: SequenceShape) -> "nn.Module":
+        from pathlib import Path
+
+        from fedpriv.models.machinery.llama import FILE, Llama
+
+        if sequences.tokenizer != "llama":
+            raise self.refusal(f"it knows the tokens of data.text.tokenizer = 'llama'; given {sequences.tokenizer!r}")
+        network = Llama.read(Path(self.path) if self.path else sequences.folder / FILE)
+        if sequences.vocabulary != network.vocabulary:
+            raise self.refusal(f"it knows {network.vocabulary} tokens; the data have {sequences.vocabulary}")
+        self.check_fits(sequences, network.context)
+        if not sequences.is_next:
+            network.classify(sequences.classes)
+        return self.adapted(network, "lm_head")

@@ -1,0 +1,187 @@
+"""Texts as data sets: files, tokenizers, sequences, and whose they are."""
+
+import gzip
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.config import DataConfig
+from fedpriv.config.wrong import validated
+from fedpriv.data.datasets import load_dataset
+from fedpriv.data.partition import partition_indices
+from fedpriv.data.sequences import NO_TARGET, next_tokens
+from fedpriv.data.tokenizers import Bytes, LlamaTokens, Pairs, Words
+from fedpriv.errors import InputError
+from fedpriv.names import END, PAD, START
+
+ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))
+ROWS = "who,what,verdict\nann,Go home,no\nbob,Stay,yes\nann,Why?,no\nann,I am,yes\nbob,Well,no\n"
+
+
+def config(path: Path, **text: object) -> DataConfig:
+    columns = {"text": "what", "key": "who", "test_share": 0.4}
+    return validated(DataConfig, {"name": "text", "path": str(path), "text": columns | text}, "a test")
+
+
+def own(folder: Path, content: str = ROWS, name: str = "own.csv") -> Path:
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("text", ["To be, or not to be.", "naïve – 三", "a  b\n\nc"])
+def test_bytes_come_back(text: str) -> None:
+    tokenizer = Bytes()
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode([START, *tokens, END, PAD]) == text
+    assert min(tokens) > END
+    assert max(tokens) < tokenizer.size
+
+
+def test_words_are_public() -> None:
+    tokenizer = Words(["the", "cat", "sat"], 46)
+    assert tokenizer.size == 46  # three with a meaning, the unknown one, 10 digits and 32 marks: no room for a word
+    tokenizer = Words(["the", "cat", "sat"], 49)
+    assert tokenizer.decode(tokenizer.encode("The CAT, sat 7!")) == "the cat , sat 7 !"
+    assert tokenizer.encode("dog") == [END + 1]
+
+
+@pytest.mark.skipif(not (ROOT / "stories260k.npz").is_file(), reason="stories260k.npz is not in the data folder")
+def test_the_llamas_tokens_are_merged_as_in_llama2c() -> None:
+    """The oracle: the best pair of the whole text is merged first, spaces or not."""
+    tokenizer = LlamaTokens.read(ROOT / "stories260k.npz")
+    assert all(b" " not in token[1:] for token in tokenizer.vocabulary)
+    text = 'Once upon a time,  there was a little girl.\nShe said: "ümit"'
+    found = [n if (n := tokenizer.number(c.encode())) is not None and n > END else 0 for c in f" {text}"]
+    raw = [c.encode() for c in f" {text}"]
+    expected = [[number] if number else [3 + byte for byte in one] for number, one in zip(found, raw, strict=True)]
+    whole = [number for part in expected for number in part]
+    while True:
+        both = [tokenizer.number(tokenizer.raw(one) + tokenizer.raw(next_)) for one, next_ in pairwise(whole)]
+        pairs = [(tokenizer._scores[n], -place, n) for place, n in enumerate(both) if n is not None]
+        if not pairs:
+            break
+        _, place, number = max(pairs)
+        whole[-place : 2 - place] = [number]
+    assert tokenizer.encode(text) == whole
+    assert tokenizer.decode(whole) == text
+
+
+def test_pairs_of_bytes_are_learnt_from_public_texts() -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed (fedpriv[text])")
+    tokenizer = Pairs(["the cat sat on the mat"] * 5, 300)
+    assert tokenizer.size <= 300
+    assert tokenizer.decode([START, *tokenizer.encode("the mat, naïve"), END]) == "the mat, naïve"
+    assert len(tokenizer.encode("the cat")) < len("the cat")
+
+
+def test_sequences_predict_each_token_once() -> None:
+    """Packed, the targets of one owner are its whole stream but for the first token; padded, of each text."""
+    texts, owners = ["abc", "de", "fghij", "k"], [0, 1, 0, 1]
+    stream: dict[int, list[int]] = {0: [], 1: []}
+    for text, owner in zip(texts, owners, strict=True):
+        stream[owner] += [START, *Bytes().encode(text), END]
+    x, y, whose = next_tokens(Bytes(), texts, owners, 4, pack=True)
+    for owner in (0, 1):
+        assert x[whose == owner][:, 0].tolist() == stream[owner][:-1:4]
+        assert y[(whose == owner)[:, None] & (y != NO_TARGET)].tolist() == stream[owner][1:]
+    x, y, whose = next_tokens(Bytes(), texts, owners, 4, pack=False)
+    assert whose.tolist() == owners
+    assert x[3].tolist() == [START, *Bytes().encode("k"), END, PAD]
+    assert y[3].tolist() == [*Bytes().encode("k"), END, NO_TARGET, NO_TARGET]
+    assert y[2].tolist() == Bytes().encode("fghi")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "gz"])
+def test_own_files(tmp_path: Path, kind: str) -> None:
+    path = own(tmp_path)
+    if kind == "jsonl":
+        rows = [line.split(",") for line in ROWS.splitlines()]
+        path = own(tmp_path, "\n".join(json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]), "o.jsonl")
+    if kind == "gz":
+        path = tmp_path / "own.csv.gz"
+        path.write_bytes(gzip.compress(ROWS.encode()))
+    dataset = load_dataset(config(path, label="verdict", length=8), 0)
+    assert dataset.text is not None
+    assert dataset.class_names == ("no", "yes")
+    assert dataset.text.key_names == ("ann", "bob")
+    assert [dataset.text.tokenizer.decode(row.flatten().tolist()) for row in dataset.x_train] == [
+        "Go home",
+        "Stay",
+        "Why?",
+    ]
+    assert dataset.y_train.tolist() == [0, 1, 0]
+    assert dataset.y_test.tolist() == [1, 0]  # the last ones of each key
+    assert dataset.text.keys is not None
+    shares = partition_indices(dataset.y_train.numpy(), config(path).model_copy(update={"partition": "key"}), 2, 0,
+                               dataset.text.keys)  # fmt: skip
+    assert [share.tolist() for share in shares] == [[0, 2], [1]]
+
+
+def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
+    dataset = load_dataset(config(own(tmp_path), length=4, pack=True), 0)
+    assert dataset.is_next
+    assert dataset.notes  # a text lies in several sequences
+    assert dataset.x_train.shape[1:] == (1, 1, 4)
+    assert torch.equal(dataset.normalise(dataset.x_train)[0, 1:], dataset.y_train[0, :-1])
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "words"),
+    [
+        (ROWS, {"text": "waht"}, "there is no column 'waht'; did you mean what"),
+        (ROWS, {"label": "mark"}, "there is no column 'mark'"),
+        (ROWS + "cid,,no\n", {}, "line 7: the cell of 'what' is empty"),
+        (ROWS, {"task": "classify"}, "the texts have no labels"),
+        (ROWS, {"label": "verdict", "pack": True}, "pack = true lays texts end to end"),
+        ("what,who\n", {}, "there is no text in it"),
+        (ROWS, {"test_share": 0.01}, "5 training and 0 test texts"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as raised:
+        load_dataset(config(own(tmp_path, content), **text), 0)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("line", "words"), [("[1]", "a JSON object is wanted"), ("{", "line 1: not JSON")])
+def test_json_lines_that_are_none(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_dataset(config(own(tmp_path, line, "own.jsonl")), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("cola", (8551, 1043)),
+        ("rotten_tomatoes", (8530, 1066)),
+        ("sms_spam", (4654, 517)),
+        ("agnews", (5000, 7600)),
+    ],
+)
+def test_known_files(name: str, sizes: tuple[int, int]) -> None:
+    """The numbers of the README of the data; 5,171 messages are distinct, of which a tenth are tests."""
+    if not (ROOT / f"{name}.csv.gz").is_file():
+        pytest.skip(f"{name} is not in the data folder")
+    dataset = load_dataset(validated(DataConfig, {"name": name, "text": {"length": 8}}, "a test"), 0)
+    assert (len(dataset.y_train), len(dataset.y_test)) == sizes
+
+
+@pytest.mark.skipif(not (ROOT / "shakespeare.json.gz").is_file(), reason="shakespeare is not in the data folder")
+def test_speakers_of_shakespeare() -> None:
+    """All speeches with a word are predicted, with their ends, and beginnings but for the first of each stream."""
+    text = {"length": 256, "pack": True}
+    dataset = load_dataset(validated(DataConfig, {"name": "shakespeare", "text": text}, "a test"), 0)
+    with gzip.open(ROOT / "shakespeare.json.gz") as file:
+        turns = [(who, speech) for who, speech in json.load(file)["turns"] if speech]
+    speakers = {who for who, _ in turns}
+    assert dataset.text is not None
+    assert len(dataset.text.key_names) == len(speakers)
+    targets = int((dataset.y_train >= 0).sum() + (dataset.y_test >= 0).sum())
+    tested = len(np.unique([who for who in speakers if round(0.1 * sum(w == who for w, _ in turns))]))
+    assert targets == sum(len(speech.encode()) + 2 for _, speech in turns) - len(speakers) - tested

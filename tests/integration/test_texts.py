@@ -1,0 +1,100 @@
+"""Whole runs on texts: the loss falls, the ledger names its unit, and what reads pictures says that it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app
+from fedpriv.config import Experiment
+from fedpriv.errors import InputError
+from fedpriv.lab import resume_run, start_run
+from fedpriv.lab.audit import audit_run
+from fedpriv.progress import Silent
+from fedpriv.report import write_report
+from fedpriv.runs import RunFolder
+
+WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "who let the dog out")
+
+
+def experiment(folder: Path, task: str, rounds: int = 2, **changes: Any) -> Experiment:
+    rows = "".join(f"{WORDS[n % 4]} {n % 7},speaker {n % 3},{'cat' in WORDS[n % 4]}\n" for n in range(48))
+    (folder / "own.csv").write_text(f"text,who,label\n{rows}", encoding="utf-8")
+    columns = {"key": "who", "task": task, "label": "label", "length": 16, "pack": task == "next"}
+    settings: dict[str, Any] = {
+        "data": {"name": "text", "path": str(folder / "own.csv"), "partition": "key", "text": columns},
+        "model": {"name": "gpt" if task == "next" else "encoder", "width": 8, "depth": 1, "heads": 2},
+        "federation": {"clients": 3, "rounds": rounds, "server_optimizer": "adam", "server_learning_rate": 0.02},
+        "training": {"batch_size": 4},
+        "noise": "reproducible",
+    }
+    return Experiment.model_validate(settings | changes)
+
+
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "none": {"name": "none"},
+    "gaussian": {"name": "gaussian", "sigma": 1.0},
+    "gaussian, speakers": {"name": "gaussian", "sigma": 1.0, "unit": "update"},
+    "vmf": {"name": "vmf", "kappa": 200.0},
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("task", ["next", "classify"])
+def test_a_whole_run(task: str, mechanism: str, tmp_path: Path) -> None:
+    # Without noise long enough that something is learnt.
+    given = experiment(tmp_path, task, 12 if mechanism == "none" else 2, mechanism=MECHANISMS[mechanism])
+    summary = start_run(given, tmp_path / "run", "", Silent())
+    assert summary.status == "completed"
+    assert summary.data.task == task
+    rounds = RunFolder.open(tmp_path / "run").rounds()
+    if mechanism == "none":
+        assert rounds[-1].loss < rounds[0].loss
+    else:
+        assert summary.ledger is not None
+        unit = "one example" if given.mechanism.unit == "example" else "client"
+        assert any(unit in sentence for sentence in summary.verdict)
+    said = " ".join(summary.verdict)
+    assert ("nats per token" in said) == (task == "next")
+    assert "There is no attack on texts yet" in said
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "There is no attack on texts yet" in page
+    assert ("nats per token" in page) == (task == "next")
+
+
+def test_a_finished_run_is_resumed_and_not_audited(tmp_path: Path) -> None:
+    start_run(experiment(tmp_path, "next"), tmp_path / "run", "", Silent())
+    assert resume_run(tmp_path / "run", Silent()).status == "completed"
+    with pytest.raises(InputError, match=r"data\.name = 'text' are texts"):
+        audit_run(RunFolder.open(tmp_path / "run"), 6, 2, Silent())
+
+
+def test_attacks_say_that_they_read_no_texts(tmp_path: Path) -> None:
+    assert experiment(tmp_path, "next").adversary.attacks == ()
+    with pytest.raises(ValueError, match=r"adversary\.attacks: iga reads images or rows of tables"):
+        experiment(tmp_path, "next", adversary={"attacks": ["iga"]})
+    with pytest.raises(ValueError, match=r"section \[pate\] is for images"):
+        experiment(tmp_path, "next", federation={"clients": 3, "algorithm": "pate"})
+    listed = CliRunner().invoke(app, ["attack", "list"]).output
+    assert "None of these reads texts yet" in " ".join(listed.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"partition": "dirichlet"}, "sorts by labels, and the next token is predicted"),
+        ({"label_epsilon": 1.0}, "data.label_epsilon is about labels"),
+        ({"groups": [[0], [1]]}, "data.groups"),
+    ],
+)
+def test_what_is_about_labels_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    given = experiment(tmp_path, "next")
+    tree = given.model_dump(mode="json")
+    with pytest.raises(InputError, match=words):
+        start_run(Experiment.model_validate(tree | {"data": tree["data"] | change}), tmp_path / "run", "", Silent())
+
+
+def test_more_clients_than_speakers(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"federation\.clients = 4: data\.partition = 'key'.* belong to 3"):
+        start_run(experiment(tmp_path, "next", federation={"clients": 4}), tmp_path / "run", "", Silent())
