@@ -120,8 +120,8 @@ def _utility(rounds: str, last: RoundRecord, part: str, next_token: bool) -> str
     if not next_token:
         return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly."
     return (
-        f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest token "
-        f"is the right one {last.accuracy:.1%} of the time."
+        f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest "
+        f"token is the right one {last.accuracy:.1%} of the time."
     )
 
 
