@@ -212,7 +212,8 @@ def _excess(state: State, examples: int, allowed: Allowed) -> str | None:
     """Say what is out of range in an upload whose tensors fit, if anything."""
     if examples != allowed.examples:
         return f"says that it holds {examples} examples; it holds {allowed.examples}"
-    if (length := norm(state.parameters)) > allowed.norm:
+    # Masked uploads are whole numbers, which have no norm here; they are allowed any.
+    if allowed.norm < math.inf and (length := norm(state.parameters)) > allowed.norm:
         return f"sent an upload of norm {length:.3g}; at most {allowed.norm:.3g} is allowed"
     if not allowed.statistics and any(bool(value.any()) for value in state.buffers.values()):
         return "sent running statistics, which no mechanism protects"
