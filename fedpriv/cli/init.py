@@ -56,7 +56,7 @@ def _home() -> Path:
 def _examples() -> dict[str, Path]:
     """All of them by name: experiments first, then sweeps."""
     home = _home()
-    return {path.stem: path for path in (*sorted(home.glob("*.toml")), *sorted(home.glob("paper/*.toml")))}
+    return {path.stem: path for path in (*sorted(home.glob("*.toml")), *sorted(home.glob("*/*.toml")))}
 
 
 def _table(examples: dict[str, Path]) -> Table:
@@ -68,7 +68,7 @@ def _table(examples: dict[str, Path]) -> Table:
 
 def _alone(text: str) -> str:
     """The text of a file of this project as one that lies beside its schema."""
-    return re.sub(r"configs/(paper/)?", "", text)
+    return re.sub(r"configs/(paper/|sweeps/)?", "", text)
 
 
 def _header(path: Path) -> list[str]:

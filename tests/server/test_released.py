@@ -102,7 +102,7 @@ def edit(path: Path, old: str, new: str) -> None:
         ("clip_norm = 1.0", "clip_norm = 2.0", "mechanism clip_norm = 1.0"),
         ('name = "gaussian"\n', 'name = "laplace"\nscale = 1.0\n', "mechanism name = gaussian"),
         ('name = "gaussian"\n', 'name = "none"\n', "mechanism name = gaussian"),
-        ('sampling = "fixed"', 'sampling = "shuffled"', "sampling kind = fixed"),
+        ('\nsampling = "fixed"', '\nsampling = "shuffled"', "sampling kind = fixed"),
         ("batch_size = 4", "batch_size = 8", "sampling batch_size = 4"),
         ("seed = 3", "seed = 4", "was changed where it decides"),
         ('partition = "iid"', 'partition = "dirichlet"', "sampling examples"),

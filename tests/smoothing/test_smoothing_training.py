@@ -14,7 +14,7 @@ from fedpriv.errors import RunInterruptedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
-from fedpriv.server.evaluation import evaluate, evaluate_noisy
+from fedpriv.server.evaluation import evaluate, evaluate_all
 from fedpriv.server.tap import record_heard
 from fedpriv.smoothing import drawing
 from fedpriv.world import World, build_world
@@ -83,14 +83,14 @@ def test_uploads_have_fresh_noise_for_each_client_and_step() -> None:
 
 def test_the_server_counts_one_draw_an_image_beside_the_noiseless_model() -> None:
     world = build_world(experiment(robustness={"noise": 0.5, "place": "input"}))
-    first, again, other = (evaluate_noisy(world, world.initial, number) for number in (1, 1, 2))
+    first, again, other = (evaluate_all(world, world.initial, number).noisy_accuracy for number in (1, 1, 2))
     assert first == again and isinstance(other, float)
     assert world.smoothing is not None
     with drawing(world.smoothing, world.model.eval(), None), torch.no_grad():
         images = world.network_input(world.dataset.x_test)
         assert not torch.equal(world.model(images), world.model(images))
     bare = build_world(experiment())
-    assert evaluate_noisy(bare, bare.initial, 1) is None
+    assert evaluate_all(bare, bare.initial, 1).noisy_accuracy is None
     assert evaluate(world, world.initial) == evaluate(bare, bare.initial)
 
 
