@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedpriv.attacks.intervals import best_interval
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import best_decisions
-from fedpriv.attacks.referee import Truth
+from fedpriv.attacks.truth import Truth
 from fedpriv.lab.victims import Target, candidates, truth
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.records import Interval

@@ -29,7 +29,8 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.truth import Truth
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab.results import attack_results

@@ -22,8 +22,9 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.referee import Truth, score
+from fedpriv.attacks.referee import score
 from fedpriv.attacks.settings import MatchingSettings
+from fedpriv.attacks.truth import Truth
 from fedpriv.config import Experiment
 from fedpriv.randomness import numpy_stream
 from fedpriv.world import build_world

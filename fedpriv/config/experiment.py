@@ -15,13 +15,13 @@ from pydantic import (
 )
 
 from fedpriv.config.algorithms import check_labels, check_models, check_votes
+from fedpriv.config.data import DataConfig
 from fedpriv.config.erm import ErmConfig
 from fedpriv.config.pate import PateConfig
 from fedpriv.config.robustness import RobustnessConfig
 from fedpriv.config.sections import (
     SUM_LISTENERS,
     AdversaryConfig,
-    DataConfig,
     EngineConfig,
     FederationConfig,
     ReportConfig,

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedpriv.attacks.referee import Truth
+from fedpriv.attacks.truth import Truth
 from fedpriv.columns import Column, cell_texts
 from fedpriv.runs import RunFolder, picture_name
 

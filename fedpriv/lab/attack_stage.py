@@ -25,8 +25,9 @@ from fedpriv.attacks.reconstruction import (
     other_batches,
     stackable,
 )
-from fedpriv.attacks.referee import Truth, missed, score, score_guesses
+from fedpriv.attacks.referee import missed, score, score_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.attacks.truth import Truth
 from fedpriv.columns import of_rows
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError

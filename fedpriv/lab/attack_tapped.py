@@ -18,7 +18,8 @@ from fedpriv.attacks.baselines import GREY, Guess, guesses
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.own_model.attack import reconstruct
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.truth import Truth
 from fedpriv.config import AdversaryConfig, parse_override
 from fedpriv.errors import InputError
 from fedpriv.files import write_whole, writing

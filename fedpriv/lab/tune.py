@@ -23,9 +23,10 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
+from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.config import load_experiment, load_run
 from fedpriv.config.texts import refuse_texts

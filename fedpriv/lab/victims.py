@@ -20,8 +20,8 @@ from fedpriv.attacks.observation import (
     observation_title,
     read_observation,
 )
-from fedpriv.attacks.referee import Truth
 from fedpriv.attacks.threat import threat_model
+from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError

@@ -30,8 +30,9 @@ from fedpriv.attacks.reconstruction.first_layer.imprint import (
     find_imprint_layers,
     refuse_local_training,
 )
-from fedpriv.attacks.referee import Truth, score
+from fedpriv.attacks.referee import score
 from fedpriv.attacks.threat import LISTENERS, ThreatModel, threat_model
+from fedpriv.attacks.truth import Truth
 from fedpriv.config import AdversaryConfig
 from fedpriv.config.sections import ACTIVE_LISTENERS
 from fedpriv.gradients import Vector

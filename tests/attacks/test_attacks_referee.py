@@ -12,7 +12,8 @@ from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction
-from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.truth import Truth
 from fedpriv.records import Score
 
 STD = (0.25,)

@@ -18,8 +18,9 @@ from fedpriv.attacks.methods.tabular import TabularSettings
 from fedpriv.attacks.observation import Observation, PublicSettings, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, Reconstruction, run_attack
 from fedpriv.attacks.reconstruction.matching.relaxation import Relaxation
-from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.rows import most_frequent, row_scores
+from fedpriv.attacks.truth import Truth
 from fedpriv.columns import Column, features_of, groups, slices
 from fedpriv.gradients import per_example_gradients
 from fedpriv.models import model_settings

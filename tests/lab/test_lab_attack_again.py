@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.campaign import Campaign
-from fedpriv.attacks.referee import Truth
+from fedpriv.attacks.truth import Truth
 from fedpriv.errors import InputError
 from fedpriv.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
 from fedpriv.lab.audit import audit_run

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from fedpriv.attacks.referee import Truth, missed
+from fedpriv.attacks.referee import missed
+from fedpriv.attacks.truth import Truth
 from fedpriv.errors import RunFailedError
 from fedpriv.lab import attack_run, rates, start_run
 from fedpriv.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
