@@ -51,10 +51,16 @@ def test_shares_of_any_secret_are_uniform_one_by_one_and_in_pairs(secret: bytes)
 
 def test_what_does_not_belong_together_is_found_out() -> None:
     one, other = shares(os.urandom(32), 2, 3), shares(os.urandom(32), 2, 3)
-    for places, given in (((1, 2), (one[0], other[1])), ((1, 3), one[:2]), ((1, 2), (one[0], bytes(80)))):
+    mixed: list[tuple[list[int], list[bytes]]] = [
+        ([1, 2], [one[0], other[1]]),
+        ([1, 3], one[:2]),
+        ([1, 2], [one[0], bytes(80)]),
+    ]
+    for places, given in mixed:
         with pytest.raises(ValueError, match="not of one secret"):
             combined(places, given)
-    for places, given in (((1, 1), one[:2]), ((1,), one[:2]), ((1, 2), (one[0], b"short")), ((), ())):
+    unfit: list[tuple[list[int], list[bytes]]] = [([1, 1], one[:2]), ([1], one[:2]), ([1, 2], [one[0], b"s"]), ([], [])]
+    for places, given in unfit:
         with pytest.raises(ValueError, match="one length and a place each"):
             combined(places, given)
     for secret, needed, count in ((b"odd", 1, 2), (b"even", 3, 2), (b"even", 0, 2), (b"even", 1, PRIME)):
