@@ -51,6 +51,7 @@ def test_central_noise_is_on_the_sum_and_its_own_for_every_sum() -> None:
     assert float(moved.mean()) == pytest.approx(0.4 / math.sqrt(len(noise)) / 2, abs=5 * 0.1 / math.sqrt(len(noise)))
 
 
+@pytest.mark.essential
 def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
     """Rounds that ask nobody are noise, too; the amplified line counts all rounds; a resumed run has the same bytes."""
     run = settings(CENTRAL, clients_per_round=1, client_sampling="poisson", rounds=6)
@@ -92,6 +93,7 @@ def test_the_reference_models_of_an_audit_have_the_central_noise() -> None:
     assert float(apart.std(correction=0)) == pytest.approx(expected, rel=5 / math.sqrt(2 * len(apart)))
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(
     ("mechanism", "listener"),
     [({"name": "distributed", "sigma": 0.5, "clip_norm": 0.4}, "secure-aggregation"), (CENTRAL, "outsider")],
