@@ -1,4 +1,4 @@
-"""A client's part of secure aggregation: SecAgg (Bonawitz et al. 2017) with Flower's keys, shares and encryption.
+"""A client's part of secure aggregation: SecAgg (Bonawitz et al. 2017) over Flower's messages.
 
 Four messages a round: public keys; shares of this round's secrets, encrypted for each other client; the masked upload;
 and of those shares the ones by which the server can take off the masks of the sum. All secrets are of one round and
@@ -9,50 +9,46 @@ of one: with both the server could read that client's upload. In one round it do
 for one set of survivors: the difference of two sums is an upload.
 """
 
-import base64
 import os
 from collections.abc import Sequence
 from hashlib import sha256
 
 import numpy as np
 import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    generate_key_pairs,
-    private_key_to_bytes,
-    public_key_to_bytes,
-)
 
 from fedpriv.clients.memory import kept
 from fedpriv.errors import RefusedError
 from fedpriv.federated import masked_weights
 from fedpriv.lattice import encoded
-from fedpriv.masking import Words, flat, least_survivors, mask, quantised
+from fedpriv.masking import KEY_BYTES, Words, agreed, flat, least_survivors, mask, quantised
 from fedpriv.randomness import Secret
+from fedpriv.shamir import shares
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
 __all__ = ["give_shares", "masked", "masked_upload", "offer_keys", "share_secrets"]
 
 _STATE = "secure-aggregation"
+_NONCE_BYTES = 12
 
 
 def offer_keys(message: Message, context: Context) -> Message:
     """Make two pairs of keys for a round and reply with the public halves."""
-    secret, public = generate_key_pairs()
-    secret_channel, public_channel = generate_key_pairs()
-    offered = {"public": public_key_to_bytes(public), "channel": public_key_to_bytes(public_channel)}
+    secret, secret_channel = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    offered = {
+        "public": secret.public_key().public_bytes_raw(),
+        "channel": secret_channel.public_key().public_bytes_raw(),
+    }
     _remember(
         context,
         round=int(message.metadata.group_id),
         stage="keys",
-        secret=private_key_to_bytes(secret),
-        secret_channel=private_key_to_bytes(secret_channel),
+        secret=secret.private_bytes_raw(),
+        secret_channel=secret_channel.private_bytes_raw(),
         **offered,
     )
     return _reply(message, **offered)
@@ -75,17 +71,16 @@ def share_secrets(message: Message, context: Context) -> Message:
     if (publics[place], channels[place]) != (own["public"], own["channel"]):
         raise ValueError("the server passes on another key than this client's")
     _settle(message, context, "clients", clients)
-    seed = os.urandom(32)
-    seed_shares = create_shares(seed, needed, len(clients))
-    key_shares = create_shares(_bytes(own, "secret"), needed, len(clients))
+    seed, private = os.urandom(KEY_BYTES), X25519PrivateKey.from_private_bytes(_bytes(own, "secret_channel"))
+    seed_shares = shares(seed, needed, len(clients))
+    key_shares = shares(_bytes(own, "secret"), needed, len(clients))
+    keys = [agreed(private, channel, "channel") for channel in channels]
     ciphertexts = [
-        encrypt(_channel(own, channels[k]), share_keys_plaintext_concat(me, other, seed_shares[k], key_shares[k]))
-        for k, other in enumerate(clients)
-        if other != me
+        _sealed(keys[k], seed_shares[k] + key_shares[k], me, other) for k, other in enumerate(clients) if other != me
     ]
     _remember(
         context,
-        **dict(own) | {"stage": "shares", "seed": seed, "clients": clients, "publics": publics, "channels": channels},
+        **dict(own) | {"stage": "shares", "seed": seed, "clients": clients, "publics": publics, "channel_keys": keys},
         seed_share=seed_shares[place],
         key_share=key_shares[place],
     )
@@ -136,12 +131,10 @@ def masked(message: Message, context: Context, words: Words, least: int = 0) -> 
         raise ValueError(f"the keys of round {number} mask no upload of another round")
     me, clients = _partition(context), _integers(own, "clients")
     held: dict[int, tuple[bytes, bytes]] = {me: (_bytes(own, "seed_share"), _bytes(own, "key_share"))}
+    keys = dict(zip(clients, _many(own, "channel_keys"), strict=True))
     for other, ciphertext in zip(_integers(asked, "from"), _many(asked, "ciphertexts"), strict=True):
-        key = _channel(own, _many(own, "channels")[clients.index(other)])
-        sender, receiver, seed_share, key_share = share_keys_plaintext_separate(decrypt(key, ciphertext))
-        if (sender, receiver) != (other, me):
-            raise ValueError(f"the server passes on shares of client {sender} for client {receiver} as {other}'s")
-        held[other] = (seed_share, key_share)
+        opened = _opened(keys[other], ciphertext, other, me)
+        held[other] = (opened[: len(opened) // 2], opened[len(opened) // 2 :])
     least = max(least, least_survivors(len(clients)))
     if len(held) < least:
         raise ValueError(f"shares of {len(held)} clients are too few to mask an upload towards")
@@ -183,18 +176,27 @@ def give_shares(message: Message, context: Context) -> Message:
 def _pairwise(own: ConfigRecord, me: int, others: Sequence[int], count: int) -> Words:
     """The sum of the masks shared with each other client: one of the two adds it, the other takes it off."""
     total = np.zeros(count, dtype=np.uint32)
-    clients, publics = _integers(own, "clients"), _many(own, "publics")
-    secret = bytes_to_private_key(_bytes(own, "secret"))
+    publics = dict(zip(_integers(own, "clients"), _many(own, "publics"), strict=True))
+    private = X25519PrivateKey.from_private_bytes(_bytes(own, "secret"))
     for other in others:
-        shared = generate_shared_key(secret, bytes_to_public_key(publics[clients.index(other)]))
-        words = mask(base64.urlsafe_b64decode(shared), count)
+        words = mask(agreed(private, publics[other], "mask"), count)
         total = total + words if me > other else total - words
     return total
 
 
-def _channel(own: ConfigRecord, public: bytes) -> bytes:
-    """The key under which messages to and from the client with this public key are encrypted."""
-    return generate_shared_key(bytes_to_private_key(_bytes(own, "secret_channel")), bytes_to_public_key(public))
+def _sealed(key: bytes, text: bytes, sender: int, receiver: int) -> bytes:
+    """Encrypt for another client; the key is that of both directions, so each text has a nonce of its own."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, text, f"{sender} {receiver}".encode())
+
+
+def _opened(key: bytes, sealed: bytes, sender: int, receiver: int) -> bytes:
+    """Decrypt what another client encrypted for this one."""
+    nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+    try:
+        return AESGCM(key).decrypt(nonce, ciphertext, f"{sender} {receiver}".encode())
+    except (InvalidTag, ValueError):
+        raise ValueError(f"these are not the shares that client {sender} encrypted for client {receiver}") from None
 
 
 def _partition(context: Context) -> int:

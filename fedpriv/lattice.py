@@ -1,11 +1,11 @@
 """Updates as whole numbers with Skellam noise: what a client masks where the noise is whole in the sum alone.
 
-Kairouz, Liu and Steinke 2021 (arXiv 2102.06387), Algorithms 1 and 3, with the noise of Agarwal, Kairouz and Liu 2021
-(arXiv 2110.04995): an update of norm 1 at most is flattened by random signs and a Hadamard transform, scaled to
-``LEVELS``, rounded at random until its norm is below :func:`~fedpriv.accounting.skellam.rounded_norm`, and gets a share
-of the noise. Sums of Skellam variables are Skellam, so that shares add up to exactly the noise that the ledger assumes.
-Sums are modulo 2^32: that is computed from the noisy sum, and costs no privacy; with the most noise and 1,000 clients
-they do not wrap around.
+Kairouz, Liu and Steinke 2021 ("The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
+Aggregation", arXiv 2102.06387), with the noise of Agarwal, Kairouz and Liu 2021 (arXiv 2110.04995): an update of norm 1
+at most is flattened by random signs and a Hadamard transform, scaled to ``LEVELS``, rounded at random until its norm is
+below :func:`~fedpriv.accounting.skellam.rounded_norm`, and gets a share of the noise. Sums of Skellam variables are
+Skellam, so that shares add up to exactly the noise that the ledger assumes. Sums are modulo 2^32: that is computed from
+the noisy sum, and costs no privacy; with the most noise and 1,000 clients they do not wrap around.
 """
 
 import math

@@ -4,7 +4,8 @@ Each coordinate is clipped to [-limit, limit] and rounded to the nearest of 2^22
 gives the same numbers everywhere. Sums of up to 1,000 clients stay below 2^32 and are exact, whatever the masks.
 
 Masks are AES-256 in counter mode. Flower's own generator (``pseudo_rand_gen``) folds the 256 bits of a key into a seed
-of 32 and draws from a Mersenne Twister: whoever hears a masked upload could try all seeds.
+of 32 and draws from a Mersenne Twister: whoever hears a masked upload could try all seeds. Keys are agreed by X25519
+(RFC 7748) and HKDF with SHA-256 (RFC 5869).
 """
 
 import math
@@ -12,13 +13,18 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = [
+    "KEY_BYTES",
     "LEVELS",
     "Words",
+    "agreed",
     "flat",
     "least_survivors",
     "mask",
@@ -29,6 +35,9 @@ __all__ = [
 ]
 
 LEVELS = 1 << 22
+
+KEY_BYTES = 32
+"""Length of every key here, public ones included."""
 
 Words = NDArray[np.uint32]
 
@@ -74,6 +83,16 @@ def votes_limit(votes: int, sigma: float, clients: int) -> float:
         clients: who are asked.
     """
     return votes + 9 * sigma / math.sqrt(least_survivors(clients))
+
+
+def agreed(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
+    """Return the key of 32 bytes for a purpose, which the holder of the other private key gets, too.
+
+    Raises:
+        ValueError: ``public`` is no public key, or one with which everybody would know the key.
+    """
+    shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(shared)
 
 
 def mask(key: bytes, count: int) -> Words:

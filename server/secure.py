@@ -1,29 +1,27 @@
 """The server's part of secure aggregation: it passes on keys and shares, adds up masked uploads, and unmasks the sum.
 
-SecAgg (Bonawitz et al. 2017) with Flower's keys, secret shares and encryption; the client's part and what it refuses is
-in ``clients.secure``. A client may vanish at any of the four steps: before its masked upload it is left out, and its
-masks are rebuilt from the others' shares; after it, its upload is in the sum. Fewer than two thirds end the round.
+SecAgg (Bonawitz et al. 2017) over Flower's messages; the client's part and what it refuses is in ``clients.secure``. A
+client may vanish at any of the four steps: before its masked upload it is left out, and its masks are rebuilt from the
+others' shares; after it, its upload is in the sum. Fewer than two thirds end the round.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from fedpriv.accounting.skellam import padded
 from fedpriv.errors import RunFailedError
 from fedpriv.federated import masked_weights
 from fedpriv.lattice import decoded
-from fedpriv.masking import Words, least_survivors, mask, restored, split
+from fedpriv.masking import KEY_BYTES, Words, agreed, least_survivors, mask, restored, split
 from fedpriv.records import Failure
 from fedpriv.server.exchange import Federation, Replies
 from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal, told_classes
+from fedpriv.shamir import combined
 from fedpriv.world import State
 
 __all__ = ["MaskedSum", "ask_for_masked_sum", "ask_for_sum"]
@@ -171,9 +169,9 @@ def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes
     answers = going.ask("query.keys", {client: RecordDict() for client in clients})
     keys = {}
     for client, answer in answers.items():
-        public, channel = (_answer(answer, key) for key in ("public", "channel"))
-        if isinstance(public, bytes) and isinstance(channel, bytes):
-            keys[client] = (public, channel)
+        pair = [key for key in (_answer(answer, "public"), _answer(answer, "channel")) if isinstance(key, bytes)]
+        if [len(key) for key in pair] == [KEY_BYTES, KEY_BYTES]:
+            keys[client] = (pair[0], pair[1])
         else:
             going.leave_out(client, "sent no keys")
     going.require(len(keys), "sent keys")
@@ -233,30 +231,29 @@ def _unmasked(
     """The sum of the survivors' uploads: masks of each survivor's own are taken off, and those towards the dropped."""
     asked = ConfigRecord({"survivors": list(survivors), "dropped": list(dropped)})
     answers = going.ask("query.unmask", {client: RecordDict({"asked": asked}) for client in survivors})
-    seeds: list[list[bytes]] = []
-    secrets: list[list[bytes]] = []
+    seeds: dict[int, list[bytes]] = {}
+    secrets: dict[int, list[bytes]] = {}
     for client, answer in answers.items():
         seed_shares = _list_of_bytes(answer, "seeds", len(survivors))
         key_shares = _list_of_bytes(answer, "keys", len(dropped))
         if seed_shares is None or key_shares is None:
             going.leave_out(client, "sent no shares to unmask with")
         else:
-            seeds.append(seed_shares)
-            secrets.append(key_shares)
+            seeds[client], secrets[client] = seed_shares, key_shares
     going.require(len(seeds), "sent shares to unmask with")
-    enough = slice(least_survivors(len(keys)))
+    givers, everybody = list(seeds)[: least_survivors(len(keys))], sorted(keys)
+    places = [everybody.index(giver) + 1 for giver in givers]
     count = len(words[0])
     total = np.zeros(count, dtype=np.uint32)
     for each in words:
         total = total + each
     try:
         for k in range(len(survivors)):
-            total = total - mask(combine_shares([shares[k] for shares in seeds[enough]]), count)
+            total = total - mask(combined(places, [seeds[giver][k] for giver in givers]), count)
         for k, gone in enumerate(dropped):
-            secret = bytes_to_private_key(combine_shares([shares[k] for shares in secrets[enough]]))
+            secret = X25519PrivateKey.from_private_bytes(combined(places, [secrets[giver][k] for giver in givers]))
             for client in survivors:
-                shared = generate_shared_key(secret, bytes_to_public_key(keys[client][0]))
-                words_between = mask(base64.urlsafe_b64decode(shared), count)
+                words_between = mask(agreed(secret, keys[client][0], "mask"), count)
                 total = total - words_between if client > gone else total + words_between
     except ValueError as error:
         raise RunFailedError(f"round {going.number}: the shares of the clients' secrets do not fit: {error}") from None

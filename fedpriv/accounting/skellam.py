@@ -1,7 +1,8 @@
 """What is proven about distributed noise: of the sum of updates that were rounded and got shares of Skellam noise.
 
-Agarwal, Kairouz and Liu 2021 (arXiv 2110.04995), Theorem 3.5 and its extension to vectors: the sum of whole vectors
-with Skellam noise of variance mu on each coordinate has, at a whole order a above 1, the Renyi privacy
+Agarwal, Kairouz and Liu 2021 ("The Skellam Mechanism for Differentially Private Federated Learning", arXiv 2110.04995),
+the bound for vectors: the sum of whole vectors with Skellam noise of variance mu on each coordinate has, at a whole
+order a above 1, the Renyi privacy
 
     a s2^2 / (2 mu) + min{ ((2 a - 1) s2^2 + 6 s1) / (4 mu^2), 3 s1 / (2 mu) }
 
@@ -46,7 +47,7 @@ def padded(dimension: int) -> int:
 
 
 def rounded_norm(dimension: int) -> float:
-    """Return the largest Euclidean norm of a rounded update, in levels (Kairouz, Liu and Steinke 2021, eq. 3).
+    """Return the largest Euclidean norm of a rounded update, in levels (Kairouz, Liu and Steinke 2021).
 
     Rounding is repeated until the norm is within this, so it bounds every update; the formula is such that this happens
     with probability 1 - 10^-4 or more each time.
@@ -112,7 +113,7 @@ class SkellamProof(Proof):
         l1 = min(math.sqrt(dimension) * l2, l2**2)
         rdp = int(self.release.participations) * skellam_rdp(_ORDERS, (self.noise * LEVELS) ** 2, l1, l2)
         theorem = (
-            f"Skellam noise on the sum of rounded updates (Agarwal, Kairouz and Liu 2021, Thm 3.5), Euclidean "
+            f"Skellam noise on the sum of rounded updates (Agarwal, Kairouz and Liu 2021), Euclidean "
             f"sensitivity {l2 / LEVELS:.6g} clip_norm after conditional rounding (Kairouz, Liu and Steinke 2021), "
             f"Renyi accounting{RENYI_TO_EPSILON}"
         )

@@ -3,12 +3,16 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from fedpriv.attacks.membership.references import Pool, Reference, train_references
 from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
+from fedpriv.lab.audit import audit_run
 from fedpriv.progress import Silent
+from fedpriv.report import reported
 from fedpriv.runs import RunFolder
 from fedpriv.server.central import noised_mean
 from fedpriv.server.tap import observe
@@ -47,6 +51,7 @@ def test_central_noise_is_on_the_sum_and_its_own_for_every_sum() -> None:
     assert float(moved.mean()) == pytest.approx(0.4 / math.sqrt(len(noise)) / 2, abs=5 * 0.1 / math.sqrt(len(noise)))
 
 
+@pytest.mark.essential
 def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
     """Rounds that ask nobody are noise, too; the amplified line counts all rounds; a resumed run has the same bytes."""
     run = settings(CENTRAL, clients_per_round=1, client_sampling="poisson", rounds=6)
@@ -64,6 +69,51 @@ def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
     before = left_behind(tmp_path / "run")
     resume_run(tmp_path / "run", Silent())
     assert left_behind(tmp_path / "run") == before
+    audited = audit_run(folder, 6, 2, Silent())
+    assert audited.proven_epsilon == known.guarantee.epsilon
+    assert audited.epsilon_bound.epsilon <= known.guarantee.epsilon
+
+
+def test_the_reference_models_of_an_audit_have_the_central_noise() -> None:
+    """Two that differ in their noise alone differ by normal numbers of deviation sqrt(2) sigma C / m."""
+    run = experiment(
+        mechanism=CENTRAL,
+        federation={"weighting": "uniform", "clients_per_round": 2, "rounds": 1, "server_learning_rate": 1.0},
+        data={"train_examples": 80},
+        training={"batch_size": 20},
+    )
+    world = build_world(run)
+    pool = Pool(world.network_input(world.dataset.x_train), world.dataset.y_train)
+    shares = tuple(np.asarray(rows) for rows in world.partitions)
+    # One of the two clients has failed, and the divisor is public.
+    models = train_references(world, pool, [Reference(1, shares), Reference(2, shares)], {1: (0,)}, {1})[1]
+    apart = torch.cat([(value[0] - value[1]).flatten().double() for value in models.values()])
+    # Off by more than 5 / sqrt(2 K) of it once in 10^6 times.
+    expected = math.sqrt(2) * 0.5 * 0.4 / 2
+    assert float(apart.std(correction=0)) == pytest.approx(expected, rel=5 / math.sqrt(2 * len(apart)))
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize(
+    ("mechanism", "listener"),
+    [({"name": "distributed", "sigma": 0.5, "clip_norm": 0.4}, "secure-aggregation"), (CENTRAL, "outsider")],
+    ids=["distributed", "outsider"],
+)
+def test_a_sum_is_attacked_and_the_run_goes_through_to_the_report(
+    mechanism: dict[str, object], listener: str, tmp_path: Path
+) -> None:
+    adversary = {"attacks": ["iga"], "iga": {"iterations": 2}, "victims": 1, "threat_model": listener}
+    run = experiment(
+        mechanism=mechanism,
+        federation={"weighting": "uniform", "secure_aggregation": listener != "outsider", "rounds": 1},
+        data={"train_examples": 80},
+        training={"batch_size": 1},
+        adversary={**adversary, "best_decision": True, "counterfactual": False},
+    )
+    with reported(tmp_path / "run"):
+        summary = start_run(run, tmp_path / "run", "", Silent())
+    assert [attack.attack for attack in summary.attacks if attack.upload != "none"] == ["iga"]
+    assert "iga" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_run_with_distributed_noise(tmp_path: Path) -> None:

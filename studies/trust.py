@@ -1,0 +1,51 @@
+"""The table of docs/trust.md from a sweep of configs/sweeps/trust.toml: ``python -m studies.trust DIR``."""
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t
+
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.records import Summary
+from fedpriv.runs import RunFolder
+from fedpriv.sweep import SweepFolder
+
+
+def main() -> None:
+    """Print one row for each place of the noise and listener, all seeds together."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    path = parser.parse_args().folder
+    rows: dict[tuple[str, str], list[Summary]] = defaultdict(list)
+    for record in SweepFolder.open(path).records():
+        folder = RunFolder.open(path / record.folder)
+        experiment, summary = folder.experiment(), folder.summary()
+        if summary is None or record.failed:
+            parser.error(f"{record.folder} is not completed")
+        rows[experiment.mechanism.name, experiment.adversary.threat_model].append(summary)
+    print("| noise | who listens | test accuracy | recovered | picked out of 100 |")
+    print("| --- | --- | --- | --- | --- |")
+    for (mechanism, listener), summaries in rows.items():
+        cells = (_accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
+        print(f"| {mechanism} | {listener} | {' | '.join(cells)} |")
+
+
+def _accuracy(summaries: list[Summary]) -> str:
+    """The mean over the seeds, with Student's 95 % interval."""
+    found = np.array([summary.test_accuracy for summary in summaries], dtype=np.float64)
+    half = float(t.ppf(0.975, len(found) - 1)) * float(found.std(ddof=1)) / len(found) ** 0.5
+    return f"{found.mean():.1%} [{found.mean() - half:.1%}, {found.mean() + half:.1%}]"
+
+
+def _rate(summaries: list[Summary], what: str) -> str:
+    """How many images of all seeds together, with Wilson's 95 % interval."""
+    made = [attack for summary in summaries for attack in summary.attacks if attack.upload == "protected"]
+    hits, images = sum(getattr(attack, what) for attack in made), sum(attack.victims for attack in made)
+    found = rate_interval(hits, images)
+    return f"{hits} of {images} [{found.low:.0%}, {found.high:.0%}]"
+
+
+if __name__ == "__main__":
+    main()
