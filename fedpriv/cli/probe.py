@@ -1,5 +1,6 @@
 """The commands ``fedpriv probe DIR | list``: attacks on the finished model, on its answers and on its inputs."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -311,7 +312,11 @@ def _config(robustness: RobustnessConfig | None, given: dict[str, object]) -> Ev
     settings = own.model_dump()
     if given.get("norm", own.norm) != own.norm:
         del settings["sizes"]
-    return validated(EvadeConfig, {**settings, **given}, "fedpriv probe")
+    try:
+        return validated(EvadeConfig, {**settings, **given}, "fedpriv probe")
+    except InputError as error:
+        # One of the sizes has a number as well, which the command line does not.
+        raise InputError(re.sub(r"^(fedpriv probe: )sizes(\.\d+)?(?= )", r"\1--size", str(error))) from error
 
 
 def _table(evasion: "Evasion") -> Table:
