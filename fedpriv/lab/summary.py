@@ -17,6 +17,7 @@ from fedpriv.config import Experiment
 from fedpriv.lab.knowledge import knowledge_sentences
 from fedpriv.lab.labels import label_sentences
 from fedpriv.lab.results import row_result
+from fedpriv.mechanisms.machinery.settings import NoiseAt
 from fedpriv.records import (
     COMPLETED,
     Guarantee,
@@ -261,9 +262,12 @@ def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: S
 
 
 def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[tuple[LeakageRate, ...]]:
-    """How often originals are picked out: behind a mechanism always, without one if it is news and no chance."""
+    """How often originals are picked out: behind a mechanism always, without one if it is news and no chance.
+
+    Never where a guess is certain, as among the images of a large sum.
+    """
     groups: dict[tuple[bool, str], list[LeakageRate]] = {}
-    for rate in (rate for rate in rates if rate.event == "told"):
+    for rate in (rate for rate in rates if rate.event == "told" and rate.chance < 1):
         groups.setdefault((is_active(rate.attack), rate.upload), []).append(rate)
     best = [(best_rates(group), len(group)) for group in groups.values()]
     return [
@@ -308,6 +312,14 @@ def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
     return sum(best), len(best)
 
 
+# Where noise is on sums, whom the figure is about; the ledger says it at length.
+_AGAINST: dict[NoiseAt, str] = {
+    "clients": "",
+    "sum": "; of sums under secure aggregation",
+    "server": "; against everybody but the server",
+}
+
+
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if experiment.pate is not None:
         return [_votes_proof(experiment, worst)]
@@ -317,7 +329,8 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
     noise = f"noise: {experiment.noise}"
-    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client; {noise})"
+    whom = _AGAINST[experiment.mechanism.noise_at]
+    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client{whom}; {noise})"
     if worst.epsilon is None:
         return [f"No finite epsilon is proven {conditions}: {worst.theorem.get('epsilon', 'no theorem applies')}."]
     sentence = f"Proven for the whole run: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}"

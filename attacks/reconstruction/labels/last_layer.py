@@ -22,6 +22,7 @@ __all__ = ["JOINT", "OutputLayer", "find_output_layer", "infer_labels", "read_la
 
 TRIED = 4  # batches of random images on which local training is tried
 CANDIDATES = 16  # for the labels of local training, out of the search on logits, that are trained with first
+SEARCHED = 256  # examples at most: a search tries all pairs' places, whose memory grows with the cube
 SAMPLES = 8  # random images for each class, from which a batch's labels are told
 JOINT = "labels could not be read off the last layer and were optimised with the images"  # for people
 PROBE = 20240229  # the seed of the images that tell which tensor is the last; it decides nothing else
@@ -110,7 +111,7 @@ def infer_labels(
     below zero without noise. Several examples: the labels whose gradients, at random images and through the mechanism,
     add up best to what was heard (see :func:`_match_labels`). Several local steps, or Adam: the labels with which
     training on random images comes closest to what was heard, searched for on the logits alone first (see
-    ``labels.logit_search`` and ``labels.trial_training``).
+    ``labels.logit_search`` and ``labels.trial_training``); of more than SEARCHED examples, those of the line before.
 
     Args:
         network: the network.
@@ -137,7 +138,7 @@ def _infer(
         return None
     signatures = _signatures(network, victim, layer, shape, classes)
     labels = _match_labels(heard.flatten(), signatures, victim.model.examples)
-    if victim.model.training is None:
+    if victim.model.training is None or victim.model.examples > SEARCHED:
         return labels
     generator = torch.Generator().manual_seed(PROBE)
     images = torch.randn(TRIED, victim.model.examples, *shape, generator=generator).to(heard)
