@@ -90,8 +90,9 @@ def _copies(world: World) -> list[str]:
     if not data.overlaps or not world.experiment.mechanism.protects:
         return []
     each = int(world.sizes.sum()) / examples
+    copies = f"{each:,.0f}" if each >= 10 else f"{each:.2g}"
     return [
-        f"data.partition = 'overlapping': {len(world.sizes)} clients hold {each:.3g} copies of each of {examples} "
+        f"data.partition = 'overlapping': {len(world.sizes)} clients hold {copies} copies of each of {examples} "
         "examples on average; what is proven is about one client's copy"
     ]
 
