@@ -63,7 +63,7 @@ def _no_metrics(*_values: object, **_options: object) -> dict[str, Any]:
 def main() -> None:
     """Train for as many rounds as lines come in."""
     torch.set_num_threads(1)
-    held = np.load(sys.argv[1])
+    held = np.load(sys.argv[1], allow_pickle=False)
     users = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(held["images"], held["labels"], strict=True)]
     _, channels, height, width = users[0][0].shape
     network: Any = cnn((channels, height, width), 10)

@@ -26,7 +26,7 @@ def noised_mean(world: World, number: int, uploads: tuple[Upload, ...]) -> State
     if uploads:
         factors = [config.bound / max(norm(upload.state.parameters), config.bound) for upload in uploads]
         total = weighted_sum([upload.state.parameters for upload in uploads], factors)
-    stream = world.secret.stream("central", number, State(total, {}).digest())
+    stream = world.secret.stream("noise-on-the-sum", number, State(total, {}).digest())
     deviation = config.noise_on_mean(len(uploads), divisor)
     generator = stream.numpy()
     mean = {

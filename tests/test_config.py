@@ -45,8 +45,12 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["mechanism.name=vmf", "mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean mechanism.kappa?"),
         ("", ["adversary.iga.tvv=3"], "unknown key adversary.iga.tvv; did you mean adversary.iga.tv?"),
         ("", ["zzz=3"], "unknown key zzz; known: name, seed, noise, data"),
-        ("", ["data.name=mnits"], "data.name = 'mnits' is not allowed; allowed: adult, cifar10, "),
-        ("", ["model.name=lenot"], "model.name = 'lenot' is not allowed; allowed: convnet, embedding, lenet, "),
+        ("", ["data.name=mnits"], "data.name = 'mnits' is not allowed; allowed: adult, agnews, cifar10, "),
+        (
+            "",
+            ["model.name=lenot"],
+            "model.name = 'lenot' is not allowed; allowed: convnet, embedding, encoder, gpt, lenet, ",
+        ),
         (
             "",
             ["training.batch_size=0"],

@@ -324,9 +324,9 @@ def _subtree(
 def _attention(part: Part, module: nn.MultiheadAttention, error: Errors, compared: bool, memory: Memory) -> Made | None:
     """The factors of torch's attention; ``None`` where it is not seen to give the batch's outputs again."""
     positional, named = part.call.with_tensors(part.call.tensors)
+    tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(error.values.device.type) else TOLERANCE
     with full_precision(error.values.device):
         attended = attend(module, *positional, **named)
-        tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(error.values.device.type) else TOLERANCE
         if compared and not _repeats(attended.output, error.output.value, tolerance):
             return None
         return Made(attention_factors(module, attended, error.values, memory), f"ghost: {part.kind}")
@@ -352,6 +352,7 @@ def _repeats(again: Tensor, value: Tensor | None, tolerance: float) -> bool:
     """Tell whether a subtree gave the same outputs again: not so if it drew other random numbers."""
     if value is None:
         return False
+    value = value.to(again.dtype)
     largest = float(value[torch.isfinite(value)].abs().max().nan_to_num()) if value.numel() else 0.0
     return bool(torch.isclose(again, value, rtol=tolerance, atol=tolerance * largest, equal_nan=True).all())
 

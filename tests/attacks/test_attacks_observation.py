@@ -215,7 +215,7 @@ def test_wrong_numbers_are_named(tmp_path: Path, change: dict[str, object], says
         ({"algorithm": "fedsgd", "local_steps": 3}, "local_steps"),
         ({"mechanism": {"name": "laplace"}}, "name"),
         ({"mechanism": {"name": "vmf"}}, "vmf"),
-        ({"model": {"name": "lenet", "depth": 3}}, "depth"),
+        ({"model": {"name": "lenet", "storeys": 3}}, "storeys"),
         ({"labels": [3]}, "labels"),
     ],
 )

@@ -61,7 +61,7 @@ PROMPTS = {"fedpriv/config/icl.py", "fedpriv/data/texts.py"}
 COMMON = {"none", "model", "label", "logits", "votes", "paper", "output", "objective", "text"}
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
 ALLOWED = {
-    "digits": {"fedpriv/config/sections.py"},
+    "digits": {"fedpriv/config/data.py"},
     # A file of texts, which is no data set of images.
     "csv": {"fedpriv/config/icl.py"},
     # Texts that prompts are made of, too.
@@ -71,13 +71,23 @@ ALLOWED = {
     "lenet": {"fedpriv/models/machinery/settings.py"},
     "strided": {"attacks/endpoint/methods/cloak.py"},
     "package.module:function": {"fedpriv/models/machinery/settings.py"},
-    "mean": {"fedpriv/config/sections.py", "attacks/own_model/attack.py"},
+    "mean": {"fedpriv/config/sections.py", "fedpriv/config/trust.py", "attacks/own_model/attack.py"},
     "dlg": {"fedpriv/config/sections.py"},
-    "iga": {"fedpriv/config/sections.py", "fedpriv/cli/attack.py", "attacks/own_model/attack.py"},
+    "iga": {
+        "fedpriv/config/sections.py",
+        "fedpriv/cli/attack.py",
+        "fedpriv/lab/attack_tapped.py",
+        "attacks/own_model/attack.py",
+    },
     "imprint": {"server/crafting.py"},
     "top": {"fedpriv/report/tradeoffs.py"},
-    # Votes are accounted for as releases of the Gaussian mechanism.
-    "gaussian": {"attacks/methods/custom.py", "attacks/reconstruction/recipes/parts.py", "fedpriv/votes.py"}
+    # Votes are accounted for as releases of the Gaussian mechanism, and noise on a sum is shown to attacks as one.
+    "gaussian": {
+        "attacks/methods/custom.py",
+        "attacks/reconstruction/recipes/parts.py",
+        "fedpriv/votes.py",
+        "server/tap.py",
+    }
     | NOISE_OF_ANSWERS,
     "laplace": NOISE_OF_ANSWERS,
 }

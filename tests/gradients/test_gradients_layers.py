@@ -113,8 +113,10 @@ def test_autocast(name: str, operator: str) -> None:
 
     bfloat16 rounds each number by up to 2^-9 of it, and a gradient passes a handful of such roundings, which the two
     ways make in different places: batched or not, and the ghost's products are not rounded at all. Allowed are 2^-6 of
-    a gradient's norm; found are up to 2^-7.3 (autograd itself is up to 2^-7.3 off its own float64 values).
+    a gradient's norm; found are up to 2^-7.3 (autograd itself is up to 2^-7.3 off its own float64 values). Language
+    models pass more of them (autograd itself is up to 2^-5.7 off), and are allowed 2^-5.
     """
+    allowed = 2**-5 if "language" in name else 2**-6
     model, x, y = build(name, EXAMPLES + 2, torch.float32)
     trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
     with torch.autocast("cpu", torch.bfloat16):
@@ -130,7 +132,7 @@ def test_autocast(name: str, operator: str) -> None:
     written = torch.cat([value.reshape(len(value), -1) for value in made.rows(0, len(x)).values()], dim=1)
     assert written.dtype == made.dtype == torch.float32
     assert inside.dtype == torch.float64
-    assert ((written.double() - expected).norm(dim=1) <= 2**-6 * expected.norm(dim=1)).all()
+    assert ((written.double() - expected).norm(dim=1) <= allowed * expected.norm(dim=1)).all()
     # The operator's own products are float32's, inside autocast and outside.
     assert_products(made, {key: value.double() for key, value in made.rows(0, len(x)).items()}, 1e-5)
     assert torch.equal(inside, made.gram())

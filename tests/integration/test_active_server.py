@@ -21,6 +21,7 @@ from fedpriv.randomness import Secret
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
 from fedpriv.server import rounds as server_rounds
+from fedpriv.server.evaluation import Evaluation
 from fedpriv.wire import unpack
 from fedpriv.world import build_world
 from tests.integration.small import experiment
@@ -161,15 +162,15 @@ def test_ray_gives_the_bytes_of_inline(tmp_path: Path) -> None:
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Ctrl-C in the evaluation of a round: what was done in it is lost, and it is asked for again."""
     calls: list[int] = []
-    evaluate: Callable[..., tuple[float, float]] = server_rounds.evaluate
+    evaluate: Callable[..., Evaluation] = server_rounds.evaluate_round
 
-    def stopped(*arguments: object) -> tuple[float, float]:
+    def stopped(*arguments: object) -> Evaluation:
         calls.append(1)
         if len(calls) == after + 1:
             raise KeyboardInterrupt
         return evaluate(*arguments)
 
-    monkeypatch.setattr(server_rounds, "evaluate", stopped)
+    monkeypatch.setattr(server_rounds, "evaluate_round", stopped)
 
 
 @pytest.mark.parametrize("name", ["both, gaussian", "sum, vmf"])
