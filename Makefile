@@ -10,8 +10,9 @@ READY := $(VENV)/.ready
 TORCH ?=
 ARGS ?=
 BENCH ?= message step accounting attack shadow comparison
-# One process a core, one thread a process: small tensors are slower on more threads, and cores would be shared twice.
-WORKERS ?= auto
+# One process a core and one more, since tests of deployments mostly wait; one thread a process, since small tensors are
+# slower on more.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Tests start many processes: without Python's cache of compiled modules each would compile PyTorch anew.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 

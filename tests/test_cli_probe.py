@@ -146,7 +146,7 @@ def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:
         (["run", "--attack", "cloak", "--set", "cloak.network=lnet"], "did you mean lenet?"),
         (["run", "--attack", "cloak", "--set", "cloak.weights=[]"], "cloak: weights"),
         (["run", "--norm", "l1"], "norm = 'l1' is not allowed"),
-        (["run", "--size", "0"], "sizes"),
+        (["run", "--size", "0"], "--size"),
         (["run", "--size", "0.1", "--size", "0.1"], "sizes ascend, each once"),
         (["run", "--draws", "-1"], "draws = -1 is not allowed; allowed is from 0"),
         (["run", "--victims", "100000"], "evade.victims = 100000: allowed is from 1 to"),
