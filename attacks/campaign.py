@@ -9,6 +9,7 @@ from torch import nn
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
+from fedpriv.attacks.reconstruction.errors import is_lack_of_memory
 from fedpriv.attacks.reconstruction.upload_model.repeated import uploads_of
 from fedpriv.errors import InputError
 from fedpriv.gradients.operator import first_line
@@ -102,15 +103,9 @@ def _memory_in_words() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_lack_of_memory(error):
+        if not is_lack_of_memory(error):
             raise
         raise AttackRefused(
             f"memory does not suffice ({first_line(error)}); attack smaller batches, take fewer restarts, or use a "
             "device with more"
         ) from None
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))

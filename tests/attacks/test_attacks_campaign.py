@@ -14,6 +14,7 @@ from fedpriv.attacks.campaign import attack_each, fault
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
+from fedpriv.attacks.reconstruction.dummy_gradients import network
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.registry import ATTACKS
 
@@ -130,6 +131,25 @@ def test_no_memory_for_one_victim_is_one_line(error: Exception, monkeypatch: pyt
     assert set(result.found) == {0, 2}
     assert result.failures[1].startswith("memory does not suffice (")
     assert "\n" not in result.failures[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("can't allocate memory: you tried", RuntimeError), ("shapes do not match", AttackRefused)]
+)
+def test_a_network_that_cannot_be_differentiated_is_not_one_without_memory(
+    text: str, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lacks memory goes up as it is, to where the advice about memory is given."""
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(network, "vmap", failing)
+    model = lenet()
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    images, labels = torch.zeros(1, 1, 1, 8, 8), torch.full((1, 1, 10), 0.1)
+    with pytest.raises(expected, match=text):
+        network.Network(model).gradients(parameters, images, labels, shared=True, each=False)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), KeyError("x"), ZeroDivisionError()])

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches
 from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry, taped_forward
-from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.errors import AttackRefused, is_lack_of_memory
 from fedpriv.gradients import Vector
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.operator import first_line
@@ -125,9 +125,9 @@ class Network:
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
         try:
             gradients: Vector = vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, ValueError, NotImplementedError) as error:
+            if is_lack_of_memory(error):
+                raise
             reason = first_line(error)
             raise AttackRefused(f"gradients of dummy images through this network fail: {reason}") from error
         return gradients

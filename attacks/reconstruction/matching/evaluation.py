@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedpriv.attacks.reconstruction.errors import is_lack_of_memory
 from fedpriv.attacks.reconstruction.matching.memory import keep_freed_memory
 from fedpriv.gradients.operator import first_line
 
@@ -81,9 +82,9 @@ class Evaluator:
         began = time.perf_counter()
         try:
             run = _compiled(self._eager, variables)
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, NotImplementedError) as error:
+            if is_lack_of_memory(error):
+                raise
             # No compiler, or an operator that cannot be traced: the numbers are the same without, only later.
             self.note = f"not compiled: {first_line(error)}"
             return
