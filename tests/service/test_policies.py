@@ -79,7 +79,7 @@ def test_the_last_bits_of_noise_leave_nothing_of_what_it_was_added_to(distributi
 
     low = np.stack([spread_noise(distribution, scale, (4,), each) for each in draws(500, 1).generators])
     assert coarse(5 + low) == 1 > 0.2 > coarse(low)
-    released = [named_policy("model", noise).released(np.full((4, 4), at), scale, draws(1, 1).generators[0])
+    released = [named_policy("model", noise).released(np.full((4, 4), at), draws(1, scale))
                 for at in (0.0, 5.0)]  # fmt: skip
     assert [coarse(weights) for weights in released] == [1, 1]
     assert (np.mod(np.stack(released) / step, 1) == 0).all()
