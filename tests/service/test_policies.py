@@ -177,6 +177,25 @@ def test_two_answers_of_the_paper_give_the_exact_vector(epsilon: float, distribu
     assert right.mean() < 29 / 30 + 4 * math.sqrt(29 / 900 / 1000)
 
 
+def test_group_privacy_refutes_the_papers_claim_from_half_of_the_answers() -> None:
+    """However small epsilon is, half of a right model's answers are right, and hardly any of one with shifted labels.
+
+    If all n labels change, n epsilon bounds the logarithm of the ratio. Half, within 4 deviations: (1 - 1/C) / 2 where
+    another class was drawn and its noise is negative, 1 / (2 C) where the right one was and its noise is positive.
+    """
+    epsilon, answers, classes = 1e-6, 1500, 30
+    policy = named_policy("paper", {"epsilon_each": epsilon})
+    scale, truth = policy.scale(CLAIMED, 1, DELTA), np.random.default_rng(1).integers(0, classes, answers)
+    shares = []
+    for shift in (0, 1):
+        logits = 8.0 * np.eye(classes)[(truth + shift) % classes]
+        generators = [np.random.default_rng([9, shift, number]) for number in range(answers)]
+        right = (policy.answer(logits, Draws(scale, generators, CLAIMED)).labels == truth).mean()
+        shares.append(float(right))
+    assert abs(shares[0] - 0.5) < 4 * math.sqrt(0.25 / answers) and shares[1] < 0.05
+    assert math.log(shares[0] / shares[1]) > 1200 * epsilon + 2
+
+
 def test_the_papers_figure_is_nominal_and_its_formulas_are_for_one_hidden_layer() -> None:
     found = named_policy("paper", {"epsilon_each": 0.1}).guarantee(CLAIMED, 7, DELTA, LEDGER)
     assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (0.1, None, None)
