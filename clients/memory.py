@@ -13,6 +13,7 @@ file that is written once: of two processes that answer for one client, one is f
 import os
 import re
 import secrets
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def check_question(context: Context, experiment: Experiment, round_number: int) 
     rounds = experiment.federation.rounds
     if not 1 <= round_number <= rounds:
         raise RefusedError(f"round {round_number} is none of this run, which has rounds 1 to {rounds}")
-    settings = sha256(experiment.model_dump_json().encode()).digest()
+    settings = _digest(experiment)
     if kept(context, "settings", settings) != settings:
         raise RefusedError("the settings are not those with which this client was first asked in this run")
 
@@ -101,6 +102,12 @@ def kept(context: Context, name: str, value: bytes) -> bytes:
     if not _KEPT.fullmatch(content):
         raise RefusedError(f"the client's memory of this run, {path.name}, is damaged")
     return bytes.fromhex(content.decode())
+
+
+@lru_cache(maxsize=2)
+def _digest(experiment: Experiment) -> bytes:
+    """Of all settings; writing them out takes longer than a step of a small network, and a run has one experiment."""
+    return sha256(experiment.model_dump_json().encode()).digest()
 
 
 def _kept_by_flower(context: Context, name: str, value: bytes) -> bytes:

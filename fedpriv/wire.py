@@ -40,7 +40,7 @@ def unpack(record: ArrayRecord) -> Vector:
 def _to_array(tensor: Tensor) -> Array:
     values = tensor.detach().cpu().contiguous().numpy()
     data = b"".join((_header(values.dtype.str, values.shape), values.data))
-    return Array(str(values.dtype), tuple(values.shape), _NPY, data)
+    return Array(_name(values.dtype), tuple(values.shape), _NPY, data)
 
 
 def _to_tensor(array: Array) -> Tensor:
@@ -82,6 +82,12 @@ def _load(array: Array) -> NDArray[Any]:
     except (EOFError, OSError, ValueError) as error:
         raise ValueError(f"an array cannot be read: {error}") from None
     return values
+
+
+@lru_cache(maxsize=64)
+def _name(kind: "np.dtype[Any]") -> str:
+    # numpy looks it up anew each time, which takes as long as copying a small tensor.
+    return str(kind)
 
 
 @lru_cache(maxsize=4096)
