@@ -310,11 +310,6 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
     dataset = load_dataset(experiment.data, experiment.seed)
-    if experiment.pate is not None and experiment.pate.queries >= len(dataset.x_test):
-        raise InputError(
-            f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
-            "student is measured on those that are not asked about"
-        )
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
     partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
     model = _network(experiment, dataset)
