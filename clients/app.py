@@ -28,7 +28,7 @@ __all__ = ["app", "client_app"]
 _LOG = logging.getLogger(__name__)
 
 
-def client_app(secret: Secret | None) -> ClientApp:
+def client_app(secret: Secret | None) -> CohortApp:
     """Return the app of a run.
 
     Args:

@@ -159,7 +159,7 @@ class StackedModel:
             generators: on the device of ``x``; what each model's dropout is drawn from, where there is any.
         """
         self._numbers, self._generators = dict(parameters), tuple(generators)
-        outputs: Tensor = self._model(x.flatten(0, 1))
+        outputs: Tensor = self._model(_laid_out(x))
         return outputs
 
     def gradients(
@@ -300,6 +300,18 @@ def _is_dropout(model: nn.Module, name: str) -> bool:
     return type(layer) is nn.Dropout and not layer.inplace
 
 
+def _laid_out(x: Tensor) -> Tensor:
+    """Put the examples (M, B, ...) of all models in one batch (M B, ...).
+
+    On a CPU images of one model have their channels last: pooling is then many times as fast, convolutions as fast. Of
+    several models, each works on a part of the batch, and what is put together again has its channels first.
+    """
+    batch = x.flatten(0, 1)
+    if batch.ndim == 4 and len(x) == 1 and batch.device.type == "cpu":
+        return batch.contiguous(memory_format=torch.channels_last)
+    return batch
+
+
 def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     """Have a layer compute something else; hooks see what it is given and returns."""
     object.__setattr__(layer, "forward", forward)
@@ -335,7 +347,8 @@ def one_by_one(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
     weight, bias = own["weight"], own.get("bias")
     biases = [None] * len(weight) if bias is None else bias
     parts = zip(x.chunk(len(weight)), weight, biases, strict=True)
-    return torch.cat([_convolved(layer, layer.groups, *one) for one in parts])
+    values = [_convolved(layer, layer.groups, *one) for one in parts]
+    return values[0] if len(values) == 1 else torch.cat(values)
 
 
 def as_groups(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
