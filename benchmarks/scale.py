@@ -11,8 +11,9 @@ turns. One thread.
 - flute: FLUTE's set-up: MNIST, logistic regression, 1,000 clients, 10 a round, batches of 10, rate 0.03, one epoch. A
   whole run, evaluation included: inline with one after every round, stacked with one every 20 rounds.
 - pfl: pfl-research's CIFAR-10 set-up: 1,000 users of 50 images (280 where the data are the first of the two files), 50
-  a round, one epoch, batches of 10, CNN of 1.6 million parameters. A round without evaluation. ``--pfl`` names the folder that pfl was installed in (``pip install --no-deps
-  --target FOLDER pfl``, and what it needs); without it, only ours is measured.
+  a round, one epoch, batches of 10, CNN of 1.6 million parameters. A round without evaluation. ``--pfl`` names the
+  folder that pfl was installed in (``pip install --no-deps --target FOLDER pfl``, and what it needs); without it, only
+  ours is measured.
 """
 
 import os

@@ -1,8 +1,8 @@
 """pfl-research on its CIFAR-10 set-up, one round for each line of input; a process of its own, with pfl on its path.
 
-Usage: python benchmarks/scale_pfl.py FILE; FILE has ``images`` (clients, examples, C, H, W), uint8, ``labels`` (clients,
-examples), and ``mean`` and ``std`` of the channels. It prints ``ready``, and after each line of input the CPU seconds
-that a round took.
+Usage: python benchmarks/scale_pfl.py FILE; FILE has ``images`` (clients, examples, C, H, W), uint8, ``labels``
+(clients, examples), and ``mean`` and ``std`` of the channels. It prints ``ready``, and after each line of input the CPU
+seconds that a round took.
 """
 
 import sys

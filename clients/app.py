@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedpriv.clients.cohort import Cohort, CohortApp
@@ -20,7 +19,7 @@ from fedpriv.masking import Words, flat, least_survivors, quantised, votes_limit
 from fedpriv.randomness import NoiseStream, Secret
 from fedpriv.seeds import kept_for
 from fedpriv.threads import cpu_threads
-from fedpriv.wire import pack, unpack
+from fedpriv.wire import pack, record_in, unpack
 from fedpriv.world import State, World, build_world
 
 __all__ = ["app", "client_app"]
@@ -98,7 +97,7 @@ def _trained(
     message: Message, context: Context, secret: Secret | None, cohort: Cohort
 ) -> tuple[World, State, Secret | None]:
     """The experiment, what this client computes in the message's round, and the secret of that answer's noise."""
-    task = message.content.config_records["task"]
+    task = record_in(message.content, "task", ConfigRecord)
     before = cohort.sent(message)
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
@@ -129,8 +128,8 @@ def _discreet(experiment: Experiment, context: Context) -> Iterator[None]:
 
 def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[World, Secret, Tensor]:
     """The experiment, a secret of this answer alone, and the votes (t, Q) of this client's teachers."""
-    task = message.content.config_records["task"]
-    images = unpack(message.content.array_records["questions"])["images"]
+    task = record_in(message.content, "task", ConfigRecord)
+    images = unpack(record_in(message.content, "questions", ArrayRecord))["images"]
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     with _discreet(experiment, context):

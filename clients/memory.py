@@ -24,6 +24,7 @@ from fedpriv.errors import RefusedError
 from fedpriv.files import write_once
 from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
+from fedpriv.wire import record_in
 
 __all__ = ["check_question", "kept", "own_secret", "secret_for"]
 
@@ -111,12 +112,9 @@ def _digest(experiment: Experiment) -> bytes:
 
 
 def _kept_by_flower(context: Context, name: str, value: bytes) -> bytes:
-    records = context.state.config_records
-    if _RECORD not in records:
-        records[_RECORD] = ConfigRecord()
-    if name not in records[_RECORD]:
-        records[_RECORD][name] = value
-    known = records[_RECORD][name]
+    if _RECORD not in context.state:
+        context.state[_RECORD] = ConfigRecord()
+    known = record_in(context.state, _RECORD, ConfigRecord).setdefault(name, value)
     if not isinstance(known, bytes):
         raise RefusedError(f"the client's memory of this run, {name}, is damaged")
     return known

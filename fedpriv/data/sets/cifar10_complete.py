@@ -8,7 +8,7 @@ __all__ = ["Cifar10Complete"]
 
 @DATASETS.register
 class Cifar10Complete(Cifar10):
-    """A name of its own, so that the first file under its own name means the same whether or not the second is there."""
+    """A name of its own: what the first file is under its name must not depend on whether the second is there."""
 
     name = "cifar10-complete"
     title = "CIFAR-10, complete"
