@@ -1,10 +1,11 @@
 """The inline engine: a Flower Grid whose clients are called in this process, one after another."""
 
+import marshal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -74,7 +75,7 @@ class InlineGrid(Grid):
 
     client_app: ClientApp
     clients: int
-    _contexts: dict[int, Context] = field(default_factory=dict)
+    _states: dict[int, bytes | RecordDict] = field(default_factory=dict)
     _replies: dict[str, Message] = field(default_factory=dict)
     _numbers: Iterable[int] = field(default_factory=count)
 
@@ -114,7 +115,9 @@ class InlineGrid(Grid):
 
     def _answer(self, message: Message) -> str:
         key = self._numbered(message)
-        self._keep(key, answered(self.client_app, message, self._client(message.metadata.dst_node_id)))
+        context = self._client(message.metadata.dst_node_id)
+        self._keep(key, answered(self.client_app, message, context))
+        self._remember(context)
         return key
 
     def _numbered(self, message: Message) -> str:
@@ -129,7 +132,26 @@ class InlineGrid(Grid):
         self._replies[key] = reply
 
     def _client(self, node: int) -> Context:
-        """What Flower keeps for a client, from its first message on."""
-        if node not in self._contexts:
-            self._contexts[node] = _context(node, {"partition-id": node - 1, "num-partitions": self.clients})
-        return self._contexts[node]
+        """What Flower hands to a client with a message: its number, and what it kept from earlier ones."""
+        context = _context(node, {"partition-id": node - 1, "num-partitions": self.clients})
+        if node in self._states:
+            context.state = _unpacked(self._states[node])
+        return context
+
+    def _remember(self, context: Context) -> None:
+        """Keep what a client keeps after a message."""
+        self._states[context.node_id] = _packed(context.state)
+
+
+def _packed(state: RecordDict) -> bytes | RecordDict:
+    """What a client keeps, in a quarter of the memory: of a long run, it is what grows with each new client."""
+    if not all(isinstance(record, ConfigRecord | MetricRecord) for record in state.values()):
+        return state
+    return marshal.dumps({name: (type(record) is MetricRecord, dict(record)) for name, record in state.items()})
+
+
+def _unpacked(kept: bytes | RecordDict) -> RecordDict:
+    if isinstance(kept, RecordDict):
+        return kept
+    records = marshal.loads(kept).items()
+    return RecordDict({name: (MetricRecord if counts else ConfigRecord)(values) for name, (counts, values) in records})
