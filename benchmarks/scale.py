@@ -216,8 +216,8 @@ def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callabl
         file = Path(place) / "users.npz"
         rows = torch.from_numpy(np.stack(world.partitions))
         data = world.dataset
-        held = {"images": data.x_train[rows].numpy(), "labels": data.y_train[rows].numpy()}
-        np.savez(file, **held, mean=np.array(data.mean), std=np.array(data.std))
+        images, labels = data.x_train[rows].numpy(), data.y_train[rows].numpy()
+        np.savez(file, images=images, labels=labels, mean=np.array(data.mean), std=np.array(data.std))
         path = os.pathsep.join([str(Path.cwd()), str(folder.resolve())])
         errors = Path(place) / "errors.txt"
         with errors.open("w") as out:

@@ -159,8 +159,13 @@ def _joined(parts: Sequence[Arrays], paths: Sequence[Path]) -> Arrays:
     for part, path in zip(parts, paths, strict=True):
         if part.class_names != first.class_names or part.x_train.shape[1:] != first.x_train.shape[1:]:
             raise InputError(f"{path}: its classes, or the shape of its images, are not those of {paths[0]}")
-    names = ("x_train", "y_train", "x_test", "y_test")
-    return replace(first, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    return replace(
+        first,
+        x_train=np.concatenate([part.x_train for part in parts]),
+        y_train=np.concatenate([part.y_train for part in parts]),
+        x_test=np.concatenate([part.x_test for part in parts]),
+        y_test=np.concatenate([part.y_test for part in parts]),
+    )
 
 
 def _words(paths: Sequence[object]) -> str:
