@@ -186,7 +186,7 @@ def test_convolutions_as_groups_are_each_models_own(layer: nn.Conv1d | nn.Conv2d
         nn.Conv2d(1, 6, (3, 5), stride=2, padding=2),
         nn.Conv1d(1, 6, 3, dilation=2, bias=False),
         nn.Conv2d(1, 6, 3, padding=1, padding_mode="circular"),
-        nn.Conv2d(1, 6, 4, padding="same"),
+        nn.Conv2d(1, 6, 3, padding="same"),
     ],
 )
 def test_convolutions_of_one_channel_are_products_of_patches(layer: nn.Conv1d | nn.Conv2d) -> None:
