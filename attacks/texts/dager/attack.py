@@ -1,8 +1,8 @@
 """DAGER, put together: probes, row spaces, tokens, sentences, and the whole gradient."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ _LAYERS = 8  # that see more than single tokens, and are tried: those of the fir
 Sentence = tuple[int, ...]
 
 
-class Limits(Protocol):
+@dataclass(frozen=True)
+class Limits:
     """Settings that bound the work.
 
     Attributes:
@@ -133,7 +134,7 @@ def _deviation(victim: Victim, probe: Probe) -> float:
     """The largest deviation of the mechanism's noise in the probe's gradients; 0: there is none."""
     variance = max(victim.noise.variances, default=0.0)
     deviations = victim.model.mechanism.deviations(probe.weights)
-    return max(float(variance * deviations[name].square().mean()) ** 0.5 for name in probe.weights)
+    return max(math.sqrt(variance * float(deviations[name].square().mean())) for name in probe.weights)
 
 
 def _drifts(scene: TextScene, victim: Victim, network: nn.Module, probes: Sequence[Probe]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The second step for decoders: sentences grow from left to right, as long as a deeper row space holds their prefixes."""
+"""The second step for decoders: sentences grow from left to right, while a deeper row space holds their prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +55,8 @@ def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Gr
         if len(passed) > most:
             raise AttackRefused(
                 f"rank: {len(passed)} beginnings of {place + 1} tokens are in the row space of {spans[0].probe.layer}, "
-                f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_sentences = {most} at most"
+                f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_sentences = {most} at "
+                "most"
             )
         prefixes = passed
         if not prefixes:

@@ -5,8 +5,8 @@ all positions of all sequences. Its rows are in the span of the inputs. Layers t
 of queries, keys and values do, are one probe: their gradients are laid one below the other.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,10 +73,11 @@ def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabular
             groups.append((given, [layer]))
         else:
             same.append(layer)
+    sizes = {name: len(value) for name, value in network.named_parameters()}
     probes = []
     for given, members in groups:
         weights = tuple(name for layer in members for name in layers[layer])
-        rows = sum(network.get_submodule(layer).weight.shape[0] for layer in members)  # type: ignore[union-attr, misc]
+        rows = sum(sizes[name] for name in weights)
         reach = _reach(given[0], changed[members[0]][0], place)
         probes.append(Probe(members[0], weights, given.shape[2], rows, reach))
     return sorted(probes, key=lambda probe: probe.reach != "token")
@@ -117,25 +118,22 @@ def _reach(given: Tensor, changed: Tensor, place: int) -> Reach:
 @torch.no_grad()
 def _record(
     network: nn.Module,
-    layers: "dict[str, tuple[str, ...]] | dict[str, list[Tensor]]",
+    layers: Collection[str],
     tokens: Tensor,
     *,
     stop: bool = False,
 ) -> dict[str, Tensor]:
     """What goes into layers, by name, in the order in which they are called."""
     heard: dict[str, Tensor] = {}
-    with _listening(network, layers, heard, stop=stop):
-        try:
-            network(tokens)
-        except _EnoughError:
-            pass
+    with _listening(network, layers, heard, stop=stop), suppress(_EnoughError):
+        network(tokens)
     return heard
 
 
 @contextmanager
 def _listening(
     network: nn.Module,
-    layers: "dict[str, tuple[str, ...]] | dict[str, list[Tensor]]",
+    layers: Collection[str],
     heard: dict[str, Tensor],
     *,
     stop: bool,

@@ -64,6 +64,10 @@ def _lengths(kept: Kept) -> list[int]:
     return list(range(len(kept.before_end), 0, -1))
 
 
+def _drawn(choices: Sequence[Sequence[int]], stream: torch.Generator) -> list[int]:
+    return [tokens[int(torch.randint(len(tokens), (1,), generator=stream))] for tokens in choices]
+
+
 def _changed(
     network: nn.Module, spans: Sequence[Span], current: Tensor, length: int, place: int, tokens: Sequence[int]
 ) -> tuple[Tensor, int]:

@@ -3,10 +3,11 @@
 Let the gradient have R singular values above the noise's edge (``first_layer.spectrum``), of n dimensions that inputs
 have. What an input of the batch has outside the R right singular vectors is noise: to first order its length is
 chi-distributed with n - R degrees of freedom times ``deviation |S^-1 V^T x|`` (perturbation of singular subspaces,
-Stewart 1990). Of any other input it is that of a random direction, whose squared share follows Beta((n - R) / 2, R / 2).
-Both together give a tolerance and say whether the test can tell the two at all.
+Stewart 1990). Of any other input it is that of a random direction, whose squared share follows
+Beta((n - R) / 2, R / 2). Both together give a tolerance and say whether the test can tell the two at all.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -78,15 +79,16 @@ class Span:
             return share <= least
         lengths = inputs.norm(dim=-1).clamp(min=torch.finfo(inputs.dtype).tiny)
         error = (inputs @ self.weighted.to(inputs)).norm(dim=-1) / lengths
-        quantile = SLACK * float(chi2.ppf(1 - MISSED, self.free)) ** 0.5
+        quantile = SLACK * math.sqrt(float(chi2.ppf(1 - MISSED, self.free)))
         # Inputs themselves are computed with rounding errors.
         rounding = SLACK * self.null.shape[0] ** 0.5 * torch.finfo(inputs.dtype).eps
-        return share <= (quantile * error + rounding).clamp(max=least)
+        passed: Tensor = share <= (quantile * error + rounding).clamp(max=least)
+        return passed
 
     def tolerance(self, tried: int) -> float:
         """The largest share outside that an input may have, such that hardly another one of so many has as little."""
         share = beta.ppf(min(FALSE_TOKENS / max(tried, 1), 0.5), self.free / 2, max(self.spectrum.examples, 1) / 2)
-        return NEAR * float(share) ** 0.5
+        return NEAR * math.sqrt(float(share))
 
 
 def span_of(probe: Probe, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
@@ -116,8 +118,8 @@ def span_of(probe: Probe, gradient: Tensor, deviation: float, floor: float, samp
         of = f"{dimensions} dimensions" if dimensions <= rows else f"{rows} rows"
         return Unusable(
             "rank",
-            f"rank: the gradient of {probe.layer} fills all its {of}: there are at least as many positions in the batch, "
-            "or noise that is not public",
+            f"rank: the gradient of {probe.layer} fills all its {of}: the batch has at least as many positions, or there "
+            "is noise that is not public",
         )
     null = torch.linalg.qr(spectrum.right.T, mode="complete").Q[:, spectrum.examples :]
     weighted = spectrum.right.T / spectrum.values * spectrum.deviation

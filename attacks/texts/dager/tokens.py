@@ -79,8 +79,8 @@ def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, leng
     crowded = max(range(length), key=lambda place: len(tokens[place]))
     if len(tokens[crowded]) > most:
         raise AttackRefused(
-            f"rank: at position {crowded} {len(tokens[crowded])} tokens are in the row space of {probes[0].layer}, which "
-            f"has {spans[0].free} dimensions less than inputs; adversary.dager.most_tokens = {most} at most"
+            f"rank: at position {crowded} {len(tokens[crowded])} tokens are in the row space of {probes[0].layer}, "
+            f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_tokens = {most} at most"
         )
     return Kept(tokens, placed)
 
