@@ -27,6 +27,8 @@ _SEEN = 1e-2  # share outside the row space up to which a position counts as see
 CERTIFIED = 1e-3  # of the upload's length: what a batch that is right may leave unexplained, by rounding
 
 _STEPS = 3  # tokens, sentences, weights
+_DRIFT = 0.1  # of the largest move of an input: what of it leaves the span, on average over steps (measured)
+_USED = 1  # row spaces of these, by which sentences are put together
 _LAYERS = 8  # that see more than single tokens, and are tried: those of the first two blocks
 
 Sentence = tuple[int, ...]
@@ -91,28 +93,33 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
     if not probes or probes[0].reach != "token":
         raise AttackRefused("no trained Linear layer of the network gets single tokens, by which they could be tested")
     samples, drifts = _samples(scene, network, probes), _drifts(scene, victim, network, probes)
-    spans: list[Span] = []
+    first: list[Span] = []
+    deeper: list[Span] = []
     failures: dict[bool, list[Unusable]] = {True: [], False: []}
     for probe in probes:
+        sees_one = probe.reach == "token"
+        if not sees_one and len(deeper) == _USED:
+            break
         gradient = torch.cat([victim.gradient[name] for name in probe.weights])
         about = drifts.get(probe.layer, 0.0), samples[probe.layer]
         span = _proven(scene, victim, network, span_of(probe, gradient, _deviation(victim, probe), *about), about[1])
-        if isinstance(span, Span):
-            spans.append(span)
+        if isinstance(span, Unusable):
+            failures[sees_one].append(span)
         else:
-            failures[probe.reach == "token"].append(span)
-    first = [span for span in spans if span.probe.reach == "token"]
+            (first if sees_one else deeper).append(span)
     if not first:
         raise AttackRefused(_worst(failures[True]))
-    deeper = [span for span in spans if span.probe.reach != "token"]
-    most = max((len(span.probe.weights) for span in deeper), default=0)
-    # Those of queries, keys and values, which the residual stream reaches: what others get is harder to tell apart.
-    return first, [span for span in deeper if len(span.probe.weights) == most][:2], _worst(failures[False])
+    return first, deeper, _worst(failures[False])
 
 
 def _deeper(probes: Sequence[Probe]) -> list[Probe]:
-    """The first of those that see more than single tokens, up to the second attention."""
-    return [probe for probe in probes if probe.reach != "token"][:_LAYERS]
+    """The first of those that see more than single tokens, up to the second attention.
+
+    Those of queries, keys and values come first, which the residual stream reaches: what others get is harder to tell
+    apart.
+    """
+    seeing = [probe for probe in probes if probe.reach != "token"][:_LAYERS]
+    return sorted(seeing, key=lambda probe: -len(probe.weights))
 
 
 def _worst(failures: Sequence[Unusable]) -> str:
@@ -148,7 +155,8 @@ def _drifts(scene: TextScene, victim: Victim, network: nn.Module, probes: Sequen
     size, length = scene.format.vocabulary, scene.length
     tokens = torch.arange(length * (-(-size // length))).remainder(size).view(-1, length)
     start, end = (inputs_of(each, probes, tokens) for each in (network, after))
-    return {layer: float(((end[layer] - start[layer]).norm(dim=2) / start[layer].norm(dim=2)).max()) for layer in start}
+    moves = {layer: (end[layer] - start[layer]).norm(dim=2) / start[layer].norm(dim=2) for layer in start}
+    return {layer: _DRIFT * float(shares.max()) for layer, shares in moves.items()}
 
 
 def _proven(
@@ -171,7 +179,10 @@ def _proven(
         return own
     seen = own.residuals(inputs_of(network, [span.probe], tokens)[span.probe.layer][0, :length]) <= _SEEN
     if not bool(seen[1:].all()):
-        return Unusable("zero", f"the gradient of {span.probe.layer} has nothing of most positions of a sequence")
+        return Unusable(
+            "zero",
+            f"the gradient of {span.probe.layer} does not span all positions of a sequence, as in a last block",
+        )
     return replace(span, sees_first=bool(seen[0]))
 
 

@@ -32,6 +32,9 @@ class Grown:
 def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Grown:
     """Extend each prefix by each token of the next position, and keep what the row spaces hold.
 
+    Without positions a first token that is repeated attends to nothing new, and cannot be told from itself: it is not
+    repeated.
+
     Args:
         network: with the parameters that clients were sent.
         spans: of probes that see prefixes; their inputs at the last token have to be in all of them.
@@ -46,7 +49,7 @@ def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Gr
     inner: list[tuple[int, ...]] = []
     tried = 0
     for place, tokens in enumerate(kept.tokens):
-        longer = [(*prefix, token) for prefix in prefixes for token in tokens]
+        longer = [(*prefix, token) for prefix in prefixes for token in tokens if kept.placed or {*prefix} != {token}]
         tried += len(longer)
         passed = _passed(network, spans, longer) if longer else []
         extended = {prefix[:-1] for prefix in passed}

@@ -19,6 +19,8 @@ __all__ = ["search"]
 
 Sentence = tuple[int, ...]
 
+_TOGETHER = 16  # sentences that are changed at once
+
 
 def search(
     network: nn.Module, spans: Sequence[Span], kept: Kept, wanted: int, starts: int, stream: torch.Generator
@@ -33,35 +35,42 @@ def search(
         starts: random sentences that the search begins with, for each length that sentences may have.
         stream: draws them.
     """
-    lengths = _lengths(kept)
-    found: list[Sentence] = []
+    found: dict[Sentence, None] = {}
     tried = 0
-    for length in lengths:
-        choices = kept.tokens[:length]
-        rows = [
-            [tokens[int(torch.randint(len(tokens), (1,), generator=stream))] for tokens in choices]
-            for _ in range(starts)
-        ]
-        current = padded(rows, len(kept.tokens))
-        while True:
-            before = current.clone()
-            for place, tokens in enumerate(choices):
-                if len(tokens) > 1:
-                    current, more = _changed(network, spans, current, length, place, tokens)
-                    tried += more
-            if torch.equal(current, before):
-                break
-        current = current.unique(dim=0)
-        held = _held(network, spans, current, length)
-        found += [tuple(row[:length]) for row, passes in zip(current.tolist(), held, strict=True) if passes]
-        if len(set(found)) >= wanted:
-            break
-    return list(dict.fromkeys(found)), tried
+    for _ in range(0, starts, _TOGETHER):
+        for length in _lengths(kept):
+            current = padded([_drawn(kept.tokens[:length], stream) for _ in range(_TOGETHER)], len(kept.tokens))
+            current, more = _settled(network, spans, current, kept.tokens[:length])
+            tried += more
+            held = _held(network, spans, current, length)
+            found |= {tuple(row[:length]): None for row, passes in zip(current.tolist(), held, strict=True) if passes}
+            if len(found) >= wanted:
+                return list(found), tried
+    return list(found), tried
+
+
+def _settled(
+    network: nn.Module, spans: Sequence[Span], current: Tensor, choices: Sequence[Sequence[int]]
+) -> tuple[Tensor, int]:
+    """Change sentences (N, T) until no other token at one place is better; return them and how many were tried."""
+    tried = 0
+    while True:
+        before = current
+        for place, tokens in enumerate(choices):
+            if len(tokens) > 1:
+                current, more = _changed(network, spans, current, len(choices), place, tokens)
+                tried += more
+        if torch.equal(current, before):
+            return current.unique(dim=0), tried
 
 
 def _lengths(kept: Kept) -> list[int]:
-    """Those that sentences may have, the longest first: at least one token each."""
-    return list(range(len(kept.before_end), 0, -1))
+    """Those that sentences may have, at least one token each.
+
+    First those after which fewer tokens are known than before, the longest of them first: there a sentence ends.
+    """
+    counts = [len(tokens) for tokens in (*kept.before_end, ())]
+    return sorted(range(1, len(counts)), key=lambda length: (counts[length] >= counts[length - 1], -length))
 
 
 def _drawn(choices: Sequence[Sequence[int]], stream: torch.Generator) -> list[int]:

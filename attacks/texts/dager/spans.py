@@ -22,6 +22,7 @@ __all__ = ["Span", "Unusable", "span_of"]
 FALSE_TOKENS = 1e-2  # other tokens, of all that are tried, that a test may take for one of the batch's
 MISSED = 1e-6  # chance that a token of the batch is missed, if the noise is as it is taken to be
 NEAR = 0.5  # other inputs share parts with those of the batch, as positions, and are nearer than random ones
+ROUNDED = 1e-2  # of an input that rounding alone puts outside
 SLACK = 4.0  # rounding errors are no independent noise
 
 
@@ -75,14 +76,12 @@ class Span:
         """Whether each of the inputs (..., n) lies in the row space, (...,), where so many are tried."""
         share = self.residuals(inputs)
         least = self.tolerance(tried)
-        if self.noisy:
-            return share <= least
         lengths = inputs.norm(dim=-1).clamp(min=torch.finfo(inputs.dtype).tiny)
         error = (inputs @ self.weighted.to(inputs)).norm(dim=-1) / lengths
         quantile = SLACK * math.sqrt(float(chi2.ppf(1 - MISSED, self.free)))
         # Inputs themselves are computed with rounding errors.
         rounding = SLACK * self.null.shape[0] ** 0.5 * torch.finfo(inputs.dtype).eps
-        passed: Tensor = share <= (quantile * error + rounding).clamp(max=least)
+        passed: Tensor = share <= (quantile * error + rounding).clamp(max=least if self.noisy else min(least, ROUNDED))
         return passed
 
     def tolerance(self, tried: int) -> float:
@@ -118,8 +117,8 @@ def span_of(probe: Probe, gradient: Tensor, deviation: float, floor: float, samp
         of = f"{dimensions} dimensions" if dimensions <= rows else f"{rows} rows"
         return Unusable(
             "rank",
-            f"rank: the gradient of {probe.layer} fills all its {of}: the batch has at least as many positions, or there "
-            "is noise that is not public",
+            f"rank: the gradient of {probe.layer} fills all its {of}: the batch has at least as many positions, or "
+            "there is noise that is not public",
         )
     null = torch.linalg.qr(spectrum.right.T, mode="complete").Q[:, spectrum.examples :]
     weighted = spectrum.right.T / spectrum.values * spectrum.deviation

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.texts.dager.probes import Probe, inputs_of
 from fedpriv.attacks.texts.dager.spans import Span
-from fedpriv.names import END, PAD, START
+from fedpriv.names import PAD, START
 
 __all__ = ["Kept", "kept_tokens", "token_inputs"]
 
@@ -44,7 +44,7 @@ def token_inputs(network: nn.Module, probes: Sequence[Probe], tokens: Tensor, le
 def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int) -> Kept:
     """Try all tokens at all positions.
 
-    Padding is in no text, and a gradient has nothing of it; the end of a text predicts nothing.
+    Padding is in no text, and a gradient has nothing of it.
 
     Args:
         network: with the parameters that clients were sent.
@@ -67,7 +67,7 @@ def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, leng
         placed = placed or any(map(_is_placed, inputs.values()))
         for row, place in passed.nonzero().tolist():
             token = int(numbers[row])
-            if token not in (PAD, END) and (token != START or place == 0 or not placed):
+            if token != PAD:
                 found[place].append((float(shares[row, place]), token))
     if not all(span.sees_first for span in spans):
         found[0] = [(0.0, START)]  # with which every text begins

@@ -24,8 +24,7 @@ Sentence = tuple[int, ...]
 
 MOST_COLUMNS = 512  # sentences times labels of which gradients are computed
 NUMBERS = 1 << 19  # of a gradient that are looked at
-_FAINT = 0.05  # of a sentence's weight in the batch, below which it is rounding or noise
-_HALF = 0.5  # of such a weight, from which a sentence is there once more
+_HALF = 0.5  # of a sentence's weight in the batch, from which it is there, or there once more
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ def weigh(
     heard = torch.cat([victim.gradient[name].flatten() for name in names]).double()
     weights, unexplained = _weights(torch.stack(columns, dim=1), heard)
     left = weights.reshape(len(sentences), len(labels)) * wanted
-    sure = [number for number in range(len(whole)) if len(whole) <= wanted or left[number].max() >= _FAINT]
+    sure = [number for number in range(len(whole)) if len(whole) <= wanted or left[number].max() >= _HALF]
     chosen = [(number, int(left[number].argmax())) for number in sure]
     for pair in chosen:
         left[pair] -= 1
