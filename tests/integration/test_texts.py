@@ -82,8 +82,6 @@ def test_a_run_whose_uploads_are_read(tmp_path: Path) -> None:
     assert not any(result.upload == "protected" for result in summary.attacks)
     assert any("noise edge" in refusal for refusal in summary.refusals)  # never a silent failure
     assert any("Tokens read without protection: dager ROUGE-1 1.000" in sentence for sentence in summary.verdict)
-    (rate,) = (rate for rate in summary.rates if rate.event == "sentence" and rate.upload == "protected")
-    assert (rate.hits, rate.images) == (0, 4)
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert '<span class="read">' in page and "ROUGE-L" in page
     folder = RunFolder.open(tmp_path / "run")
