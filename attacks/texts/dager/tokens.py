@@ -73,9 +73,8 @@ def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, leng
         found[0] = [(0.0, START)]  # with which every text begins
     tokens = tuple(tuple(token for _, token in sorted(each)) for each in found)
     if not tokens[0]:
-        raise AttackRefused(
-            f"no token of the vocabulary at the first position is in the row space of {probes[0].layer}"
-        )
+        why = "noise edge" if any(span.noisy for span in spans) else "rank"
+        raise AttackRefused(f"{why}: no token at the first position is in the row space of {probes[0].layer}")
     crowded = max(range(length), key=lambda place: len(tokens[place]))
     if len(tokens[crowded]) > most:
         raise AttackRefused(
