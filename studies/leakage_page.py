@@ -66,7 +66,7 @@ def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
 
 
 def _strength(result: AttackResult) -> tuple[int, int, float]:
-    return result.recovered, result.identified or 0, -result.mse
+    return result.recovered, result.identified or 0, -result.error
 
 
 def write_page(path: Path, rows: Sequence[Row]) -> None:

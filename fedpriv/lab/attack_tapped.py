@@ -265,14 +265,14 @@ def _measured(results: Sequence[AttackResult], heard: Sequence[_Upload]) -> tupl
     else:
         left = ""
     offered = [result for result in results if result.upload == "none"]
-    guess = min(offered, key=lambda result: result.mse)
+    guess = min(offered, key=lambda result: result.error)
     lines = []
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
         among = f" among {result.candidates} (chance 1 in {result.candidates})" if picked else ""
         lines.append(
-            f"Guess: {guess.attack} has a mean squared error of {guess.mse:.2g}. Measured: {result.attack} has "
-            f"{result.mse:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
+            f"Guess: {guess.attack} has a mean squared error of {guess.error:.2g}. Measured: {result.attack} has "
+            f"{result.error:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
         )
     return (*lines, left) if left else tuple(lines)
 

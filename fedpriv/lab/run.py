@@ -263,7 +263,7 @@ def _close(
         versions=versions(),
         data=_data(world),
         model=_model(world),
-        threat_model=threat_model(experiment.adversary, bool(world.dataset.columns)),
+        threat_model=threat_model(experiment.adversary, world.dataset.kind),
         device=str(world.device),
         engine=engine,
         command=folder.command(),

@@ -35,6 +35,7 @@ from fedpriv.report.robustness import (
 )
 from fedpriv.report.rows import column_table, row_table
 from fedpriv.report.sandwich import sandwich_plot
+from fedpriv.report.sentences import sentence_lines
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
 from fedpriv.runs import RunFolder
@@ -53,8 +54,10 @@ NAMES = {
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
     "guess-mode": "Guess: most frequent values",
+    "guess-frequent": "Guess: most frequent tokens",
+    "guess-model": "Guess: a language model’s sample",
 }
-EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2}  # the order in which a reader wants them
+EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2, "sentence": 2}  # the order in which a reader wants them
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
@@ -189,7 +192,7 @@ def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
         "report.html", attack_name=_attack_name, evasion_title=evasion_title, picture_uri=_picture_uri,
-        score_rows=_score_rows, row_table=row_table, column_table=column_table,
+        score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
         members=_members, stopped_after=_stopped_after,
         share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
     )  # fmt: skip
@@ -298,7 +301,7 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
     score = candidate.score
     if score is None:
         return [("Scores", "n/a")]
-    if score.picked:
+    if score.picked or score.mse is None:
         probability = "n/a" if score.loss is None else numbers.percent(math.exp(-score.loss))
         return [("Probability", probability)]
     rows = [

@@ -65,8 +65,6 @@ class Tile:
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
 
-_NO_TEXTS = Tile("Uploads", "not attacked", words=True, remark="There is no attack on texts yet.")
-
 
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
@@ -85,8 +83,7 @@ def tiles(view: View) -> tuple[Tile, ...]:
     measured = (*_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
     leakage = _leakage(view)
     # What was not tried stands below what was.
-    unattacked = _NO_TEXTS if view.experiment.data.is_text else _UNATTACKED
-    return (*measured, unattacked) if leakage is None else (*leakage, *measured)
+    return (*measured, _UNATTACKED) if leakage is None else (*leakage, *measured)
 
 
 def _those(view: View) -> str:
