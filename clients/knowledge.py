@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised
-from fedpriv.masking import least_survivors
+from fedpriv.masking import Words, flat, least_survivors, quantised, votes_limit
 from fedpriv.randomness import NoiseStream, numpy_stream, seeded_generators, torch_stream
 from fedpriv.teaching import teach
 from fedpriv.world import World
 
-__all__ = ["asked_about", "noisy_counts", "teachers_votes"]
+__all__ = ["asked_about", "masked_counts", "noisy_counts", "teachers_votes"]
 
 _LOG = logging.getLogger(__name__)
 _BATCH = 1000
@@ -75,6 +75,12 @@ def noisy_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise:
     counts = functional.one_hot(votes.long(), classes).sum(0).double()
     share = sigma / math.sqrt(least_survivors(clients))
     return counts + torch.from_numpy(noise.numpy().normal(0.0, share, tuple(counts.shape)))
+
+
+def masked_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream) -> Words:
+    """Return :func:`noisy_counts` as whole numbers to be masked, laid end to end."""
+    counts = noisy_counts(votes, classes, sigma, clients, noise)
+    return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))
 
 
 def _shares(world: World, client: int) -> Iterator[np.ndarray]:

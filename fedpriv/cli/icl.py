@@ -85,6 +85,7 @@ def _table(found: "Prompts") -> Table:
 def _sentences(found: "Prompts") -> list[str]:
     what = "" if found.is_language_model else " This is no language model, and no figure here says anything about one."
     lines = [f"{found.model}; {found.examples:,} private examples, {found.queries:,} questions.{what}"]
+    lines += found.masked
     if found.together is not None:
         lines.append(
             f"* is what the run releases, at delta = {found.delta:g}. All rows with noise together prove epsilon "

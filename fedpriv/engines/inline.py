@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from fedpriv.engines.identity import assume_server_identity, is_identified
 
-__all__ = ["RUN_ID", "InlineGrid", "answered", "run_inline", "run_server"]
+__all__ = ["RUN_ID", "InlineGrid", "answered", "run_inline", "run_server", "simulated"]
 
 RUN_ID = 1
 
@@ -26,6 +26,13 @@ _Record = tuple[str, Any, tuple[str, ...], tuple[Any, ...]]
 def run_inline(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
     """Run the server's main function here; every message to a client is a function call."""
     run_server(server_app, InlineGrid(client_app, clients))
+
+
+def simulated(client_app: ClientApp, clients: int) -> "InlineGrid":
+    """Return a grid for whoever asks clients without a ServerApp."""
+    if not is_identified():
+        assume_server_identity(RUN_ID)
+    return InlineGrid(client_app, clients)
 
 
 def run_server(server_app: ServerApp, grid: Grid) -> None:

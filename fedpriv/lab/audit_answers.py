@@ -2,8 +2,8 @@
 
 Some training examples are replaced, one at a time, by test images, and the model is trained anew each time, with the
 same random choices. What moved most is then played against the original: neighbours that both answer one question with
-fresh noise, a game whose outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own. Where
-an endpoint claims nothing there is nothing to audit.
+fresh noise, a game whose outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own, and
+seeded noise also where OpenDP draws the endpoint's. Where an endpoint claims nothing there is nothing to audit.
 """
 
 from collections.abc import Sequence
@@ -232,7 +232,7 @@ def _head_game(policy: HeadPolicy, service: Service, delta: float, neighbours: _
         rows = np.repeat(neighbours.scores[model][question][None], _TRIALS, axis=0)
         if policy.once and neighbours.features is not None:
             asked = neighbours.features[question]
-            released = (policy.released(neighbours.weights[model], service.scale, each) for each in generators)
+            released = (policy.released(neighbours.weights[model], Draws(service.scale, [each])) for each in generators)
             rows = np.stack([weights @ asked for weights in released])
         answers = policy.answer(rows, Draws(service.scale, generators, neighbours.facts))
         named = (answers.labels == high).astype(float) - (answers.labels == low)
