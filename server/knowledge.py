@@ -207,13 +207,13 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     """The sum of noisy counts, of which the server sees nothing else."""
     world = federation.world
     shape = (len(world.asked_rows), world.dataset.classes)
-    found = ask_for_masked_sum(federation, _ROUND, contents, "train.masked_votes", shape[0] * shape[1])
-    require_usable(Replies(found.uploads, found.failures, 0, 0), world.experiment.federation, _ROUND)
+    votes = ask_for_masked_sum(federation, _ROUND, contents, "train.masked_votes", shape[0] * shape[1])
+    require_usable(Replies(votes.uploads, votes.failures, 0, 0), world.experiment.federation, _ROUND)
     per_client = world.experiment.pate_settings.teachers_per_client
     limit = votes_limit(per_client, world.noise_of_votes, len(contents))
-    counts = restored(found.total, len(found.clients), limit).reshape(shape).numpy()
+    counts = restored(votes.total, len(votes.clients), limit).reshape(shape).numpy()
     none = np.zeros((0, len(world.asked_rows)), dtype=np.int16)
-    return Poll(none, np.array(found.clients, dtype=np.int64), counts, found.failures, found.bytes_up)
+    return Poll(none, np.array(votes.clients, dtype=np.int64), counts, votes.failures, votes.bytes_up)
 
 
 def _are_classes(votes: torch.Tensor, classes: int) -> bool:

@@ -268,7 +268,7 @@ def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun) -> None:
             if candidate.upload == "none":
                 assert not shot.find("p", "badge")
             else:
-                assert f"Label guessed {score['label']}, true {score['true_label']}" in shot.text
+                assert f"Label {score['label']}, true {score['true_label']}" in shot.text
                 assert shot.find("p", "badge")[0].text == ("recovered" if score["recovered"] else "not recovered")
 
 
@@ -546,7 +546,7 @@ def test_class_names_stand_for_labels(make_run: MakeRun) -> None:
     names = ("nought", *"123456789")
     text = report(make_run(class_names=names, victims=1)).section("pictures").text
     assert "True label nought" in text
-    assert "Label guessed nought, true nought" in text
+    assert "Label nought, true nought" in text
 
 
 def test_colour_pictures_of_any_shape_are_shown(make_run: MakeRun) -> None:
