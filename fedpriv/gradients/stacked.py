@@ -177,8 +177,8 @@ class StackedModel:
         with torch.enable_grad():
             tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             total = objective(self.outputs(tracked, x, generators), y.flatten())
-            found = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(tracked, found, strict=True))
+            gradients = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(tracked, gradients, strict=True))
 
     def descend(
         self,
@@ -200,12 +200,12 @@ class StackedModel:
             direct = {call.part.full(local) for call in calls for local in call.part.trained}
             others = [name for name in parameters if name not in direct]
             wanted = [*(call.output for call in calls), *(get_gradient_edge(tracked[name]) for name in others)]
-            found = torch.autograd.grad(total, wanted, allow_unused=True)
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
         with torch.no_grad():
-            for call, error in zip(calls, found, strict=False):
+            for call, error in zip(calls, gradients, strict=False):
                 if error is not None:
                     _descend(call, error, parameters, rate)
-            for name, gradient in zip(others, found[len(calls) :], strict=True):
+            for name, gradient in zip(others, gradients[len(calls) :], strict=True):
                 if gradient is not None:
                     parameters[name].sub_(gradient, alpha=rate)
 

@@ -107,7 +107,7 @@ def test_the_split_of_digits_is_public() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 5)])
-def test_normalise_and_denormalise_are_inverse(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_normalise_takes_mean_and_deviation_of_each_channel(shape: tuple[int, ...], tmp_path: Path) -> None:
     data = Dataset("x", *[torch.zeros(1, 3, 4, 4)] * 4, ("a",), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "")  # type: ignore[arg-type]
     pixels = torch.from_numpy(images(1, *shape, 3, 4, 4)[0])
     fed = data.normalise(pixels)
@@ -115,8 +115,6 @@ def test_normalise_and_denormalise_are_inverse(shape: tuple[int, ...], tmp_path:
     mean, std = np.array([0.1, 0.2, 0.3])[:, None, None], np.array([0.4, 0.5, 0.6])[:, None, None]
     np.testing.assert_allclose(fed, (pixels.numpy() / 255 - mean) / std, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(data.normalise(pixels.double() / 255), fed)
-    assert torch.equal((data.denormalise(fed) * 255).round().to(torch.uint8), pixels)
-    assert data.denormalise(torch.full((3, 4, 4), 10.0)).max() > 1, "not clamped"
 
 
 # --- files of one's own -------------------------------------------------------------------------------------------
