@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedpriv.clients.cohort import Cohort, CohortApp
@@ -20,13 +19,13 @@ from fedpriv.masking import least_survivors
 from fedpriv.randomness import Secret
 from fedpriv.seeds import kept_for
 from fedpriv.threads import cpu_threads
-from fedpriv.wire import pack, unpack
+from fedpriv.wire import pack, record_in, unpack
 from fedpriv.world import State, World, build_world
 
 __all__ = ["app", "client_app"]
 
 
-def client_app(secret: Secret | None) -> ClientApp:
+def client_app(secret: Secret | None) -> CohortApp:
     """Return the app of a run.
 
     Args:
@@ -97,7 +96,7 @@ def _trained(
     message: Message, context: Context, secret: Secret | None, cohort: Cohort
 ) -> tuple[World, State, Secret | None]:
     """The experiment, what this client computes in the message's round, and the secret of that answer's noise."""
-    task = message.content.config_records["task"]
+    task = record_in(message.content, "task", ConfigRecord)
     before = cohort.sent(message)
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
@@ -124,8 +123,8 @@ def _discreet(experiment: Experiment, context: Context) -> Iterator[None]:
 
 def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[World, Secret, Tensor]:
     """The experiment, a secret of this answer alone, and the votes (t, Q) of this client's teachers."""
-    task = message.content.config_records["task"]
-    images = unpack(message.content.array_records["questions"])["images"]
+    task = record_in(message.content, "task", ConfigRecord)
+    images = unpack(record_in(message.content, "questions", ArrayRecord))["images"]
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     with _discreet(experiment, context):

@@ -49,11 +49,11 @@ def teachers_votes(world: World, client: int, images: Tensor) -> Tensor:
     passed = () if own else (MemoryError, torch.OutOfMemoryError)
     votes = []
     for number, positions in enumerate(_shares(world, client)):
-        found = unless_raised(partial(_taught, world, client, number, positions, images), *passed)
-        if found is None:
+        classes = unless_raised(partial(_taught, world, client, number, positions, images), *passed)
+        if classes is None:
             _LOG.warning("client %d: the model raises in teacher %d, which votes for class 0", client, number)
-            found = torch.zeros(len(images), dtype=torch.int64)
-        votes.append(found)
+            classes = torch.zeros(len(images), dtype=torch.int64)
+        votes.append(classes)
     return torch.stack(votes).to(world.votes_type)
 
 

@@ -209,10 +209,10 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     shape = (len(world.asked_rows), world.dataset.classes)
     limit = votes_limit(world.experiment.pate_settings.teachers_per_client, world.noise_of_votes, len(contents))
     votes = ask_for_votes(federation, _ROUND, contents, shape, limit)
-    found = votes.found
-    require_usable(Replies(found.uploads, found.failures, 0, 0), world.experiment.federation, _ROUND)
+    masked = votes.found
+    require_usable(Replies(masked.uploads, masked.failures, 0, 0), world.experiment.federation, _ROUND)
     none = np.zeros((0, len(world.asked_rows)), dtype=np.int16)
-    return Poll(none, np.array(found.clients, dtype=np.int64), votes.counts, found.failures, found.bytes_up)
+    return Poll(none, np.array(masked.clients, dtype=np.int64), votes.counts, masked.failures, masked.bytes_up)
 
 
 def _are_classes(votes: torch.Tensor, classes: int) -> bool:

@@ -79,16 +79,16 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     if world.experiment.mechanism.noise_at == "sum":
         return _ask_for_noisy_sum(federation, number, states)
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
-    found = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
+    masked = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
     factors = masked_weights(federation.world.sizes.tolist(), settings.weighting)
-    weight = sum(factors[client] for client in found.clients)
-    mean = restored(found.total, len(found.clients), settings.secure_limit) / weight
+    weight = sum(factors[client] for client in masked.clients)
+    mean = restored(masked.total, len(masked.clients), settings.secure_limit) / weight
     uploads = tuple(
         replace(upload, state=_state(restored(words >> np.uint32(10), 1, settings.secure_limit), initial))
-        for upload, words in zip(found.uploads, found.words, strict=True)
+        for upload, words in zip(masked.uploads, masked.words, strict=True)
     )
-    bytes_down = sum(states[client].nbytes for client in found.asked)
-    return Replies(uploads, found.failures, found.bytes_up, bytes_down, _state(mean, initial))
+    bytes_down = sum(states[client].nbytes for client in masked.asked)
+    return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, _state(mean, initial))
 
 
 def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
@@ -103,13 +103,13 @@ def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int,
         return State(split(values, initial.parameters), nothing)
 
     questions = federation.questions(number, states)
-    found = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension))
+    masked = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension))
     uploads = tuple(
-        replace(upload, state=state(words, 1)) for upload, words in zip(found.uploads, found.words, strict=True)
+        replace(upload, state=state(words, 1)) for upload, words in zip(masked.uploads, masked.words, strict=True)
     )
-    bytes_down = sum(states[client].nbytes for client in found.asked)
-    mean = state(found.total, len(found.clients))
-    return Replies(uploads, found.failures, found.bytes_up, bytes_down, mean)
+    bytes_down = sum(states[client].nbytes for client in masked.asked)
+    mean = state(masked.total, len(masked.clients))
+    return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, mean)
 
 
 @dataclass(frozen=True)

@@ -214,11 +214,11 @@ def _judged(policy: AnswerPolicy, service: Service, neighbours: _Neighbours) -> 
         bound = _exact_game(policy, service, neighbours)
         return audit.model_copy(update={"bound": bound, "recovered": _recovered(policy, service, neighbours)})
     # What stands in the settings may be the epsilon of all answers together; here it is about one.
-    one = type(policy).model_validate({**policy.model_dump(), "noise": service.scale, "target_epsilon": None})
-    delta = service.delta if one.law == "gaussian" else 0.0
-    level = one.unit(neighbours.facts) / service.scale
-    claimed = answer_guarantee(one.release(neighbours.facts, 1, delta, level)).epsilon
-    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(one, service, delta, neighbours)})
+    noisy = type(policy).model_validate({**policy.model_dump(), "noise": service.scale, "target_epsilon": None})
+    delta = service.delta if noisy.law == "gaussian" else 0.0
+    level = noisy.unit(neighbours.facts) / service.scale
+    claimed = answer_guarantee(noisy.release(neighbours.facts, 1, delta, level)).epsilon
+    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(noisy, service, delta, neighbours)})
 
 
 def _head_game(policy: HeadPolicy, service: Service, delta: float, neighbours: _Neighbours) -> EpsilonBound:

@@ -240,7 +240,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
     icl, texts = bench.settings.icl, bench.texts
     noises = bench.noises
     own, plain = (_written(bench, sigmas, progress) for sigmas in ([noise.sigma for noise in noises], None))
-    folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[one.label], "text": one.text} for one in own])
+    folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[row.label], "text": row.text} for row in own])
     progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")
     zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
     worst = max(noises, key=lambda noise: noise.sigma)
@@ -251,7 +251,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
             PromptLevel(icl.target_epsilon, worst.sigma, _served(bench, own), released=True),
             PromptLevel(None, 0.0, _served(bench, plain)),
         ),
-        synthetic=tuple(Synthetic(texts.labels[one.label], one.text) for one in own),
+        synthetic=tuple(Synthetic(texts.labels[row.label], row.text) for row in own),
     )
     sizes = [sum(example.label == label for example in texts.examples) for label in range(len(texts.labels))]
     return results, _ledger(bench, [(label, sizes[label], noise) for label, noise in enumerate(noises)])
@@ -273,7 +273,7 @@ def _served(bench: _Bench, written: Sequence[Example]) -> Interval:
     """How many questions are answered correctly behind synthetic examples."""
     classifier = bench.classifier
     prefix = classifier.wording.prefix(written)
-    return bench.right([int(classifier.scores([prefix], one.text).argmax()) for one in bench.questions])
+    return bench.right([int(classifier.scores([prefix], question.text).argmax()) for question in bench.questions])
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

@@ -117,4 +117,6 @@ class Prompts(Model):
     @property
     def exceeded(self) -> tuple[str, ...]:
         """Figures that are above what is claimed to be proven."""
-        return tuple(f"{leak.title}: {one.what}" for leak in self.leaks for one in leak.figures if one.exceeded)
+        return tuple(
+            f"{leak.title}: {figure.what}" for leak in self.leaks for figure in leak.figures if figure.exceeded
+        )

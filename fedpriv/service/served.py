@@ -229,8 +229,8 @@ class Served:
         if self._stored is None:
             return Outcome(tuple(fresh[number] for number in numbers), len(numbers))
         own = {fresh[number].question: fresh[number] for number in numbers}
-        found = (own.get(digest) or self._stored.get(digest) for digest in digests)
-        return Outcome(tuple(given for given in found if given is not None), len(numbers))
+        stored = (own.get(digest) or self._stored.get(digest) for digest in digests)
+        return Outcome(tuple(given for given in stored if given is not None), len(numbers))
 
 
 def _given(answers: Answers, at: int, number: int, question: str) -> Given:
