@@ -81,11 +81,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=ALONE["federation"]["rounds"])
     arguments = parser.parse_args()
     for row in arguments.only.split(","):
-        found = certified(row, arguments.out, arguments.examples, arguments.seed, arguments.passes)
-        print(f"{row}: voted {found.voted.value:.3f}, noiseless {found.noiseless.value:.3f}, {found.seconds:.0f} s")
-        radii = {radius.bound: radius for radius in found.radii}
+        result = certified(row, arguments.out, arguments.examples, arguments.seed, arguments.passes)
+        print(f"{row}: voted {result.voted.value:.3f}, noiseless {result.noiseless.value:.3f}, {result.seconds:.0f} s")
+        radii = {radius.bound: radius for radius in result.radii}
         for bound in BOUNDS:
-            shares = [f"{share.value:.3f}" for norm in ("l2", "linf") for share in found.curve(norm, bound).shares]
+            shares = [f"{share.value:.3f}" for norm in ("l2", "linf") for share in result.curve(norm, bound).shares]
             print(f"  {bound:9}", *shares, f"mean {radii[bound].l2:.3f} {radii[bound].linf:.4f}", flush=True)
 
 
