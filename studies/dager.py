@@ -1,6 +1,7 @@
-"""DAGER on gradients of a GPT with random weights: sentences of full length, by corpus, vocabulary and batch.
+"""DAGER on gradients of a transformer with random weights: sentences of full length, by corpus, vocabulary and batch.
 
-Usage: python -m studies.dager [--corpora sst2,cola] [--vocabularies 512,8000] [--batches 1,4,16] [--uploads 3]
+Usage: python -m studies.dager [--model gpt] [--corpora sst2,cola] [--vocabularies 512,8000] [--batches 1,4,16]
+           [--uploads 3]
 
 Each upload is the gradient of one batch, of four blocks of width 256 on sequences of 16 tokens, without noise. ROUGE-1
 is the mean over all true sentences. Needs the folder that FEDPRIV_DATA names.
@@ -33,6 +34,7 @@ LENGTH = 16
 def main() -> None:
     """Print one line for each corpus, vocabulary and batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("gpt", "encoder"), default="gpt")
     parser.add_argument("--corpora", default="sst2,cola")
     parser.add_argument("--vocabularies", default="512,8000")
     parser.add_argument("--batches", default="1,4,16")
@@ -41,15 +43,16 @@ def main() -> None:
     for corpus in options.corpora.split(","):
         for vocabulary in map(int, options.vocabularies.split(",")):
             for batch in map(int, options.batches.split(",")):
-                print(corpus, vocabulary, batch, *measure(corpus, vocabulary, batch, options.uploads), flush=True)
+                words = measure(options.model, corpus, vocabulary, batch, options.uploads)
+                print(options.model, corpus, vocabulary, batch, *words, flush=True)
 
 
-def measure(corpus: str, vocabulary: int, batch: int, uploads: int) -> Iterator[str]:
+def measure(model: str, corpus: str, vocabulary: int, batch: int, uploads: int) -> Iterator[str]:
     """Yield mean ROUGE-1, exact sentences, and the CPU seconds of each upload."""
     lines: list[Score] = []
     seconds = []
     for number in range(uploads):
-        world = build_world(_experiment(corpus, vocabulary, batch, number + 1))
+        world = build_world(_experiment(model, corpus, vocabulary, batch, number + 1))
         rows = _full(world)[number * batch : (number + 1) * batch]
         heard = _heard(world, rows)
         began = time.process_time()
@@ -65,12 +68,12 @@ def measure(corpus: str, vocabulary: int, batch: int, uploads: int) -> Iterator[
     yield f"CPU seconds {min(seconds):.1f} to {max(seconds):.1f}"
 
 
-def _experiment(corpus: str, vocabulary: int, batch: int, seed: int) -> Experiment:
+def _experiment(model: str, corpus: str, vocabulary: int, batch: int, seed: int) -> Experiment:
     return Experiment.model_validate(
         {
             "seed": seed,
             "data": {"name": corpus, "text": {"tokenizer": "word", "vocabulary": vocabulary, "length": LENGTH}},
-            "model": {"name": "gpt", "width": 256, "depth": 4, "heads": 4},
+            "model": {"name": model, "width": 256, "depth": 4, "heads": 4},
             "federation": {"clients": 1},
             "training": {"batch_size": batch},
         }
