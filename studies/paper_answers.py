@@ -19,8 +19,7 @@ from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.config import DataConfig
 from fedpriv.data.datasets import load_dataset
 from fedpriv.randomness import numpy_stream
-from fedpriv.service.endpoint import pixels
-from fedpriv.service.features import pooled_features
+from fedpriv.service.features import pixels, pooled_features
 from fedpriv.sweep import SweepFolder, TrialRecord
 
 Array = NDArray[np.float64]

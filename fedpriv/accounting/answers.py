@@ -22,7 +22,7 @@ from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim, smallest
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
 from fedpriv.errors import InputError
-from fedpriv.records import Guarantee
+from fedpriv.records import Guarantee, shown_epsilon
 
 __all__ = [
     "AnswerRelease",
@@ -33,6 +33,7 @@ __all__ = [
     "model_break_even",
     "probability_change",
     "tilted_sensitivity",
+    "with_run",
     "zcdp_epsilon",
 ]
 
@@ -133,6 +134,63 @@ def answer_guarantee(release: AnswerRelease) -> Guarantee:
             "epsilon": f"{best.theorem}; {release.theorem}" if release.theorem else best.theorem,
         },
         notes=release.notes,
+    )
+
+
+def with_run(answers: Guarantee, run: Guarantee) -> Guarantee:
+    """Return what is proven of answers and of the run together whose network gives the convex model's features.
+
+    Both are about one example that becomes another one. For every network that the run may have released the answers
+    keep to their figures, since its features are scaled to R like others. So epsilons and deltas add up (basic
+    composition of two releases, the second chosen after the first: Dwork et al. 2006).
+
+    Args:
+        answers: with the network fixed; where nothing is proven of them, nothing still is.
+        run: about each example of the same data.
+
+    Raises:
+        InputError: the two deltas add up to 1 or more, which says nothing.
+        ValueError: nothing is proven of the run.
+    """
+    if run.epsilon is None:
+        raise ValueError("nothing is proven of the run whose network gives the features")
+    if answers.epsilon is None:
+        return answers
+    delta = answers.delta + run.delta
+    if delta >= 1:
+        raise InputError(
+            f"service.delta = {answers.delta:g} and the delta of service.features = 'run:DIR', {run.delta:g}, add up "
+            "to 1 or more: nothing is proven then"
+        )
+    pure = None
+    if answers.pure_epsilon is not None and run.pure_epsilon is not None:
+        pure = answers.pure_epsilon + run.pure_epsilon
+    unpure = answers.theorem if answers.pure_epsilon is None else run.theorem
+    told = (
+        f"epsilon {shown_epsilon(run.epsilon)} at delta {run.delta:g} of it is of the run whose network gives the "
+        f"features ({run.sampling}; {run.participations} uses of an example); service.target_epsilon, and what other "
+        "notes say of answers, is of the answers alone",
+    )
+    return replace(
+        answers,
+        sampling=f"{answers.sampling}; features: {run.sampling}",
+        participations=answers.participations + run.participations,
+        pure_epsilon=pure,
+        epsilon=answers.epsilon + run.epsilon,
+        delta=delta,
+        theorem={
+            "nominal_epsilon": answers.theorem["nominal_epsilon"],
+            "pure_epsilon": unpure["pure_epsilon"] if pure is None else _sum(answers, run, "pure_epsilon"),
+            "epsilon": _sum(answers, run, "epsilon"),
+        },
+        notes=(*answers.notes, *told, *(f"the features' run: {note}" for note in run.notes)),
+    )
+
+
+def _sum(answers: Guarantee, run: Guarantee, figure: str) -> str:
+    return (
+        f"{answers.theorem[figure]}; plus that of the run whose network gives the features "
+        f"({run.theorem[figure]}), by sequential composition (Dwork et al. 2006)"
     )
 
 

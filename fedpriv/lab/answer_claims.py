@@ -1,15 +1,21 @@
-"""What is proven about an endpoint's answers where the bounds of the table were estimated of its rows before."""
+"""What is proven about an endpoint's answers together with what was released of the same data before them."""
 
 from dataclasses import replace
 
+from fedpriv.accounting.answers import with_run
 from fedpriv.accounting.estimated import with_bounds
 from fedpriv.errors import InputError
 from fedpriv.records import Guarantee, Ledger, shown_epsilon
-from fedpriv.service.policies import AnswerPolicy
+from fedpriv.service.policies import AnswerPolicy, Facts
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.world import World
 
-__all__ = ["check_answers", "with_estimate"]
+__all__ = ["REPRODUCIBLE", "check_answers", "with_earlier"]
+
+REPRODUCIBLE = (
+    "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
+    "holds against everybody else"
+)
 
 
 def check_answers(policy: AnswerPolicy, world: World, ledger: Ledger) -> None:
@@ -31,11 +37,23 @@ def check_answers(policy: AnswerPolicy, world: World, ledger: Ledger) -> None:
         )
 
 
-def with_estimate(guarantee: Guarantee, policy: AnswerPolicy, world: World) -> Guarantee:
-    """Return what is proven of the answers and of the estimate together; the run's own ledger has it already.
+def with_earlier(guarantee: Guarantee, policy: AnswerPolicy, world: World, facts: Facts) -> Guarantee:
+    """Return what is proven of the answers, and of what was released of the data for them before.
 
-    Heads and voters are trained on rows that were scaled by the bounds.
+    That is the network that gives the convex head's features, and an estimate of the table's bounds: heads and voters
+    are trained on rows that were scaled by them. The run's own ledger has the estimate already.
+
+    Args:
+        guarantee: of the answers alone.
+        policy: of the endpoint.
+        world: the run's experiment, built.
+        facts: what the guarantee rests on.
+
+    Raises:
+        InputError: as of :func:`fedpriv.accounting.answers.with_run`.
     """
+    if facts.learnt is not None:
+        guarantee = with_run(guarantee, facts.learnt)
     bounds = world.experiment.data.bounds_epsilon
     if not bounds or policy.source == "network" or guarantee.epsilon is None:
         return guarantee

@@ -1,9 +1,10 @@
 """An audit of an endpoint's answers: how far one example moves the model, and what answers show beside what is claimed.
 
 Some training examples are replaced, one at a time, by test images, and the model is trained anew each time, with the
-same random choices. What moved most is then played against the original: neighbours that both answer one question with
-fresh noise, a game whose outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own, and
-seeded noise also where OpenDP draws the endpoint's. Where an endpoint claims nothing there is nothing to audit.
+same random choices. A network that gives features stays as it is: what is proven of it is its own run's. What moved
+most is then played against the original: neighbours that both answer one question with fresh noise, a game whose
+outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own, and seeded noise also where
+OpenDP draws the endpoint's. Where an endpoint claims nothing there is nothing to audit.
 """
 
 from collections.abc import Sequence
@@ -23,13 +24,14 @@ from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary, finished_world
-from fedpriv.lab.service import network_facts
+from fedpriv.lab.learnt import head_features, stored_network
+from fedpriv.lab.sources import network_facts, service_facts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import AnswersAudit, EpsilonBound, Service
 from fedpriv.runs import RunFolder
-from fedpriv.service.endpoint import network_scores, pixels
-from fedpriv.service.features import pooled_features
+from fedpriv.service.endpoint import network_scores
+from fedpriv.service.features import Features
 from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.threads import cpu_threads
@@ -100,7 +102,8 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
     progress.stage(f"training anew with {replaced} replacements")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):
-            neighbours = _heads(world, policy, service, replaced)
+            learnt = stored_network(folder.path / "service", world, policy, service)
+            neighbours = _heads(world, policy, service, head_features(world, policy, learnt), replaced)
         else:
             neighbours = _networks(world, policy, replaced)
         progress.stage("playing the most different neighbours against each other")
@@ -132,19 +135,17 @@ def _replacements(world: World, examples: int, count: int) -> list[tuple[int, in
     return list(zip(chosen.tolist(), images.tolist(), strict=True))
 
 
-def _heads(world: World, policy: HeadPolicy, service: Service, replaced: int) -> _Neighbours:
+def _heads(world: World, policy: HeadPolicy, service: Service, shown: Features, replaced: int) -> _Neighbours:
     head = service.head
     if head is None:
         raise InputError("service.json is damaged: it has no certificate")
     dataset, rows = world.dataset, np.sort(np.concatenate(world.partitions))
-    size, norm = policy.pooled, policy.feature_norm
-    features = pooled_features(pixels(dataset.x_train[torch.from_numpy(rows)]), size, norm)
-    tested = pooled_features(pixels(dataset.x_test), size, norm)
+    features, tested = shown(dataset.x_train[torch.from_numpy(rows)]), shown(dataset.x_test)
     labels = dataset.y_train.numpy()[rows]
 
     def trained(features: Scores, labels: NDArray[np.int64]) -> Scores:
         objective = Objective(features, labels, dataset.classes, policy.regularisation)
-        return minimised(objective, norm, policy.tolerance).weights
+        return minimised(objective, policy.feature_norm, policy.tolerance).weights
 
     every = [trained(features, labels)]
     replacements = _replacements(world, len(rows), replaced)
@@ -155,7 +156,7 @@ def _heads(world: World, policy: HeadPolicy, service: Service, replaced: int) ->
         changed[at], named[at] = tested[image], (int(dataset.y_test[image]) + 1) % dataset.classes
         every.append(trained(changed, named))
     return _Neighbours(
-        Facts(dataset.classes, head.sensitivity, head.norm, head.features),
+        service_facts(service),
         tuple(questions @ weights.T for weights in every),
         tuple(float(np.linalg.norm(weights - every[0])) / head.sensitivity for weights in every[1:]),
         head.sensitivity * head.norm,

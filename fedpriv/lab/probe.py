@@ -21,7 +21,7 @@ from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.errors import InputError
 from fedpriv.files import writing
-from fedpriv.lab.answer_claims import with_estimate
+from fedpriv.lab.answer_claims import with_earlier
 from fedpriv.lab.attack_pictures import png
 from fedpriv.lab.endpoint import open_endpoint
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
@@ -145,7 +145,7 @@ def _claim(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None
     claim = policy.guarantee(
         endpoint.facts, answers, world.experiment.mechanism.delta if delta is None else delta, ledger
     )
-    return None if claim.epsilon is None else with_estimate(claim, policy, world)
+    return None if claim.epsilon is None else with_earlier(claim, policy, world, endpoint.facts)
 
 
 def _scene(

@@ -2,6 +2,7 @@
 
 - service.json: what it is and what is proven, for everybody; it is written last, and fixed from then on.
 - model.safetensors: the convex head that answers; under the policy ``model`` with its noise, and never without.
+- features.safetensors: the network that gives its features, where they are another run's.
 - referee.json: accuracies and what else depends on private data, for whoever has the folder.
 - secret.key: what noise is drawn from; users.json: hashes of the users' keys, and their budgets.
 - charges.jsonl and answers.jsonl: the query ledger, and what was answered.
@@ -10,49 +11,42 @@
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from fedpriv.accounting.answers import head_sensitivity
-from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import Experiment, ServiceConfig
-from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.files import locked, remove_parts, write_once, write_whole, writing
-from fedpriv.lab.answer_claims import check_answers, with_estimate
+from fedpriv.lab.answer_claims import REPRODUCIBLE, check_answers, with_earlier
 from fedpriv.lab.answer_curves import Trial, answer_curves
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters, vote_counts
+from fedpriv.lab.learnt import STORED, head_features, stored_network
+from fedpriv.lab.sources import Source, made_source, network_facts, service_facts
+from fedpriv.lab.voters import Voters, vote_counts
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret
-from fedpriv.records import Guarantee, HeadFacts, Ledger, Referee, Service, UserFacts
+from fedpriv.records import Guarantee, Ledger, Referee, Service, UserFacts
 from fedpriv.runs import RunFolder
-from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores, pixels
-from fedpriv.service.features import pooled_features
+from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.made import made_service, query_ledger, users
-from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
+from fedpriv.service.policies import AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World
 
-__all__ = ["add_user", "in_process", "network_facts", "open_service", "service_facts"]
+__all__ = ["add_user", "in_process", "open_service"]
 
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared
-_REPRODUCIBLE = (
-    "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
-    "holds against everybody else"
-)
 _EXACT = (
     "service.randomness = 'opendp': OpenDP draws the noise from the operating system, and no seed repeats it; its "
     "normal and Laplace noise is discrete, on multiples of 2^-1074, and accounted for as continuous"
@@ -61,23 +55,6 @@ _UNASKED = (
     "no --set service.KEY=VALUE: answers are exact probabilities, nothing is proven about them, and this choice is "
     "fixed for this folder"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """What answers, before its noise is scaled.
-
-    Attributes:
-        facts: public sizes.
-        head: the certified convex head; ``None`` without one.
-        about: its certificate; ``None`` without one.
-        voters: that vote; ``None`` without votes.
-    """
-
-    facts: Facts
-    head: Minimum | None = None
-    about: HeadFacts | None = None
-    voters: Voters | None = None
 
 
 def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Progress) -> Served:
@@ -139,19 +116,11 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int
     ledger = folder.final_ledger()
     check_answers(policy, world, ledger)
     final_state(folder, world, final_checkpoint(folder, "ask")).load_into(world.model)
-    made = _made(world, policy)
+    made = made_source(folder.path / "service", world, policy, folder.service())
     repeatable = world.experiment.noise == "reproducible"
     secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()
     scale = policy.scale(made.facts, config.answers, _delta(world, policy))
     return Endpoint(_oracle(world, policy, made, scale, secret), most)
-
-
-def service_facts(service: Service) -> Facts:
-    """Return the public sizes that the guarantee of an endpoint rests on."""
-    head = service.head
-    if head is None:
-        return Facts(service.classes, adjacency=service.guarantee.adjacency, models=service.models)
-    return Facts(service.classes, head.sensitivity, head.norm, head.features, adjacency=service.guarantee.adjacency)
 
 
 def add_user(folder: RunFolder, name: str, answers: int) -> str:
@@ -185,15 +154,17 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     progress.stage(f"making the endpoint: {policy.title}")
     remove_parts(place)  # of one who was killed: nobody else writes here before there is an endpoint
     delta = _delta(world, policy)
-    made = _made(world, policy)
+    made = made_source(place, world, policy, None)
     scale = policy.scale(made.facts, config.answers, delta)
     guarantee = policy.guarantee(made.facts, config.answers, delta, ledger)
     if not policy.repeats_noise:
         guarantee = replace(guarantee, notes=(*guarantee.notes, _EXACT))
     elif scale and world.experiment.noise == "reproducible":
-        progress.warn(_REPRODUCIBLE)
-        guarantee = replace(guarantee, notes=(*guarantee.notes, _REPRODUCIBLE))
-    secret = _secret(place, world.experiment, config)
+        progress.warn(REPRODUCIBLE)
+        guarantee = replace(guarantee, notes=(*guarantee.notes, REPRODUCIBLE))
+    whole = with_earlier(guarantee, policy, world, made.facts)
+    learnt = None if made.head is None else made.head.learnt
+    secret = _secret(place, world.experiment, config, "" if learnt is None else learnt.facts.digest)
     if made.voters is not None:
         if scale > made.facts.models / 4:
             progress.warn(
@@ -201,12 +172,16 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
                 "them, fewer answers, or a larger epsilon"
             )
         write_whole(place / "voters.safetensors", save(dict(made.voters.stack)), mode=0o600, durable=True)
+    if learnt is not None:
+        write_whole(place / STORED, learnt.content, durable=True)
     if made.head is not None:
         write_whole(
             place / "model.safetensors", save({"weights": _released(policy, made, scale, secret)}), durable=True
         )
     trial = _oracle(world, policy, made, scale, Secret.drawn())
     referee = _referee(world, trial, made, config.answers, guarantee)
+    if whole.epsilon != guarantee.epsilon:
+        referee = referee.model_copy(update={"epsilon": guarantee.epsilon})
     write_whole(place / "referee.json", _json(referee.model_dump(mode="json")), mode=0o600)
     exact = f", {referee.accuracy.value:.1%} without the noise" if scale else ""
     progress.stage(f"right on {referee.answered.value:.1%} of {referee.tested} test images as answered{exact}")
@@ -221,9 +196,10 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
         source=policy.source,
         classes=made.facts.classes,
         shape=world.dataset.shape,
-        head=made.about,
+        head=None if made.head is None else made.head.about,
         models=made.facts.models,
-        guarantee=with_estimate(guarantee, policy, world),
+        guarantee=whole,
+        learnt=None if learnt is None else learnt.facts,
     )
     write_once(place / "service.json", _json(service.model_dump(mode="json")))
     return service
@@ -241,9 +217,9 @@ def _opened(place: Path, world: World, service: Service, experiment: Experiment)
         policy,
         facts,
         service.shape,
-        _scores(place, world, policy, facts),
+        _scores(place, world, policy, service, facts),
         service.scale,
-        _secret(place, experiment, config),
+        _secret(place, experiment, config, "" if service.learnt is None else service.learnt.digest),
     )
     return Served(oracle, ledger, stored)
 
@@ -255,7 +231,9 @@ def _checked_weights(weights: Scores, facts: Facts) -> Scores:
     return weights
 
 
-def _scores(place: Path, world: World, policy: AnswerPolicy, facts: Facts) -> Callable[[Tensor], Scores]:
+def _scores(
+    place: Path, world: World, policy: AnswerPolicy, service: Service, facts: Facts
+) -> Callable[[Tensor], Scores]:
     if policy.source == "network":
         return network_scores(world.model.eval(), world.dataset)
     path = place / ("voters.safetensors" if policy.source == "votes" else "model.safetensors")
@@ -265,82 +243,36 @@ def _scores(place: Path, world: World, policy: AnswerPolicy, facts: Facts) -> Ca
         if not isinstance(policy, HeadPolicy):
             raise TypeError(f"{policy.name} answers from {policy.source}")
         weights = _checked_weights(load(path.read_bytes())["weights"], facts)
-        return head_scores(weights, policy.pooled, policy.feature_norm)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
+    return head_scores(weights, head_features(world, policy, stored_network(place, world, policy, service)))
 
 
-def _made(world: World, policy: AnswerPolicy) -> _Made:
-    if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
-        raise InputError(
-            f"service.method = {policy.name!r}: what is proven of its answers takes each example to be there once, and "
-            "under data.partition = 'overlapping' several clients hold copies"
-        )
-    if isinstance(policy, NoisyVotes):
-        shards = shards_of(world, policy.shards)
-        adjacency = EXAMPLE if policy.shards else CLIENT
-        facts = Facts(world.dataset.classes, models=len(shards), adjacency=adjacency)
-        return _Made(facts, voters=train_voters(world, policy, shards))
-    if not isinstance(policy, HeadPolicy):
-        return _Made(network_facts(world, policy))
-    rows = np.sort(np.concatenate(world.partitions))
-    features = pooled_features(
-        pixels(world.dataset.x_train[torch.from_numpy(rows)]), policy.pooled, policy.feature_norm
-    )
-    labels = world.dataset.y_train.numpy()[rows]
-    objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
-    head = minimised(objective, policy.feature_norm, policy.tolerance)
-    about = HeadFacts(
-        regularisation=policy.regularisation,
-        norm=policy.feature_norm,
-        features=features.shape[1],
-        examples=len(labels),
-        tolerance=policy.tolerance,
-        sensitivity=head_sensitivity(policy.feature_norm, policy.regularisation, len(labels), policy.tolerance),
-    )
-    facts = Facts(world.dataset.classes, about.sensitivity, about.norm, about.features)
-    return _Made(facts, head, about)
-
-
-def network_facts(world: World, policy: AnswerPolicy) -> Facts:
-    """Return sizes of the run's network, with what Lu et al. claim of it where their formulas are for such a network.
-
-    Args:
-        world: the run's experiment, built.
-        policy: its ``regularisation``, where it has one, is the formulas' lambda.
-    """
-    hidden: tuple[int, ...] = getattr(world.experiment.model, "hidden", ())
-    regularisation = getattr(policy, "regularisation", None)
-    if regularisation is None or len(hidden) != 1:
-        return Facts(world.dataset.classes)
-    inputs, examples = int(np.prod(world.dataset.shape)), sum(len(rows) for rows in world.partitions)
-    claimed = ClaimedSensitivity(inputs, hidden[0], world.dataset.classes, examples, regularisation)
-    return Facts(world.dataset.classes, claimed=claimed)
-
-
-def _oracle(world: World, policy: AnswerPolicy, made: _Made, scale: float, secret: Secret) -> Oracle:
+def _oracle(world: World, policy: AnswerPolicy, made: Source, scale: float, secret: Secret) -> Oracle:
     if made.voters is not None and isinstance(policy, NoisyVotes):
         scores = vote_counts(world, policy, made.voters)
     elif made.head is None or not isinstance(policy, HeadPolicy):
         scores = network_scores(world.model.eval(), world.dataset)
     else:
-        scores = head_scores(_released(policy, made, scale, secret), policy.pooled, policy.feature_norm)
+        scores = head_scores(_released(policy, made, scale, secret), made.head.features)
     return Oracle(policy, made.facts, world.dataset.shape, scores, scale, secret)
 
 
-def _released(policy: AnswerPolicy, made: _Made, scale: float, secret: Secret) -> Scores:
+def _released(policy: AnswerPolicy, made: Source, scale: float, secret: Secret) -> Scores:
     if made.head is None or not isinstance(policy, HeadPolicy):
         raise TypeError(f"{policy.name} does not answer from the convex head")
-    return policy.released(made.head.weights, policy.draws_of(scale, [secret.stream("model").numpy()], made.facts))
+    return policy.released(
+        made.head.minimum.weights, policy.draws_of(scale, [secret.stream("model").numpy()], made.facts)
+    )
 
 
-def _referee(world: World, oracle: Oracle, made: _Made, planned: int, guarantee: Guarantee) -> Referee:
+def _referee(world: World, oracle: Oracle, made: Source, planned: int, guarantee: Guarantee) -> Referee:
     """Accuracies on the test images that the model has not learnt, by noise that no endpoint gives."""
     rows = world.measured_rows
     images, truth = world.dataset.x_test[rows], world.dataset.y_test[rows].numpy()
     policy = oracle.policy
-    if made.head is not None and isinstance(policy, HeadPolicy):
-        exact = head_scores(made.head.weights, policy.pooled, policy.feature_norm)(images)
+    if made.head is not None:
+        exact = head_scores(made.head.minimum.weights, made.head.features)(images)
     else:
         exact = oracle.scores(images)
     answered = oracle.answers(images, range(len(images)))
@@ -353,7 +285,7 @@ def _referee(world: World, oracle: Oracle, made: _Made, planned: int, guarantee:
         accuracy=rate_interval(int((exact.argmax(axis=1) == truth).sum()), len(truth)),
         answered=rate_interval(int((answered.labels == truth).sum()), len(truth)),
         tested=len(truth),
-        gradient_norm=None if made.head is None else made.head.gradient_norm,
+        gradient_norm=None if made.head is None else made.head.minimum.gradient_norm,
         curves=answer_curves(policy, planned, guarantee.epsilon, trial),
     )
 
@@ -363,12 +295,13 @@ def _delta(world: World, policy: AnswerPolicy) -> float:
     return world.experiment.mechanism.delta if own is None else own
 
 
-def _secret(place: Path, experiment: Experiment, config: ServiceConfig) -> Secret:
+def _secret(place: Path, experiment: Experiment, config: ServiceConfig, learnt: str) -> Secret:
     """What noise is drawn from: the seed's where noise is reproducible, else the folder's own, made once.
 
-    Each policy and budget has noise of its own: one noise at two scales could be subtracted.
+    Each policy, budget and network of features (by its digest; empty: none) has noise of its own: one noise at two
+    scales, or on two heads, could be subtracted.
     """
-    settings = sha256(_json(config.told())).digest()
+    settings = sha256(_json(config.told()) + learnt.encode()).digest()
     if experiment.noise == "reproducible":
         return Secret.of_seed(experiment.seed).derived("service", settings)
     path = place / "secret.key"

@@ -13,8 +13,7 @@ from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.optimizers import make_optimizer
 from fedpriv.randomness import numpy_stream
-from fedpriv.service.endpoint import pixels
-from fedpriv.service.features import pooled_features
+from fedpriv.service.features import public_features
 from fedpriv.service.policies import Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.world import World
@@ -79,11 +78,10 @@ def vote_counts(world: World, policy: NoisyVotes, voters: Voters) -> Callable[[T
     """Return how images (n, C, H, W) get counts of votes (n, classes), float64."""
     classes = world.dataset.classes
     if policy.voters == "head":
-        weights = voters.stack[_WEIGHTS]
+        weights, features = voters.stack[_WEIGHTS], public_features(policy.pooled, policy.feature_norm)
 
         def votes(images: Tensor) -> NDArray[np.int64]:
-            features = pooled_features(pixels(images), policy.pooled, policy.feature_norm)
-            named: NDArray[np.int64] = (features @ weights.transpose(0, 2, 1)).argmax(axis=2)
+            named: NDArray[np.int64] = (features(images) @ weights.transpose(0, 2, 1)).argmax(axis=2)
             return named
     else:
         network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
@@ -102,12 +100,11 @@ def vote_counts(world: World, policy: NoisyVotes, voters: Voters) -> Callable[[T
 
 
 def _heads(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:
-    weights = []
+    weights, features = [], public_features(policy.pooled, policy.feature_norm)
     for rows in shards:
         images = world.dataset.x_train[torch.from_numpy(rows)]
-        features = pooled_features(pixels(images), policy.pooled, policy.feature_norm)
         labels = world.dataset.y_train.numpy()[rows]
-        objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
+        objective = Objective(features(images), labels, world.dataset.classes, policy.regularisation)
         weights.append(minimised(objective, policy.feature_norm, policy.tolerance).weights)
     return Voters({_WEIGHTS: np.stack(weights)})
 

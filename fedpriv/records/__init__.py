@@ -48,7 +48,7 @@ from fedpriv.records.rounds import (
     last_evaluated,
 )
 from fedpriv.records.rows import NUMBER_TOLERANCE, RowResult, RowScore
-from fedpriv.records.service import AnswersAudit, AnswersCurve, HeadFacts, Referee, Service, UserFacts
+from fedpriv.records.service import AnswersAudit, AnswersCurve, HeadFacts, LearntFacts, Referee, Service, UserFacts
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 from fedpriv.records.texts import Sentence, SentenceResult, SentenceScore, sentence_result
 
@@ -83,6 +83,7 @@ __all__ = [
     "LabelSurvey",
     "LabelsTold",
     "LeakageRate",
+    "LearntFacts",
     "Ledger",
     "LedgerLine",
     "MeanRadius",

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from fedpriv.records.attacks import Interval
 from fedpriv.records.ledger import Guarantee
 from fedpriv.records.membership import EpsilonBound
 from fedpriv.records.probe import CurvePoint
 from fedpriv.records.reading import Model
 
-__all__ = ["AnswersAudit", "AnswersCurve", "HeadFacts", "Referee", "Service", "UserFacts"]
+__all__ = ["AnswersAudit", "AnswersCurve", "HeadFacts", "LearntFacts", "Referee", "Service", "UserFacts"]
 
 
 class HeadFacts(Model):
@@ -31,6 +33,24 @@ class HeadFacts(Model):
     sensitivity: float
 
 
+class LearntFacts(Model):
+    """The network that gives the convex head's features: another run's final model, which its own training protects.
+
+    Attributes:
+        run: its folder, as it was told; it is not needed any more.
+        model: settings of the network.
+        seed: of that run: own networks may draw from it what is no parameter.
+        digest: SHA-256 of service/features.safetensors, which has the network's numbers.
+        guarantee: what is proven of that run; the endpoint's guarantee includes it.
+    """
+
+    run: str
+    model: dict[str, Any]
+    seed: int
+    digest: str
+    guarantee: Guarantee
+
+
 class Service(Model):
     """service.json.
 
@@ -48,6 +68,7 @@ class Service(Model):
         head: its certificate; ``None`` without one.
         models: that vote; 0 without votes.
         guarantee: what is proven about all planned answers together.
+        learnt: the network that gives the head's features; ``None``, and not written: they are public.
     """
 
     method: str
@@ -63,6 +84,11 @@ class Service(Model):
     head: HeadFacts | None = None
     models: int = 0
     guarantee: Guarantee
+    learnt: LearntFacts | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(dump(self), "learnt")
 
 
 class AnswersCurve(Model):
@@ -86,6 +112,8 @@ class Referee(Model):
         tested: test images.
         gradient_norm: of the convex head at the end of training.
         curves: of each proven policy with the same source, at the endpoint's epsilon; on 1,000 test images at most.
+        epsilon: of the curves, where the endpoint's guarantee has more than answers in it; else ``None``, and not
+            written.
     """
 
     accuracy: Interval
@@ -93,6 +121,11 @@ class Referee(Model):
     tested: int
     gradient_norm: float | None = None
     curves: tuple[AnswersCurve, ...] = ()
+    epsilon: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(dump(self), "epsilon")
 
 
 class AnswersAudit(Model):
@@ -139,3 +172,8 @@ class UserFacts(Model):
     name: str
     key: str
     answers: int
+
+
+def _without(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    """Files of endpoints to which a key says nothing have the bytes that they had before there was one."""
+    return {name: value for name, value in tree.items() if name != key or value is not None}

@@ -36,6 +36,13 @@ def endpoint_facts(endpoint: Endpoint) -> list[Fact]:
                 f"λ = {figure(head.regularisation)}, R = {figure(head.norm)}, τ = {figure(head.tolerance)}",
             )
         )
+    if service.learnt is not None:
+        facts.append(
+            (
+                "Features",
+                f"the network of {service.learnt.run} before its last layer, {_proven(service.learnt.guarantee)} of it",
+            )
+        )
     if service.scale:
         facts.append(("Scale of the noise", figure(service.scale)))
     return [*facts, *(_audited(endpoint.audit) if endpoint.audit else [])]
@@ -67,8 +74,11 @@ def endpoint_refuted(endpoint: Endpoint) -> str:
 
 def answers_plot(endpoint: Endpoint) -> Plot | None:
     """Draw how often answers are right against how many there are; ``None`` where no policy is proven."""
-    referee, epsilon = endpoint.referee, endpoint.service.guarantee.epsilon
-    if referee is None or epsilon is None or not referee.curves:
+    referee = endpoint.referee
+    if referee is None or not referee.curves:
+        return None
+    epsilon = endpoint.service.guarantee.epsilon if referee.epsilon is None else referee.epsilon
+    if epsilon is None:
         return None
     exact = referee.accuracy.value
     said = (

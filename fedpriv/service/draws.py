@@ -18,6 +18,7 @@ from fedpriv.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from fedpriv.accounting.convexified import ClaimedSensitivity
+    from fedpriv.records import Guarantee
 
 __all__ = ["EXAMPLE", "Draws", "ExactDraws", "Facts", "Scores", "on_grid", "one_a_row", "opendp"]
 
@@ -43,6 +44,7 @@ class Facts:
         models: that vote; 0 without votes.
         adjacency: which two data sets must look alike, in words.
         claimed: what Lu et al. claim of the run's network; ``None``: their formulas are not for it.
+        learnt: what is proven of the other run whose network gives the features; ``None``: they are public.
     """
 
     classes: int
@@ -52,6 +54,7 @@ class Facts:
     models: int = 0
     adjacency: str = EXAMPLE
     claimed: "ClaimedSensitivity | None" = None
+    learnt: "Guarantee | None" = None
 
 
 @dataclass(frozen=True)

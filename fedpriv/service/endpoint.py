@@ -13,11 +13,11 @@ from torch import Tensor
 from fedpriv.data.datasets import Dataset
 from fedpriv.errors import InputError
 from fedpriv.randomness import Secret
-from fedpriv.service.features import pooled_features
+from fedpriv.service.features import Features, pixels
 from fedpriv.service.policies import AnswerPolicy, Facts, Scores
 from fedpriv.service.questions import Answers
 
-__all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "digest", "head_scores", "network_scores", "pixels"]
+__all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "digest", "head_scores", "network_scores"]
 
 _AT_ONCE = 256  # images of one forward pass
 
@@ -158,22 +158,15 @@ def network_scores(network: torch.nn.Module, dataset: Dataset) -> Callable[[Tens
     return scores
 
 
-def head_scores(weights: Scores, pooled: int | None, norm: float) -> Callable[[Tensor], Scores]:
+def head_scores(weights: Scores, features: Features) -> Callable[[Tensor], Scores]:
     """Return how images (n, C, H, W) get logits (n, classes), float64, from the convex head.
 
     Args:
         weights: (classes, d).
-        pooled: sides of averaged images; ``None``: pixels as they are.
-        norm: length of an image's features.
+        features: that it was trained on.
     """
 
     def scores(images: Tensor) -> Scores:
-        return pooled_features(pixels(images), pooled, norm) @ weights.T
+        return features(images) @ weights.T
 
     return scores
-
-
-def pixels(images: Tensor) -> NDArray[np.float64]:
-    """Return images (n, C, H, W), bytes or on [0, 1], as float64 on [0, 1]: one array for one picture."""
-    values: NDArray[np.float64] = images.double().cpu().numpy()
-    return values / 255 if images.dtype == torch.uint8 else values

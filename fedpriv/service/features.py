@@ -1,13 +1,40 @@
-"""Public features of images, for the certified convex model behind an endpoint."""
+"""Features of images for the certified convex model behind an endpoint: public ones, or those of a frozen network.
+
+What is proven of the convex model takes features to be a fixed function of the image, of length R at most, and asks no
+more of them: with R fixed, the sensitivity is the same for any such function.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from fedpriv.data.datasets import Dataset
 from fedpriv.errors import InputError
 
-__all__ = ["pooled_features"]
+__all__ = ["Features", "learnt_features", "pixels", "pooled_features", "public_features"]
+
+_AT_ONCE = 256  # images of one forward pass
 
 Array = NDArray[np.float64]
+
+Features = Callable[[Tensor], Array]
+"""Images (n, C, H, W), bytes or on [0, 1] -> features (n, d) float64, of length R, or 0."""
+
+
+def pixels(images: Tensor) -> Array:
+    """Return images (n, C, H, W), bytes or on [0, 1], as float64 on [0, 1]: one array for one picture."""
+    values: Array = images.double().cpu().numpy()
+    return values / 255 if images.dtype == torch.uint8 else values
+
+
+def public_features(size: int | None, norm: float) -> Features:
+    """Return :func:`pooled_features` of images as a data set or a question has them."""
+    return lambda images: pooled_features(pixels(images), size, norm)
 
 
 def pooled_features(images: Array, size: int | None, norm: float) -> Array:
@@ -27,7 +54,79 @@ def pooled_features(images: Array, size: int | None, norm: float) -> Array:
             raise InputError(f"service.features = 'pooled:{size}': images of {height} x {width} are no multiple of it")
         squares = images.reshape(count, channels, size, height // size, size, width // size)
         images = squares.mean(axis=(3, 5))
-    flat = images.reshape(count, -1)
+    return _scaled(images.reshape(count, -1), norm)
+
+
+def learnt_features(network: nn.Module, dataset: Dataset, norm: float, *, at_once: int = _AT_ONCE) -> Features:
+    """Return the input of a network's last linear layer, flat and scaled to one length.
+
+    What is not finite makes an example's features zero: nothing is refused because of one example.
+
+    Args:
+        network: in evaluation mode; from now on it must not change.
+        dataset: that says how images are normalised.
+        norm: the length of each example's features.
+        at_once: images of one forward pass; 1 for networks that may mix the examples of a batch.
+
+    Raises:
+        InputError: the network has no linear layer that gives the logits, or noise in its forward pass.
+    """
+    heard = _Heard(network, dataset)
+    heard.check()
+
+    def features(images: Tensor) -> Array:
+        flat = np.concatenate([heard.inputs(part) for part in images.split(at_once)])
+        return _scaled(np.where(np.isfinite(flat).all(axis=1, keepdims=True), flat, 0), norm)
+
+    return features
+
+
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """A network, heard at its last linear layer."""
+
+    network: nn.Module
+    dataset: Dataset
+
+    def inputs(self, images: Tensor) -> Array:
+        """Return what the last linear layer that gives (n, classes) is fed, (n, d)."""
+        first = next(self.network.parameters())
+        fed: list[Tensor] = []
+
+        def hear(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+            if output.shape == (len(images), self.dataset.classes):
+                fed.append(given[0])
+
+        hooks = [each.register_forward_hook(hear) for each in self.network.modules() if isinstance(each, nn.Linear)]
+        try:
+            with torch.inference_mode():
+                self.network(self.dataset.normalise(images.to(first.device), first.dtype))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not fed:
+            raise InputError("its network has no linear layer that gives the logits, and so no features before one")
+        inputs: Array = fed[-1].flatten(1).double().cpu().numpy()
+        return inputs
+
+    def check(self) -> None:
+        """Refuse what is no fixed function of an image, as far as random images show it."""
+        images, _ = self.dataset.random(_TRIED, torch.Generator().manual_seed(_TRIAL))
+        there, back = ([self.inputs(images[at : at + 1]) for at in order] for order in (range(_TRIED), _BACKWARDS))
+        if any(not np.array_equal(one, other, equal_nan=True) for one, other in zip(there, back[::-1], strict=True)):
+            raise InputError(
+                "its network gives other features each time, also in evaluation mode: noise in the forward pass, or "
+                "something that it keeps; features have to be a fixed function of the image"
+            )
+
+
+_TRIED = 5  # random images
+_TRIAL = 20261125  # their seed; it decides nothing else
+_BACKWARDS = range(_TRIED - 1, -1, -1)
+
+
+def _scaled(flat: Array, norm: float) -> Array:
+    """Rows (n, d) scaled to one length; those of length 0 stay."""
     lengths = np.sqrt((flat**2).sum(axis=1, keepdims=True))
     features: Array = norm * flat / np.where(lengths > 0, lengths, 1)
     return features

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedpriv.errors import RunFailedError
 from fedpriv.files import open_unlinked
-from fedpriv.service.endpoint import Oracle, UsedUpError, checked_images, digest, pixels
+from fedpriv.service.endpoint import Oracle, UsedUpError, checked_images, digest
+from fedpriv.service.features import pixels
 from fedpriv.service.ledger import OWNER, QueryLedger, Request
 from fedpriv.service.questions import Answers
 

@@ -234,8 +234,10 @@ class DrawnPolicy(NoisyPolicy):
 class HeadKeys(Section):
     """The keys of convex heads."""
 
-    features: Annotated[str, Field(pattern=r"^(pixels|pooled:[1-9][0-9]{0,3})$")] = Field(
-        "pixels", description="head: public features of an image; pooled:14: averaged to 14 x 14"
+    features: Annotated[str, Field(pattern=r"^(pixels|pooled:[1-9][0-9]{0,3}|run:.+)$")] = Field(
+        "pixels",
+        description="head: features of an image. pooled:14: averaged to 14 x 14; run:DIR: what the network of that "
+        "finished, private run computes before its last layer, and its ledger is added to what is proven",
     )
     feature_norm: Annotated[Real, Field(ge=1e-3, le=1e3)] = Field(
         1.0, description="head: R, the length that features are scaled to"
@@ -247,8 +249,13 @@ class HeadKeys(Section):
 
     @property
     def pooled(self) -> int | None:
-        """The sides of averaged images; ``None``: pixels as they are."""
-        return None if self.features == "pixels" else int(self.features.partition(":")[2])
+        """The sides of averaged images; ``None``: they are not averaged."""
+        return int(self.features.partition(":")[2]) if self.features.startswith("pooled:") else None
+
+    @property
+    def learnt(self) -> str:
+        """The folder of the run whose network gives the features; empty: they are public."""
+        return self.features.removeprefix("run:") if self.features.startswith("run:") else ""
 
 
 class HeadPolicy(HeadKeys, NoisyPolicy):

@@ -1,9 +1,9 @@
 """Noisy votes of models that were trained on disjoint shards (Papernot et al. 2018; van der Maaten and Hannun 2020)."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from fedpriv.registry import POLICIES
@@ -49,6 +49,15 @@ class NoisyVotes(HeadKeys, DrawnPolicy):
     )
     voter_epochs: Count = Field(50, description="votes: passes of a network over its share")
     distribution: Distribution = DISTRIBUTION
+
+    @model_validator(mode="after")
+    def _features_are_public(self) -> Self:
+        if self.learnt:
+            raise ValueError(
+                f"features = {self.features!r} are for the one convex head of all data (model, logits, label, "
+                "label-confidence); voters take pixels or pooled:K, or are networks themselves (voters = 'network')"
+            )
+        return self
 
     @property
     @override
