@@ -27,7 +27,7 @@ from fedpriv.models.machinery.build import build_model
 from fedpriv.network import network_of, precision_of
 from fedpriv.records import Guarantee, LearntFacts, Ledger, Service
 from fedpriv.runs import RunFolder
-from fedpriv.service.features import Features, learnt_features, public_features
+from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import HeadPolicy
 from fedpriv.world import World
 
@@ -57,10 +57,7 @@ def head_features(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Fe
     Args:
         world: the run's experiment, built.
         policy: which features, of which length.
-        learnt: from :func:`learnt_network`.
-
-    Raises:
-        InputError: the network has no linear layer that gives the logits, or noise in its forward pass.
+        learnt: from :func:`learnt_network`, or :func:`stored_network`.
     """
     if learnt is None:
         return public_features(policy.pooled, policy.feature_norm)
@@ -79,8 +76,8 @@ def learnt_network(place: Path, world: World, policy: HeadPolicy, known: Service
         known: what the run's endpoint is; where it has this network already, that is the one; ``None``: none was made.
 
     Raises:
-        InputError: the other run is not finished, of other data, or what is proven of it cannot be added; or the
-            endpoint's file is damaged.
+        InputError: the other run is not finished, of other data, what is proven of it cannot be added, or its network's
+            features are no fixed function of an image; or the endpoint's file is damaged.
     """
     if not policy.learnt:
         return None
@@ -143,7 +140,9 @@ def _read(run: str, world: World) -> Learnt:
         digest=sha256(content).hexdigest(),
         guarantee=proven,
     )
-    return Learnt(facts, content, _frozen(network, tensors, world))
+    frozen = _frozen(network, tensors, world)
+    check_fixed(frozen, world.dataset)
+    return Learnt(facts, content, frozen)
 
 
 def _frozen(network: nn.Module, tensors: Mapping[str, Tensor], world: World) -> nn.Module:

@@ -5,7 +5,6 @@ more of them: with R fixed, the sensitivity is the same for any such function.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,11 @@ from torch import Tensor, nn
 from fedpriv.data.datasets import Dataset
 from fedpriv.errors import InputError
 
-__all__ = ["Features", "learnt_features", "pixels", "pooled_features", "public_features"]
+__all__ = ["Features", "check_fixed", "learnt_features", "pixels", "pooled_features", "public_features"]
 
 _AT_ONCE = 256  # images of one forward pass
+_TRIED = 5  # random images that are shown twice
+_TRIAL = 20261125  # their seed; it decides nothing else
 
 Array = NDArray[np.float64]
 
@@ -67,62 +68,55 @@ def learnt_features(network: nn.Module, dataset: Dataset, norm: float, *, at_onc
         dataset: that says how images are normalised.
         norm: the length of each example's features.
         at_once: images of one forward pass; 1 for networks that may mix the examples of a batch.
-
-    Raises:
-        InputError: the network has no linear layer that gives the logits, or noise in its forward pass.
     """
-    heard = _Heard(network, dataset)
-    heard.check()
 
     def features(images: Tensor) -> Array:
-        flat = np.concatenate([heard.inputs(part) for part in images.split(at_once)])
+        flat = np.concatenate([_heard(network, dataset, part) for part in images.split(at_once)])
         return _scaled(np.where(np.isfinite(flat).all(axis=1, keepdims=True), flat, 0), norm)
 
     return features
 
 
-@dataclass(frozen=True, eq=False)
-class _Heard:
-    """A network, heard at its last linear layer."""
+def check_fixed(network: nn.Module, dataset: Dataset) -> None:
+    """Refuse a network whose features are no fixed function of an image, as far as random images show it.
 
-    network: nn.Module
-    dataset: Dataset
+    Args:
+        network: in evaluation mode.
+        dataset: whose images it takes.
 
-    def inputs(self, images: Tensor) -> Array:
-        """Return what the last linear layer that gives (n, classes) is fed, (n, d)."""
-        first = next(self.network.parameters())
-        fed: list[Tensor] = []
-
-        def hear(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-            if output.shape == (len(images), self.dataset.classes):
-                fed.append(given[0])
-
-        hooks = [each.register_forward_hook(hear) for each in self.network.modules() if isinstance(each, nn.Linear)]
-        try:
-            with torch.inference_mode():
-                self.network(self.dataset.normalise(images.to(first.device), first.dtype))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not fed:
-            raise InputError("its network has no linear layer that gives the logits, and so no features before one")
-        inputs: Array = fed[-1].flatten(1).double().cpu().numpy()
-        return inputs
-
-    def check(self) -> None:
-        """Refuse what is no fixed function of an image, as far as random images show it."""
-        images, _ = self.dataset.random(_TRIED, torch.Generator().manual_seed(_TRIAL))
-        there, back = ([self.inputs(images[at : at + 1]) for at in order] for order in (range(_TRIED), _BACKWARDS))
-        if any(not np.array_equal(one, other, equal_nan=True) for one, other in zip(there, back[::-1], strict=True)):
-            raise InputError(
-                "its network gives other features each time, also in evaluation mode: noise in the forward pass, or "
-                "something that it keeps; features have to be a fixed function of the image"
-            )
+    Raises:
+        InputError: it has no linear layer that gives the logits, or gives other features each time.
+    """
+    images, _ = dataset.random(_TRIED, torch.Generator().manual_seed(_TRIAL))
+    there = [_heard(network, dataset, image) for image in images.split(1)]
+    back = [_heard(network, dataset, image) for image in reversed(images.split(1))]
+    if any(not np.array_equal(one, other, equal_nan=True) for one, other in zip(there, reversed(back), strict=True)):
+        raise InputError(
+            "its network gives other features each time, also in evaluation mode: noise in the forward pass, or "
+            "something that it keeps; features have to be a fixed function of the image"
+        )
 
 
-_TRIED = 5  # random images
-_TRIAL = 20261125  # their seed; it decides nothing else
-_BACKWARDS = range(_TRIED - 1, -1, -1)
+def _heard(network: nn.Module, dataset: Dataset, images: Tensor) -> Array:
+    """What the last linear layer that gives (n, classes) is fed, (n, d)."""
+    first = next(network.parameters())
+    fed: list[Tensor] = []
+
+    def hear(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        if output.shape == (len(images), dataset.classes):
+            fed.append(given[0])
+
+    hooks = [each.register_forward_hook(hear) for each in network.modules() if isinstance(each, nn.Linear)]
+    try:
+        with torch.inference_mode():
+            network(dataset.normalise(images.to(first.device), first.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not fed:
+        raise InputError("its network has no linear layer that gives the logits, and so no features before one")
+    inputs: Array = fed[-1].flatten(1).double().cpu().numpy()
+    return inputs
 
 
 def _scaled(flat: Array, norm: float) -> Array:

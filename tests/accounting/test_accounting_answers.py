@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -18,6 +19,7 @@ from fedpriv.accounting.answers import (
     model_break_even,
     probability_change,
     tilted_sensitivity,
+    with_run,
     zcdp_epsilon,
 )
 from fedpriv.accounting.composition import pure_composition_epsilon
@@ -143,3 +145,34 @@ def test_no_noise_proves_nothing_and_no_release_costs_nothing() -> None:
         assert answer_guarantee(AnswerRelease(law, math.inf, 0, DELTA)).epsilon == 0
     with pytest.raises(ValueError, match="level = -1"):
         AnswerRelease("pure", -1, 1, DELTA)
+
+
+def _worst(epsilon: float, delta: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Rows (2, 4): what dominates every (epsilon, delta)-DP release, under the one and the other data."""
+    truth = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+    row = [delta, truth, 1 - delta - truth, 0.0]
+    return np.array([row, row[::-1]])
+
+
+@pytest.mark.parametrize(("first", "second"), [((0.7, 1e-3), (1.9, 1e-4)), ((3.0, 1e-6), (0.2, 0.05))])
+def test_answers_and_the_run_of_their_features_add_up(first: tuple[float, float], second: tuple[float, float]) -> None:
+    """Of the two worst releases, outcome by outcome: the sum holds, and a hundredth less does not."""
+    answers = answer_guarantee(AnswerRelease("range", 1.0, 3, DELTA, theorem="of answers"))
+    one, two = (replace(answers, epsilon=epsilon, delta=delta) for epsilon, delta in (first, second))
+    found = with_run(one, replace(two, pure_epsilon=None, sampling="poisson, rate 0.1", notes=("of the run",)))
+    joint = [np.outer(_worst(*first)[data], _worst(*second)[data]).ravel() for data in (0, 1)]
+
+    def left(epsilon: float) -> float:
+        return float(np.maximum(joint[0] - math.exp(epsilon) * joint[1], 0).sum())
+
+    assert found.epsilon is not None and found.epsilon == first[0] + second[0]
+    assert left(found.epsilon) <= found.delta == first[1] + second[1] < left(0.99 * found.epsilon)
+    assert found.pure_epsilon is None and found.participations == 6
+    assert found.sampling == "full; features: poisson, rate 0.1" and found.notes[-1].endswith("of the run")
+    assert with_run(one, two).pure_epsilon == 6.0
+    nothing = replace(one, epsilon=None)
+    assert with_run(nothing, two) == nothing
+    with pytest.raises(InputError, match="add up to 1 or more"):
+        with_run(one, replace(two, delta=1 - first[1]))
+    with pytest.raises(ValueError, match="nothing is proven of the run"):
+        with_run(one, nothing)
