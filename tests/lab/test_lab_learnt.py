@@ -162,8 +162,8 @@ def test_both_figures_are_added(run: RunFolder, private: RunFolder, tmp_path: Pa
         assert set(worst.notes) <= set(service.learnt.guarantee.notes)
         assert alone is not None and alone.epsilon == pytest.approx(2.0, rel=1e-6)
         assert (service.learnt.guarantee.epsilon, service.learnt.run) == (worst.epsilon, wanted.policy.learnt)
-        page = render_page(load_view(folder.path))
-        assert "before its last layer" in page and "where epsilon 2 is for all answers together" in page
+    page = render_page(load_view(tmp_path / "two"))
+    assert "before its last layer" in page and "where epsilon 2 is for all answers together" in page
 
 
 def test_probes_count_the_other_run_too(run: RunFolder, private: RunFolder, tmp_path: Path) -> None:
@@ -193,6 +193,7 @@ def test_an_audit_does_not_refute_it_and_moves_no_network(run: RunFolder, privat
         ({"data": {"partition": "overlapping", "examples_per_client": 50}}, "hold copies of examples"),
         ({"data": {"train_examples": 300}}, "its data are others"),
         ({"data": {"groups": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]}}, "its data are others"),
+        ({"robustness": {"noise": 0.3}}, "noise in its forward pass"),
         ({"model": {"name": f"{__name__}:noisy"}}, "noise in the forward pass, or something that it keeps"),
         ({"model": {"name": f"{__name__}:counting"}}, "noise in the forward pass, or something that it keeps"),
         ({"model": {"name": f"{__name__}:convolved"}}, "has no linear layer that gives the logits"),

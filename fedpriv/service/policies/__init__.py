@@ -3,12 +3,13 @@
 These files are read whenever an experiment is, so they import torch and scipy where they use them.
 """
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import override
 
 from fedpriv.convex import softmax
@@ -231,11 +232,21 @@ class DrawnPolicy(NoisyPolicy):
         return ExactDraws(scale, facts=facts)
 
 
+_FEATURES = r"^(pixels|pooled:[1-9][0-9]{0,3}|run:.+)$"
+
+
+def _known_features(features: str) -> str:
+    if re.fullmatch(_FEATURES, features) is None:
+        raise ValueError("allowed are pixels, pooled:K with K from 1 to 9999, and run:DIR")
+    return features
+
+
 class HeadKeys(Section):
     """The keys of convex heads."""
 
-    features: Annotated[str, Field(pattern=r"^(pixels|pooled:[1-9][0-9]{0,3}|run:.+)$")] = Field(
+    features: Annotated[str, AfterValidator(_known_features)] = Field(
         "pixels",
+        json_schema_extra={"pattern": _FEATURES},
         description="head: features of an image. pooled:14: averaged to 14 x 14; run:DIR: what the network of that "
         "finished, private run computes before its last layer, and its ledger is added to what is proven",
     )
