@@ -52,7 +52,7 @@ class Section(BaseModel):
     Other packages have sections of their own: what their validators raise is an error of the settings, too.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
