@@ -4,7 +4,8 @@ It minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 in fl
 that is not regularised it would not be strongly convex. What follows from the certificate is in
 :mod:`fedpriv.accounting.answers` and :mod:`fedpriv.accounting.erm`.
 
-These functions are known to settings, which are read whenever an experiment is: scipy is imported where it is used.
+These functions are known to settings, which are read whenever an experiment is: numpy and scipy are imported where they
+are used.
 """
 
 from __future__ import annotations

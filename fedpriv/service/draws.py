@@ -1,6 +1,6 @@
 """The noise of answers: a function of a secret, or from OpenDP's samplers, which are exact and which nothing repeats.
 
-Read whenever an experiment is: OpenDP is imported where it is used.
+Read whenever an experiment is: numpy and OpenDP are imported where they are used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rules of aggregation, one file each: from the uploads of a round to one.
 
-These files are read whenever an experiment is, so they import torch and Flower where they use them.
+These files are read whenever an experiment is, so they import numpy, torch and Flower where they use them.
 """
 
 from abc import abstractmethod

@@ -1,6 +1,6 @@
 """What an endpoint answers, one file a policy: what it shows of the scores, and what is proven about that.
 
-These files are read whenever an experiment is, so they import torch and scipy where they use them.
+These files are read whenever an experiment is, so they import numpy, torch and scipy where they use them.
 """
 
 from abc import abstractmethod
