@@ -1,0 +1,44 @@
+"""The attack ``text_map``: see :mod:`~fedpriv.attacks.texts.search.climb`."""
+
+from fedpriv.attacks.methods.text_map import TextMapSettings
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
+from fedpriv.attacks.reconstruction.scene import Progress
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.texts.scene import Reading, TextScene
+from fedpriv.attacks.texts.search.climb import Climb
+from fedpriv.attacks.texts.search.ground import Ground
+from fedpriv.attacks.texts.search.language import Language
+from fedpriv.attacks.texts.search.scoring import Texts
+
+__all__ = ["most_probable"]
+
+
+def most_probable(
+    scene: TextScene, victim: Victim, config: TextMapSettings, seed: int, progress: Progress | None
+) -> Reading:
+    """Read the sentences behind one upload; the first start is at what the tables show, if they show anything.
+
+    Raises:
+        AttackRefused: the noise went through Adam's steps, of which no density is known, or there is no prior.
+    """
+    model = victim.model
+    if model.training is not None and model.training.optimizer == "adam" and model.protects_examples:
+        raise AttackRefused("text_map needs the distribution of the upload; that of noise behind Adam's steps is not known")
+    language = Language.of(scene, config.language_model)
+    ground = Ground.of(scene, victim)
+    climb = Climb(scene, victim, ground.soft, misfit, language)
+
+    def tell(done: int, loss: float) -> None:
+        if progress is not None:
+            progress(done, config.iterations, loss)
+
+    attempts = []
+    for restart in range(config.restarts):
+        start = climb.at(ground.drawn(language, scene.stream(seed, config.name, victim, restart)))
+        if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
+            read = ground.lookup.sentences(scene, model.examples, language)
+            start = min(start, climb.at(Texts(read, ground.labels)), key=lambda reached: reached.loss)
+        ended = climb.climb(start, config.iterations, tell)
+        attempts.append(ground.sentences(ended.texts, ended.loss, ended.rounds))
+    return Reading(tuple(attempts), language.title)
