@@ -32,7 +32,9 @@ class LampSettings(TextAttackSettings):
     objective: Literal["cosine", "squared-distance"] = Field("cosine", description="how gradients are compared")
     iterations: Count = Field(300, description="steps of Adam")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
-    learning_rate: Positive = Field(0.1, description="of Adam, in deviations of tokens' vectors; times 0.89 each 50 steps")
+    learning_rate: Positive = Field(
+        0.1, description="of Adam, in deviations of tokens' vectors; times 0.89 each 50 steps"
+    )
     length: NonNegative = Field(1.0, description="weight of how far the mean length of vectors is from that of tokens'")
     language: NonNegative = Field(0.1, description="weight of the nats a token of a language model, between orders")
     orders: Count = Field(16, description="changes of order that are tried at once")
@@ -42,9 +44,7 @@ class LampSettings(TextAttackSettings):
     )
 
     @override
-    def read(
-        self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None"
-    ) -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
         from fedpriv.attacks.texts.search.orders import vectors_and_orders
 
         return vectors_and_orders(scene, victim, self, seed, progress)

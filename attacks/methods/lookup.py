@@ -36,9 +36,7 @@ class LookupSettings(TextAttackSettings):
     )  # fmt: skip
 
     @override
-    def read(
-        self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None"
-    ) -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
         from fedpriv.attacks.texts.search.ground import Ground
         from fedpriv.attacks.texts.scene import Reading
         from fedpriv.attacks.texts.search.language import Language

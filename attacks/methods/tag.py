@@ -35,15 +35,15 @@ class TagSettings(TextAttackSettings):
 
     iterations: Count = Field(300, description="steps of Adam")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
-    learning_rate: Positive = Field(0.1, description="of Adam, in deviations of tokens' vectors, falling to 0 in a line")
+    learning_rate: Positive = Field(
+        0.1, description="of Adam, in deviations of tokens' vectors, falling to 0 in a line"
+    )
     alpha: NonNegative = Field(
         0.01, description="weight of the absolute distance in the first layer; it falls in a line towards the last"
     )
 
     @override
-    def read(
-        self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None"
-    ) -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
         import torch
 
         from fedpriv.attacks.texts.scene import Reading
@@ -63,7 +63,9 @@ class TagSettings(TextAttackSettings):
         for restart in range(self.restarts):
             stream = scene.stream(seed, self.name, victim, restart)
             vectors = Vectors(ground, distance(self.alpha), nothing, stream, 1)
-            loss = vectors.descend(self.iterations, lambda step: self.learning_rate * (1 - step / self.iterations), tell)
+            loss = vectors.descend(
+                self.iterations, lambda step: self.learning_rate * (1 - step / self.iterations), tell
+            )
             attempts.append(ground.sentences(vectors.texts(vectors.now), loss, self.iterations))
         return Reading(tuple(attempts))
 

@@ -36,9 +36,7 @@ class TextMapSettings(TextAttackSettings):
     )
 
     @override
-    def read(
-        self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None"
-    ) -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
         from fedpriv.attacks.texts.search.most_probable import most_probable
 
         return most_probable(scene, victim, self, seed, progress)

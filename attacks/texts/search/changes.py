@@ -48,8 +48,10 @@ def rearranged(sentence: Tensor) -> Tensor:
         if length < room:
             made[*tokens[:one], tokens[one], *tokens[one:]] = None
     made.pop(tuple(tokens), None)
-    return torch.tensor([[*each, *[PAD] * (room - len(each))] for each in made], dtype=torch.int64).view(-1, room).to(
-        sentence.device
+    return (
+        torch.tensor([[*each, *[PAD] * (room - len(each))] for each in made], dtype=torch.int64)
+        .view(-1, room)
+        .to(sentence.device)
     )
 
 

@@ -24,7 +24,9 @@ def most_probable(
     """
     model = victim.model
     if model.training is not None and model.training.optimizer == "adam" and model.protects_examples:
-        raise AttackRefused("text_map needs the distribution of the upload; that of noise behind Adam's steps is not known")
+        raise AttackRefused(
+            "text_map needs the distribution of the upload; that of noise behind Adam's steps is not known"
+        )
     language = Language.of(scene, config.language_model)
     ground = Ground.of(scene, victim)
     climb = Climb(scene, victim, ground.soft, misfit, language)

@@ -239,7 +239,11 @@ class _Upload:
         size = self._model.examples
         norms = _Norms(gradients, lambda block: squared(block, ones)[:, None] / size**2)
         return [
-            (block, wide(weight[:, 0]) / size * dot(block, ones), wide(weight[:, 0]).square() * norms.squared(block)[:, 0])
+            (
+                block,
+                wide(weight[:, 0]) / size * dot(block, ones),
+                wide(weight[:, 0]).square() * norms.squared(block)[:, 0],
+            )
             for block, weight in self._model.weights(norms, self._scales)
         ]
 

@@ -81,7 +81,9 @@ def table_name(model: nn.Module, vocabulary: int) -> str:
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == vocabulary
     ]
     if len(found) != 1:
-        raise AttackRefused(f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; one is wanted")
+        raise AttackRefused(
+            f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; one is wanted"
+        )
     table = model.get_submodule(found[0])
     if table.max_norm is not None or table.scale_grad_by_freq:
         raise AttackRefused(f"layer {found[0]} changes its vectors, or their gradients, while it looks them up")
