@@ -21,11 +21,9 @@ _KEYS = ("rouge1", "rouge2", "rougeL")
 
 
 def bare(tokens: Tensor) -> list[int]:
-    """Return the tokens of one sequence that are part of the text: up to the end, without beginning and padding."""
+    """Return the tokens of one sequence that are part of a text: without beginnings, ends and padding."""
     numbers: list[int] = tokens.flatten().tolist()
-    if END in numbers:
-        numbers = numbers[: numbers.index(END)]
-    return [number for number in numbers if number not in (PAD, START)]
+    return [number for number in numbers if number not in (PAD, START, END)]
 
 
 def sentence_score(true: Sequence[int], made: Sequence[int]) -> SentenceScore:
