@@ -1,8 +1,8 @@
-"""The tables of docs/text-search.md: ``python -m studies.text_search --attack text_map --batch 1 --noise gaussian:0.01``.
+"""The tables of docs/text-search.md: ``python -m studies.text_search --attack text_map --noise gaussian:0.01``.
 
-Each victim is a client with so many sentences of SST-2, each of 16 tokens, and uploads their gradient through a GPT that
-is untrained. Every line of output is the mean over all sentences of all victims; seconds are CPU time of one thread, the
-language model's training included.
+Each victim is a client with so many sentences of SST-2, each of 16 tokens, and uploads their gradient through an
+untrained GPT. Every line of output is the mean over all sentences of all victims; seconds are CPU time of one thread
+for each victim, with its share of the language model's training.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import csv
 import gzip
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch

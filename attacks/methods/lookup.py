@@ -31,14 +31,15 @@ class LookupSettings(TextAttackSettings):
     restarts: ClassVar[int] = 1
 
     language_model: str = Field(
-        "", description="a stories260k.npz, which says what goes into which sentence of a batch; empty: a GPT trained on "
-        "the public texts"
-    )  # fmt: skip
+        "",
+        description="a stories260k.npz, which says what goes into which sentence of a batch; empty: a GPT trained on "
+        "the public texts",
+    )
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        from fedpriv.attacks.texts.search.ground import Ground
         from fedpriv.attacks.texts.scene import Reading
+        from fedpriv.attacks.texts.search.ground import Ground
         from fedpriv.attacks.texts.search.language import Language
         from fedpriv.attacks.texts.search.lookup import read_lookup
         from fedpriv.attacks.texts.search.scoring import Texts

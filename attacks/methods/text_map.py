@@ -25,8 +25,8 @@ class TextMapSettings(TextAttackSettings):
     title: ClassVar[str] = "Noise-adaptive maximum a posteriori for texts"
     label: ClassVar[str] = "MAP (texts)"
     reference: ClassVar[str] = (
-        "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022, and Ebrahimi, "
-        "Rao, Lowd and Dou: HotFlip, ACL 2018; with the mechanism's own noise"
+        "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022, and "
+        "Ebrahimi, Rao, Lowd and Dou: HotFlip, ACL 2018; with the mechanism's own noise"
     )
 
     iterations: Count = Field(40, description="rounds of changes, at most")

@@ -9,8 +9,8 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import Sentences, TextScene
-from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.labels import read_text_labels
+from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.lookup import Lookup, read_lookup
 from fedpriv.attacks.texts.search.scoring import Texts, trained_network
 from fedpriv.attacks.texts.search.soft import soft_network, table_name

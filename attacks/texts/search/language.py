@@ -51,7 +51,7 @@ class Language:
             network = Llama.read(Path(file))
             if network.vocabulary != scene.format.vocabulary:
                 raise AttackRefused(
-                    f"{file} knows {network.vocabulary} tokens, and these texts have {scene.format.vocabulary}: other ones"
+                    f"{file} knows {network.vocabulary} tokens, these texts have {scene.format.vocabulary}"
                 )
             return Language(network, f"prior: the Llama of {Path(file).name}")
         return _trained(scene)

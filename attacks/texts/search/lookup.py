@@ -129,7 +129,8 @@ def _of_one(table: Tensor, positions: Tensor, noise: float) -> Tensor:
     """Of each place of one sentence which row has it as a part, (length, V): 1 where it has, else 0."""
     gram = positions @ positions.mT
     ridge = (noise * positions.shape[1] + LEAST * gram.diagonal().max()) * torch.eye(len(gram), dtype=gram.dtype)
-    return torch.linalg.solve(gram + ridge.to(gram.device), positions @ table.mT)
+    shares: Tensor = torch.linalg.solve(gram + ridge.to(gram.device), positions @ table.mT)
+    return shares
 
 
 def _of_several(table: Tensor, tokens: Tensor, positions: Tensor, noise: float) -> Tensor:

@@ -97,13 +97,14 @@ def reordered(vectors: Tensor, lengths: list[int], stream: torch.Generator) -> T
 
 
 def _length(table: Tensor, weight: float) -> Penalty:
-    """The squared distance of the vectors' mean length from that of all tokens' (equation 5), relative to the latter."""
+    """The squared distance of the vectors' mean length from that of all tokens' (equation 5), as a share of it."""
     usual = table.norm(dim=1).mean()
 
     def penalty(vectors: Tensor) -> Tensor:
         filled = (vectors != 0).any(dim=3)
         lengths = vectors.square().sum(dim=3).clamp(min=1e-20).sqrt() * filled
         mean = lengths.sum(dim=(1, 2)) / filled.sum(dim=(1, 2))
-        return weight * (mean / usual - 1).square().double()
+        away: Tensor = mean / usual - 1
+        return weight * away.square().double()
 
     return penalty

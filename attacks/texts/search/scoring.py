@@ -25,7 +25,7 @@ from fedpriv.gradients import Block, GradientOperator, Vector, per_example_gradi
 from fedpriv.gradients.operator import total, wide
 from fedpriv.names import PAD
 
-__all__ = ["Scorer", "Texts", "split", "soft_batch", "trained_network"]
+__all__ = ["Scorer", "Texts", "soft_batch", "split", "trained_network"]
 
 TOGETHER = 64  # sentences that go through the network at once
 WRITTEN = 8  # batches whose gradients are written out at once
@@ -137,8 +137,16 @@ class _Norms:
 
     def __init__(self, gradients: GradientOperator, squared: Callable[[Block], Tensor]) -> None:
         self.names: Block = tuple(gradients.shapes)
-        self.squared = squared
-        self.dimension = gradients.dimension
+        self._gradients = gradients
+        self._squared = squared
+
+    def dimension(self, block: Block) -> int:
+        """Return the number of coordinates of some parameters."""
+        return self._gradients.dimension(block)
+
+    def squared(self, block: Block) -> Tensor:
+        """Return the squared norms (N, U) of some parameters."""
+        return self._squared(block)
 
 
 class _Rest:
@@ -186,7 +194,8 @@ class _Upload:
         gradients = self._gradients(sentences.flatten(0, 1), labels.flatten())
         parts = self._parts(gradients, len(slots), self._rest(texts, tuple(slots)))
         by_block = [[part for part in parts if set(part[0]) <= set(block)] for block in self._blocks]
-        dot, squared = (torch.stack([total([part[at] for part in mine]) for mine in by_block], dim=1) for at in (1, 2))
+        dot = torch.stack([total([each for _, each, _ in mine]) for mine in by_block], dim=1)
+        squared = torch.stack([total([each for _, _, each in mine]) for mine in by_block], dim=1)
         targets = Targets([self._heard], [0] * len(sentences), often=False)
         heard = torch.stack([total([targets.squared(name) for name in block]) for block in self._blocks], dim=1)
         comparison = Comparison(dot, squared, wide(heard), self._blocks, self._model, _unwritten, targets)

@@ -6,7 +6,7 @@ the tokens, the table of vectors included.
 """
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,7 @@ def table_name(model: nn.Module, vocabulary: int) -> str:
         raise AttackRefused(
             f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; one is wanted"
         )
-    table = model.get_submodule(found[0])
+    table: Any = model.get_submodule(found[0])
     if table.max_norm is not None or table.scale_grad_by_freq:
         raise AttackRefused(f"layer {found[0]} changes its vectors, or their gradients, while it looks them up")
     return f"{found[0]}.weight"
@@ -109,7 +109,7 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     name = table_name(model, vocabulary).removesuffix(".weight")
     soft = copy.deepcopy(model)
     feed = _Feed(vocabulary, kind)
-    table = soft.get_submodule(name)
+    table: Any = soft.get_submodule(name)
     lookup = _Lookup(table, feed, kind)
     if kind == "vectors":
         lookup.weight.requires_grad_(False)
