@@ -142,10 +142,6 @@ class Dataset:
         values = unit_scale(images, dtype)
         return (values - _channels(self.mean, values)) / _channels(self.std, values)
 
-    def denormalise(self, x: Tensor) -> Tensor:
-        """Undo :meth:`normalise`: (..., C, H, W) back to the [0, 1] scale, without clamping."""
-        return x * _channels(self.std, x) + _channels(self.mean, x)
-
 
 def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return images as a data set holds them, uint8 or floating point on [0, 1], as floating point on [0, 1].

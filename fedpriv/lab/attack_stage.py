@@ -297,7 +297,7 @@ def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], 
 
 def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
     """Each client's uploads of other batches, as one."""
-    groups = [members for members in _groups(heard).values() if stackable([one.observation for one in members])]
+    groups = [members for members in _groups(heard).values() if stackable([member.observation for member in members])]
     return [replace(members[0], truth=_union(members), stacked=tuple(members)) for members in groups]
 
 

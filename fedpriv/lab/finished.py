@@ -79,11 +79,11 @@ def final_state(folder: RunFolder, world: World, checkpoint: Checkpoint) -> Stat
     Raises:
         InputError: they are not of this model.
     """
-    found = {}
+    tensors = {}
     for kind, wanted in (("parameters", world.initial.parameters), ("buffers", world.initial.buffers)):
-        found[kind] = {
+        tensors[kind] = {
             name: checkpoint.tensors[f"{kind}/{name}"] for name in wanted if f"{kind}/{name}" in checkpoint.tensors
         }
-        if {name: value.shape for name, value in found[kind].items()} != {n: v.shape for n, v in wanted.items()}:
+        if {name: value.shape for name, value in tensors[kind].items()} != {n: v.shape for n, v in wanted.items()}:
             raise InputError(f"{folder.path}: the checkpoint is not of this model")
-    return State(found["parameters"], found["buffers"])
+    return State(tensors["parameters"], tensors["buffers"])

@@ -53,10 +53,10 @@ def _one_at_a_time(world: World) -> tuple[str, ...]:
     """Say why the stacked engine trains clients one at a time, if it does."""
     if world.experiment.engine.name != "stacked":
         return ()
-    found = stack_of(world)
-    if not isinstance(found, Entangled):
+    stack = stack_of(world)
+    if not isinstance(stack, Entangled):
         return ()
-    return (f"engine.name = 'stacked': clients are trained one at a time: {found.reason}",)
+    return (f"engine.name = 'stacked': clients are trained one at a time: {stack.reason}",)
 
 
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:

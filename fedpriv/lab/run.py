@@ -269,7 +269,7 @@ def _close(
         command=folder.command(),
     )
     # What was found of the finished model stays when the run is resumed, which changes no model.
-    found = (
+    findings = (
         {
             "membership": folder.membership(),
             "robustness": folder.robustness(),
@@ -281,7 +281,7 @@ def _close(
         if status == COMPLETED
         else {}
     )
-    kept = {key: record for key, record in found.items() if record is not None}
+    kept = {key: record for key, record in findings.items() if record is not None}
     folder.write_summary(summary.model_copy(update=kept) if kept else summary)
     return summary
 

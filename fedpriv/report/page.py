@@ -4,7 +4,9 @@ import base64
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from jinja2 import Template
@@ -165,6 +167,7 @@ def render_page(view: View) -> str:
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
         ledger=view.ledger,
+        ledger_lines=_merged(lines),
         ledger_mechanism=mechanism_name(view.ledger.mechanism) if view.ledger else "",
         ledger_notes=_notes(lines),
         own_noise=_own_noise(view.ledger) if view.ledger else "",
@@ -263,6 +266,19 @@ def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
         for note in line.notes:
             holders.setdefault(note, []).append(line)
     return tuple((note, "" if len(who) == len(lines) else _members(*who)) for note, who in holders.items())
+
+
+def _merged(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """One line where several differ in nothing that the table shows: ceilings stand elsewhere."""
+    alike: dict[str, list[LedgerLine]] = {}
+    for line in lines:
+        alike.setdefault(repr(replace(line, client=0, count=1, members="", ceilings={})), []).append(line)
+    return [
+        same[0]
+        if len(same) == 1
+        else same[0].of_all(sorted(chain.from_iterable(chain(*(each.ranges for each in same)))))
+        for same in alike.values()
+    ]
 
 
 def _members(*lines: LedgerLine) -> str:

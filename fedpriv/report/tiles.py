@@ -96,7 +96,7 @@ def _cells(view: View) -> list[Tile]:
     results = view.summary.attacks if view.summary else ()
     guesses = [result.rows.share_right for result in results if result.rows is not None and result.upload == "none"]
     guess = max((share for share in guesses if share is not None), default=None)
-    found = []
+    cells = []
     for upload, how in (
         ("unprotected", "without protection"),
         ("protected", f"with {view.experiment.mechanism.title}"),
@@ -110,10 +110,10 @@ def _cells(view: View) -> list[Tile]:
             continue
         share, attack = max(shares)
         conditions = (("attack", attack), ("guess", f"{percent(guess)}: the most frequent values"))
-        found.append(
+        cells.append(
             Tile(f"Categories right {how}", percent(share), conditions=conditions, share=share, alarm=share > guess)
         )
-    return found
+    return cells
 
 
 def _membership(view: View) -> list[Tile]:

@@ -205,8 +205,8 @@ def _endpoint(run: RunFolder) -> Endpoint | None:
 
 
 def _probe_pictures(folder: Path) -> dict[str, Picture]:
-    found = {path.name: _load_picture(path) for path in sorted(folder.glob("*.png"))}
-    return {name: picture for name, picture in found.items() if picture is not None}
+    pictures = {path.name: _load_picture(path) for path in sorted(folder.glob("*.png"))}
+    return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
 _ENDINGS = (".png", ".json")  # of pictures, and of rows
