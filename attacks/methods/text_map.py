@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.texts.settings import TextAttackSettings
 from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count
+from fedpriv.settings import Count, Steps
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
@@ -30,6 +30,9 @@ class TextMapSettings(TextAttackSettings):
     )
 
     iterations: Count = Field(40, description="rounds of changes, at most")
+    kicks: Steps = Field(
+        3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
+    )
     restarts: Count = Field(1, description="starts; the first at what the tables of tokens and positions show")
     language_model: str = Field(
         "", description="a stories260k.npz as prior, for texts of its tokens; empty: a GPT trained on the public texts"

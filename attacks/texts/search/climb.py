@@ -9,7 +9,7 @@ and sentences of a batch exchange theirs.
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ from fedpriv.names import END, PAD, START
 __all__ = ["Climb", "Reached", "may_stand"]
 
 TRIED, EACH = 64, 8  # other tokens that are tried in a sentence at once, and in one place
+KICKED = 0.3  # of the tokens are drawn anew to leave a summit
+DEEPER = 4  # orders of each length, from which other tokens are tried where no change by itself helps
 
 Tell = Callable[[int, float], None]
 """(rounds done, loss so far)."""
@@ -73,11 +75,11 @@ class Climb:
         return Reached(texts, self._scorer.loss(texts) + float(self._language.surprise(texts.tokens).sum()))
 
     def climb(self, start: Reached, rounds: int, tell: Tell) -> Reached:
-        """Change sentences for at most so many rounds."""
+        """Change sentences until no change helps, or so many rounds are made in all."""
         now = start
-        for _ in range(rounds):
+        while now.rounds < rounds:
             before = now.loss
-            for step in (self._replace, self._rearrange, self._cross):
+            for step in (self._replace, self._rearrange, self._cross, self._deepen):
                 now = step(now)
                 if now.loss < before:
                     break
@@ -86,6 +88,15 @@ class Climb:
             if not now.loss < before:
                 break
         return now
+
+    def kicked(self, now: Reached, stream: torch.Generator) -> Reached:
+        """Return sentences in which a third of the tokens is drawn anew, from what is usual there."""
+        tokens = now.texts.tokens.clone()
+        chances = self._language.chances(tokens[:, :-1]).exp() * self._allowed
+        drawn = torch.multinomial(chances.flatten(0, 1).cpu(), 1, generator=stream).view(len(tokens), -1).to(tokens)
+        chosen = (torch.rand(drawn.shape, generator=stream) < KICKED).to(tokens.device) & (tokens[:, 1:] != PAD)
+        tokens[:, 1:] = torch.where(chosen, drawn, tokens[:, 1:])
+        return replace(self.at(Texts(tokens, now.texts.labels)), rounds=now.rounds)
 
     def _replace(self, now: Reached) -> Reached:
         """Other tokens in all sentences, by slopes at where they stood before."""
@@ -114,6 +125,25 @@ class Climb:
             made = crossed(*now.texts.tokens[list(pair)])
             if len(made):
                 now = self._taken(now, pair, made, now.texts.labels[list(pair)].expand(len(made), 2))
+        return now
+
+    def _deepen(self, now: Reached) -> Reached:
+        """Another order and then other tokens, where each of the two by itself makes matters worse."""
+        for slot in range(len(now.texts.tokens)):
+            made = rearranged(now.texts.tokens[slot])[:, None]
+            if not len(made):
+                continue
+            labels = now.texts.labels[slot].expand(len(made), 1)
+            losses = self._losses(now, (slot,), made, labels)
+            lengths = (made[:, 0] != PAD).sum(dim=1)
+            best = [
+                torch.where(lengths == length, losses, math.inf).argsort(stable=True) for length in lengths.unique()
+            ]
+            for number in torch.stack(best)[:, :DEEPER].flatten().tolist():
+                other = now.texts.exchanged((slot,), made[number], labels[number])
+                found = self._replace(Reached(other, float(losses[number]), now.rounds))
+                if found.loss < now.loss:
+                    return found
         return now
 
     def _promises(self, texts: Texts) -> Tensor:

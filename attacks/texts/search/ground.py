@@ -61,7 +61,7 @@ class Ground:
             lookup = read_lookup(scene, victim)
         except AttackRefused:  # then nothing of the kind is used
             lookup = None
-        labels = read_text_labels(scene, bare, vectors, table.shape[1])
+        labels = read_text_labels(scene, victim, soft)
         lengths = _lengths(scene, victim.model.examples, lookup)
         return Ground(scene, victim, bare, soft, vectors, table, labels, lookup, lengths)
 

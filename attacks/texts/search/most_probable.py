@@ -1,5 +1,7 @@
 """The attack ``text_map``: see :mod:`~fedpriv.attacks.texts.search.climb`."""
 
+from dataclasses import replace
+
 from fedpriv.attacks.methods.text_map import TextMapSettings
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
@@ -37,10 +39,16 @@ def most_probable(
 
     attempts = []
     for restart in range(config.restarts):
-        start = climb.at(ground.drawn(language, scene.stream(seed, config.name, victim, restart)))
+        stream = scene.stream(seed, config.name, victim, restart)
+        start = climb.at(ground.drawn(language, stream))
         if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
             read = ground.lookup.sentences(scene, model.examples, language)
             start = min(start, climb.at(Texts(read, ground.labels)), key=lambda reached: reached.loss)
         ended = climb.climb(start, config.iterations, tell)
+        for _ in range(config.kicks):
+            if ended.rounds >= config.iterations:
+                break
+            again = climb.climb(climb.kicked(ended, stream), config.iterations, tell)
+            ended = replace(min(ended, again, key=lambda reached: reached.loss), rounds=again.rounds)
         attempts.append(ground.sentences(ended.texts, ended.loss, ended.rounds))
     return Reading(tuple(attempts), language.title)
