@@ -339,13 +339,13 @@ def test_the_most_probable_sentence_is_the_true_one(kind: str, mechanism: dict[s
     assert campaign.found[0].labels.tolist() == [1] and "GPT" in campaign.found[0].note
 
 
-def test_lamp_and_tag_read_most_tokens_of_one_sentence() -> None:
-    model, tokens, labels = network("encoder"), sentences(1), torch.tensor([1])
+@pytest.mark.parametrize(("attack", "least"), [("lamp", 6), ("tag", 3)])
+def test_vectors_lead_to_tokens_of_the_sentence(attack: str, least: int) -> None:
+    model, tokens, labels = network("gpt"), sentences(1), torch.tensor([1])
     heard = observed(model, gradient(model, tokens, labels), public_settings(1, "classify"))
-    there = Counter(bare(tokens[0]))
-    for attack in ("lamp", "tag"):
-        found = (Counter(read(attacked(attack, model, heard, iterations=150))[0]) & there).total()
-        assert found >= 5  # of nine; of 200 tokens chance has less than one
+    (found,) = read(attacked(attack, model, heard, iterations=100))
+    # Of nine tokens, out of 200; three by chance have a probability below 0.01.
+    assert (Counter(found) & Counter(bare(tokens[0]))).total() >= least
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
