@@ -19,7 +19,7 @@ from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.rows import row_scores
-from fedpriv.attacks.scored import Scores, odds
+from fedpriv.attacks.scored import Scores, odds, subject
 from fedpriv.attacks.texts.referee import missed_sentences, score_guessed_sentences, score_sentences
 from fedpriv.attacks.truth import Truth
 from fedpriv.records import RowScore, Score
@@ -118,23 +118,16 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
     places = {(score.client, score.image) for score in scores if score.chosen}
     offered = 1 if picked else len(truth.labels)
     lines = []
-    for number, label in enumerate(truth.labels.tolist()):
-        client, image = truth.place(number)
-        if (client, image) in places:
+    for number in range(len(truth.labels)):
+        if truth.place(number) in places:
             continue
         lines.append(
             Score(
-                round=truth.round,
-                client=client,
-                image=image,
                 attack=attack,
                 upload=upload,
                 restart=0,
                 chosen=True,
                 loss=None,
-                label=None,
-                true_label=label,
-                label_correct=None,
                 mse=math.inf,
                 mse_normalised=math.inf,
                 psnr=-math.inf,
@@ -142,8 +135,8 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
                 lpips=None,
                 recovered=False,
                 note="",
-                clients=truth.clients,
                 picked=picked,
+                **subject(truth, number, None),
                 **odds(truth, number, offered, picked=picked),
             )
         )
@@ -221,15 +214,7 @@ def _lines(
     lpips, reason = _lpips(truth, originals, images) if perceptual else ([None] * len(images), None)
     lines = []
     for k, (image, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
-        client, number = truth.place(image)
-        true_label = int(truth.labels[image])
         line = Score(
-            round=truth.round,
-            client=client,
-            image=number,
-            label=label,
-            true_label=true_label,
-            label_correct=None if label is None else label == true_label,
             mse=float(mse[k]),
             mse_normalised=float(normalised[k]),
             psnr=likeness[k].psnr,
@@ -237,10 +222,10 @@ def _lines(
             lpips=lpips[k],
             recovered=not picked and likeness[k].is_alike and float(mse[k]) < float(bar[image]),
             cells=likeness[k].cells,
-            clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
             picked=picked,
+            **subject(truth, image, label),
             **odds(truth, image, offered, picked=picked),
             **about,
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedpriv.attacks.truth import Truth
 from fedpriv.records import Score
 
-__all__ = ["Scores", "odds"]
+__all__ = ["Scores", "odds", "subject"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,21 @@ class Scores:
     scores: tuple[Score, ...]
     lpips_reason: str | None
     pictures: Mapping[int, Tensor]
+
+
+def subject(truth: Truth, number: int, label: int | None) -> dict[str, Any]:
+    """What a line is about, and whether its label was told: the fields of :class:`Score` that name the true one."""
+    client, place = truth.place(number)
+    true_label = int(truth.labels[number])
+    return {
+        "round": truth.round,
+        "client": client,
+        "image": place,
+        "label": label,
+        "true_label": true_label,
+        "label_correct": None if label is None else label == true_label,
+        "clients": truth.clients,
+    }
 
 
 def odds(truth: Truth, image: int, offered: int, *, picked: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.reconstruction.results import Reconstruction
-from fedpriv.attacks.scored import Scores, odds
+from fedpriv.attacks.scored import Scores, odds, subject
 from fedpriv.attacks.texts.scores import bare, likeness, pairs, sentence_score
 from fedpriv.attacks.truth import Truth
 from fedpriv.records import Score
@@ -104,26 +104,18 @@ class _Line:
     def score(self, made: list[int], label: int | None, about: Mapping[str, Any]) -> Score:
         """Compare one sentence with the true one; ``about``: the fields that say of what it is."""
         truth, words = self._truth, sentence_score(self._true, made)
-        client, number = truth.place(self._number)
-        true_label = int(truth.labels[self._number])
         rank, candidates = self._rank(made)
         return Score(
-            round=truth.round,
-            client=client,
-            image=number,
-            label=label,
-            true_label=true_label,
-            label_correct=None if label is None else label == true_label,
             mse=None,
             mse_normalised=None,
             psnr=None,
             ssim=None,
             lpips=None,
             recovered=words.exact and made not in self._guessed,
-            clients=truth.clients,
             rank=rank,
             candidates=candidates,
             words=words,
+            **subject(truth, self._number, label),
             **odds(truth, self._number, self._offered, picked=False),
             **about,
         )

@@ -67,13 +67,9 @@ def estimate(sweep: Sweep) -> Iterator[Kind]:
         InputError: a trial cannot run.
         RunFailedError: a first round failed.
     """
-    started = False
+    _timed(_shortened(sweep.trials[0].experiment, 1, 1))  # what a process does once is no part of a trial
     for trials in kinds_of(sweep.trials).values():
-        experiment = trials[0].experiment
-        if not started:
-            _timed(_shortened(experiment, 1, 1))  # what a process does once is no part of a trial
-            started = True
-        yield Kind(trials, _cost(experiment))
+        yield Kind(trials, _cost(trials[0].experiment))
 
 
 def untimed(sweep: Sweep) -> list[str]:

@@ -267,8 +267,7 @@ class LeakageRate(Record):
 
     Attributes:
         event: what counts as success. told: the original is picked out of the candidates, as the nearest to a picture
-            or directly; label: its label is named; recovered: the picture is similar; row or
-            sentence: it is recovered.
+            or directly; label: its label is named; recovered: the picture is similar; row or sentence: it is recovered.
         attack: the attack's name, with the settings by which it differs from the run's.
         upload: protected or unprotected.
         hits: successes.

@@ -187,7 +187,7 @@ class QueryLedger:
             return f"{wanted} answers are asked for, and {max(left, 0)} of {self.answers} are left"
         return None
 
-    def _made(self, request: Request, first: int, previous: str) -> "list[_Entry]":
+    def _made(self, request: Request, first: int, previous: str) -> list[_Entry]:
         made = []
         for number, question in enumerate(request.questions, first):
             charge = Charge(number, request.user, question, previous)
@@ -196,7 +196,7 @@ class QueryLedger:
             made.append(_Entry(charge, line, previous))
         return made
 
-    def _write(self, charges: "Sequence[_Entry]") -> None:
+    def _write(self, charges: Sequence[_Entry]) -> None:
         if not charges:
             return
         content = b"".join(entry.line for entry in charges)
@@ -273,7 +273,7 @@ class QueryLedger:
         self._lines += 1
         self._last = digest
 
-    def _enter(self, entry: "_Entry") -> None:
+    def _enter(self, entry: _Entry) -> None:
         self._pass(entry.line, entry.digest)
         self._charges.append(entry.charge)
         self._used[entry.charge.user] += 1
