@@ -29,7 +29,10 @@ class LampSettings(TextAttackSettings):
         "Priors, NeurIPS 2022"
     )
 
-    objective: Literal["cosine", "squared-distance"] = Field("cosine", description="how gradients are compared")
+    objective: Literal["cosine", "distance"] = Field(
+        "cosine", description="how gradients are compared: by their angles, or by the squared and the absolute distance"
+    )
+    alpha: NonNegative = Field(0.01, description="weight of the absolute distance, where that is the objective")
     iterations: Count = Field(300, description="steps of Adam")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
     learning_rate: Positive = Field(

@@ -10,9 +10,6 @@ from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Objective
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model.model import Victim
     from fedpriv.attacks.texts.scene import Reading, TextScene
@@ -31,7 +28,6 @@ class TagSettings(TextAttackSettings):
         "Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran and Ding: TAG: Gradient Attack on Transformer-based Language "
         "Models, Findings of EMNLP 2021"
     )
-    tunable: ClassVar[tuple[str, ...]] = ()
 
     iterations: Count = Field(300, description="steps of Adam")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
@@ -39,16 +35,15 @@ class TagSettings(TextAttackSettings):
         0.1, description="of Adam, in deviations of tokens' vectors, falling to 0 in a line"
     )
     alpha: NonNegative = Field(
-        0.01, description="weight of the absolute distance in the first layer; it falls in a line towards the last"
+        0.01, description="weight of the absolute distance in the first tensor; it falls in a line towards the last"
     )
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        import torch
-
         from fedpriv.attacks.texts.scene import Reading
         from fedpriv.attacks.texts.search.descent import Vectors
         from fedpriv.attacks.texts.search.ground import Ground
+        from fedpriv.attacks.texts.search.mismatch import squared_and_absolute
 
         ground = Ground.of(scene, victim)
 
@@ -56,34 +51,13 @@ class TagSettings(TextAttackSettings):
             if progress is not None:
                 progress(step + 1, self.iterations, loss)
 
-        def nothing(vectors: "Tensor") -> "Tensor":
-            return torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
+        def rate(step: int) -> float:
+            return self.learning_rate * (1 - step / self.iterations)
 
         attempts = []
         for restart in range(self.restarts):
             stream = scene.stream(seed, self.name, victim, restart)
-            vectors = Vectors(ground, distance(self.alpha), nothing, stream, 1)
-            loss = vectors.descend(
-                self.iterations, lambda step: self.learning_rate * (1 - step / self.iterations), tell
-            )
+            vectors = Vectors(ground, squared_and_absolute(self.alpha), None, stream)
+            loss = vectors.descend(self.iterations, rate, tell)
             attempts.append(ground.sentences(vectors.texts(vectors.now), loss, self.iterations))
         return Reading(tuple(attempts))
-
-
-def distance(alpha: float) -> "Objective":
-    """Return the squared distance plus the absolute one, the latter weighed by layers (equations 2 and 3)."""
-
-    def objective(comparison: "Comparison") -> "Tensor":
-        import torch
-
-        from fedpriv.attacks.reconstruction.matching.distances import squared_distance
-
-        expected, heard = comparison.expected(), comparison.upload()
-        last = max(len(expected) - 1, 1)
-        absolute = [
-            (1 - number / last) * (expected[name] - heard[name]).flatten(1).abs().sum(dim=1)
-            for number, name in enumerate(expected)
-        ]
-        return squared_distance(comparison) + alpha * torch.stack(absolute).sum(dim=0)
-
-    return objective

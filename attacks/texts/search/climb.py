@@ -22,9 +22,9 @@ from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch
-from fedpriv.names import END, PAD, START
+from fedpriv.names import PAD, START
 
-__all__ = ["Climb", "Reached", "may_stand"]
+__all__ = ["Climb", "Reached"]
 
 TRIED, EACH = 64, 8  # other tokens that are tried in a sentence at once, and in one place
 KICKED = 0.3  # of the tokens are drawn anew to leave a summit
@@ -41,13 +41,6 @@ class Reached:
     texts: Texts
     loss: float
     rounds: int = 0
-
-
-def may_stand(scene: TextScene) -> Tensor:
-    """Return which tokens (V,) may stand within a sentence."""
-    allowed = torch.ones(scene.format.vocabulary, dtype=torch.bool, device=scene.device)
-    allowed[[PAD, START] if scene.is_next else [PAD, START, END]] = False
-    return allowed
 
 
 class Climb:
@@ -68,7 +61,7 @@ class Climb:
         self._language = language
         self._scorer = Scorer(scene, victim, soft, objective)
         self._slopes = Matcher(soft, [victim], objective, often=False)
-        self._allowed = may_stand(scene)
+        self._labelled = scene.is_next or victim.labels is not None
 
     def at(self, texts: Texts) -> Reached:
         """Return where a search begins."""
@@ -92,7 +85,7 @@ class Climb:
     def kicked(self, now: Reached, stream: torch.Generator) -> Reached:
         """Return sentences in which a third of the tokens is drawn anew, from what is usual there."""
         tokens = now.texts.tokens.clone()
-        chances = self._language.chances(tokens[:, :-1]).exp() * self._allowed
+        chances = self._language.chances(tokens[:, :-1]).exp() * self._scene.inner
         drawn = torch.multinomial(chances.flatten(0, 1).cpu(), 1, generator=stream).view(len(tokens), -1).to(tokens)
         chosen = (torch.rand(drawn.shape, generator=stream) < KICKED).to(tokens.device) & (tokens[:, 1:] != PAD)
         tokens[:, 1:] = torch.where(chosen, drawn, tokens[:, 1:])
@@ -113,7 +106,7 @@ class Climb:
         return now
 
     def _relabel(self, now: Reached, slot: int) -> Reached:
-        if self._scene.is_next:
+        if self._labelled:
             return now
         labels = torch.arange(self._scene.classes, device=self._scene.device)[:, None]
         sentences = now.texts.tokens[slot].expand(len(labels), 1, -1)
@@ -155,7 +148,7 @@ class Climb:
         promises[:, 1:] -= self._language.chances(texts.tokens[:, :-1])
         promises = promises - promises.gather(2, texts.tokens[:, :, None])
         fixed = (texts.tokens == PAD) | (texts.tokens == START)
-        promises.masked_fill_(fixed[:, :, None] | ~self._allowed, math.inf)
+        promises.masked_fill_(fixed[:, :, None] | ~self._scene.inner, math.inf)
         return promises.scatter_(2, texts.tokens[:, :, None], math.inf)
 
     def _best(self, now: Reached, slot: int, sentences: Tensor) -> Reached:

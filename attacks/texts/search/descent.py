@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher, Objective
-from fedpriv.attacks.texts.search.climb import may_stand
 from fedpriv.attacks.texts.search.ground import Ground
 from fedpriv.attacks.texts.search.scoring import Texts
 from fedpriv.names import PAD, START
 
 __all__ = ["Penalty", "Vectors"]
 
+TOGETHER = 4  # batches whose gradients are written out at once
 Penalty = Callable[[Tensor], Tensor]
 """Vectors (N, B, T, width) to a number a row (N,), to be added to the mismatch."""
 
@@ -28,21 +28,20 @@ class Vectors:
     Args:
         ground: the upload.
         objective: compares gradients.
-        penalty: of the vectors themselves.
+        penalty: of the vectors themselves; ``None``: there is none.
         stream: of the start, normal with the deviation of all tokens' vectors.
-        rows: batches that are compared at once, at most.
 
     Raises:
-        AttackRefused: the next token is predicted: what is predicted is then unknown, too.
+        AttackRefused: the next token is predicted: what is predicted is then unknown, too. Or labels are not told.
     """
 
-    def __init__(
-        self, ground: Ground, objective: Objective, penalty: Penalty, stream: torch.Generator, rows: int
-    ) -> None:
+    def __init__(self, ground: Ground, objective: Objective, penalty: Penalty | None, stream: torch.Generator) -> None:
         if ground.scene.is_next:
             raise AttackRefused("it needs labels of whole sentences; where the next token is predicted, use text_map")
+        if bool((ground.labels < 0).any()):
+            raise AttackRefused("the upload does not tell the labels, with which gradients are matched; use text_map")
         self._ground = ground
-        self._matcher = Matcher(ground.vectors, [ground.bare] * rows, objective, often=False)
+        self._matcher = Matcher(ground.vectors, [ground.bare] * TOGETHER, objective, often=False)
         self._penalty = penalty
         self._labels = F.one_hot(ground.labels, ground.scene.classes)[None].to(ground.table)
         self.spread = float(ground.table.std())
@@ -54,9 +53,13 @@ class Vectors:
 
     def losses(self, vectors: Tensor) -> Tensor:
         """Return mismatch and penalty (N,) of vectors (N, B, T, width), float64."""
+        losses = torch.cat([self._mismatch(some) for some in vectors.split(TOGETHER)])
+        return losses if self._penalty is None else losses + self._penalty(vectors)
+
+    def _mismatch(self, vectors: Tensor) -> Tensor:
         rows = torch.arange(len(vectors), device=vectors.device)
         labels = self._labels.expand(len(vectors), -1, -1)
-        return self._matcher.select(rows)(vectors[:, :, None], labels) + self._penalty(vectors)
+        return self._matcher.select(rows)(vectors[:, :, None], labels)
 
     def descend(self, steps: int, rate: Callable[[int], float], each: Callable[[int, float], None]) -> float:
         """Make steps of Adam, keep the best point of them, and return the loss there.
@@ -85,7 +88,7 @@ class Vectors:
         """Return the tokens whose vectors have the smallest angle to vectors (B, T, width)."""
         table = F.normalize(self._ground.table, dim=1)
         alike = F.normalize(vectors, dim=2) @ table.mT
-        tokens = alike.masked_fill(~may_stand(self._ground.scene), -2.0).argmax(dim=2)
+        tokens = alike.masked_fill(~self._ground.scene.inner, -2.0).argmax(dim=2)
         tokens[:, 0] = START
         return Texts(torch.where(self._filled, tokens, PAD), self._ground.labels)
 

@@ -30,7 +30,7 @@ class Ground:
         soft: the network on probabilities of tokens.
         vectors: the network on vectors.
         table: the vectors of all tokens, (V, width).
-        labels: int64 (B,).
+        labels: int64 (B,), or -1 where none is told.
         lookup: what the tables in the upload say; ``None``: nothing.
         lengths: of the sentences to begin with, their beginning included.
     """
@@ -65,8 +65,8 @@ class Ground:
         lengths = _lengths(scene, victim.model.examples, lookup)
         return Ground(scene, victim, bare, soft, vectors, table, labels, lookup, lengths)
 
-    def drawn(self, language: Language, stream: torch.Generator) -> Texts:
-        """Return a batch drawn from what is usual and, where that is known, of the tokens that were looked up."""
+    def drawn(self, language: Language, stream: torch.Generator) -> Tensor:
+        """Return sentences (B, L) of what is usual, made of the tokens that were looked up, where these are known."""
         room = self.scene.length + self.scene.is_next
         tokens = torch.full((len(self.lengths), room), PAD, dtype=torch.int64)
         for number, length in enumerate(self.lengths):
@@ -74,7 +74,7 @@ class Ground:
             for place in range(1, length):
                 chances = language.chances(tokens[None, number, :place].to(self.scene.device))[0, -1].exp().cpu()
                 tokens[number, place] = int(torch.multinomial(self._restricted(chances), 1, generator=stream))
-        return Texts(tokens.to(self.scene.device), self.labels)
+        return tokens.to(self.scene.device)
 
     def _restricted(self, chances: Tensor) -> Tensor:
         """Chances (V,) of tokens that may stand in a sentence."""

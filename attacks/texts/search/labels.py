@@ -22,7 +22,7 @@ PROBE = 20261126  # the seed of random ones, where no text is public
 
 
 def read_text_labels(scene: TextScene, victim: Victim, soft: Network) -> Tensor:
-    """Return the labels (B,) behind an upload, ascending: known ones, or those of the last layer, or else all 0.
+    """Return the labels (B,) behind an upload: known ones, or those of the last layer, ascending; -1: none is told.
 
     Those of several sentences are the ones whose gradients, at public sentences and through the mechanism, add up best
     to what was heard.
@@ -35,7 +35,7 @@ def read_text_labels(scene: TextScene, victim: Victim, soft: Network) -> Tensor:
     if victim.labels is not None:
         return victim.labels
     examples = victim.model.examples
-    nothing = torch.zeros(examples, dtype=torch.int64, device=scene.device)
+    nothing = torch.full((examples,), -1, device=scene.device)
     shape = (1, scene.length, scene.format.vocabulary)
     layer = None if scene.is_next else find_output_layer(soft, victim.parameters, shape, scene.classes)
     if layer is None or (examples > 1 and victim.model.protects_updates):

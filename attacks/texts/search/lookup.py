@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
-from fedpriv.attacks.texts.search.climb import may_stand
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.soft import table_name
 from fedpriv.names import START
@@ -77,7 +76,7 @@ def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
     if name not in victim.gradient:
         raise AttackRefused(f"the upload has no gradient of the table of tokens, {name}: it is frozen")
     table = victim.gradient[name].double()
-    allowed = may_stand(scene)
+    allowed = scene.inner
     energy = table.square().sum(dim=1) * allowed
     usual = energy[allowed].median()
     spread = 1.4826 * (energy[allowed] - usual).abs().median()

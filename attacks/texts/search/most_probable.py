@@ -37,13 +37,14 @@ def most_probable(
         if progress is not None:
             progress(done, config.iterations, loss)
 
+    labels = ground.labels.clamp(min=0)  # where none is told, the search begins with the first
     attempts = []
     for restart in range(config.restarts):
         stream = scene.stream(seed, config.name, victim, restart)
-        start = climb.at(ground.drawn(language, stream))
+        start = climb.at(Texts(ground.drawn(language, stream), labels))
         if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
             read = ground.lookup.sentences(scene, model.examples, language)
-            start = min(start, climb.at(Texts(read, ground.labels)), key=lambda reached: reached.loss)
+            start = min(start, climb.at(Texts(read, labels)), key=lambda reached: reached.loss)
         ended = climb.climb(start, config.iterations, tell)
         for _ in range(config.kicks):
             if ended.rounds >= config.iterations:

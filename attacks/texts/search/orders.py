@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.methods.lamp import LampSettings
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
 from fedpriv.attacks.texts.search.descent import Penalty, Vectors
 from fedpriv.attacks.texts.search.ground import Ground
 from fedpriv.attacks.texts.search.language import Language
+from fedpriv.attacks.texts.search.mismatch import squared_and_absolute, tensor_angle
 
 __all__ = ["reordered", "vectors_and_orders"]
 
@@ -37,8 +37,8 @@ def vectors_and_orders(
 def _attempt(
     ground: Ground, language: Language, config: LampSettings, stream: torch.Generator, progress: Progress | None
 ) -> Sentences:
-    objective = angle if config.objective == "cosine" else squared_distance
-    vectors = Vectors(ground, objective, _length(ground.table, config.length), stream, config.orders + 1)
+    objective = tensor_angle if config.objective == "cosine" else squared_and_absolute(config.alpha)
+    vectors = Vectors(ground, objective, _length(ground.table, config.length), stream)
     loss, done = float("inf"), 0
 
     def tell(step: int, now: float) -> None:
@@ -97,7 +97,7 @@ def reordered(vectors: Tensor, lengths: list[int], stream: torch.Generator) -> T
 
 
 def _length(table: Tensor, weight: float) -> Penalty:
-    """The squared distance of the vectors' mean length from that of all tokens' (equation 5), as a share of it."""
+    """The squared distance of the vectors' mean length from that of all tokens', as a share of the latter."""
     usual = table.norm(dim=1).mean()
 
     def penalty(vectors: Tensor) -> Tensor:
