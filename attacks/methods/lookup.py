@@ -27,8 +27,6 @@ class LookupSettings(TextAttackSettings):
         "after Melis, Song, De Cristofaro and Shmatikov: Exploiting Unintended Feature Leakage in Collaborative "
         "Learning, S&P 2019 (section 4.1); places by the table of positions"
     )
-    iterations: ClassVar[int] = 1
-    restarts: ClassVar[int] = 1
 
     language_model: str = Field(
         "",

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpriv.attacks.campaign import Campaign, attack_each
-from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat
+from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.reconstruction.matching.distances import squared_distance
+from fedpriv.attacks.reconstruction.matching.matcher import Objective
 from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from fedpriv.attacks.texts.scene import TextScene
@@ -24,6 +26,7 @@ from fedpriv.attacks.texts.search.descent import Vectors
 from fedpriv.attacks.texts.search.ground import Ground
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.lookup import read_lookup
+from fedpriv.attacks.texts.search.mismatch import squared_and_absolute, tensor_angle
 from fedpriv.attacks.texts.search.orders import reordered
 from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch, split, trained_network
 from fedpriv.attacks.texts.search.soft import soft_network, table_name
@@ -37,7 +40,15 @@ from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
 from fedpriv.randomness import Secret
 from fedpriv.registry import ATTACKS
-from tests.attacks.text_uploads import LENGTH, VOCABULARY, following, gradient, sentences
+from tests.attacks.text_uploads import (
+    LENGTH,
+    VOCABULARY,
+    following,
+    gradient,
+    observed,
+    public_settings,
+    sentences,
+)
 
 WIDTH = 32
 PUBLIC = sentences(60, seed=9)
@@ -56,22 +67,6 @@ def network(kind: str, classes: int | None = 2) -> nn.Module:
     if kind == "lora":
         return with_adapters(model, GptSettings(lora_rank=4), ("query", "value", "up"), "output")
     return model
-
-
-def public_settings(examples: int, task: str, **changes: Any) -> PublicSettings:
-    about: dict[str, Any] = {
-        "model": {}, "shape": (1, 1, LENGTH), "classes": 2 if task == "classify" else VOCABULARY,
-        "mean": (0.5,), "std": (0.5,), "algorithm": "fedsgd", "batch_size": examples, "local_steps": 1,
-        "learning_rate": 0.1, "optimizer": "sgd", "momentum": 0.0, "client_examples": 100,
-        "mechanism": mechanism_settings({}).model_dump(mode="json", exclude_none=True),
-        "text": TextFormat(VOCABULARY, task),  # type: ignore[arg-type]
-    }  # fmt: skip
-    return PublicSettings(**about | changes)
-
-
-def observed(model: nn.Module, upload: dict[str, Tensor], settings: PublicSettings) -> Observation:
-    before = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
-    return Observation(1, 0, before, upload, settings)
 
 
 def scene_of(model: nn.Module, heard: Observation) -> tuple[TextScene, Victim]:
@@ -147,11 +142,44 @@ def test_vectors_of_tokens_match_to_zero_and_others_do_not(kind: str) -> None:
     scene, victim = scene_of(model, observed(model, gradient(model, tokens, labels), public_settings(1, "classify")))
     ground = replace(Ground.of(scene, victim), lengths=(LENGTH,))
     with twice_differentiable():
-        vectors = Vectors(ground, squared_distance, lambda x: torch.zeros(len(x)), torch.Generator().manual_seed(1), 2)
+        vectors = Vectors(ground, squared_distance, None, torch.Generator().manual_seed(1))
         there = ground.table[tokens]
         at_truth, elsewhere = vectors.losses(torch.stack([there, vectors.now])).tolist()
     assert abs(at_truth) < 1e-3 * elsewhere
     assert vectors.texts(there).tokens.tolist() == tokens.tolist()
+
+
+def angles(expected: dict[str, Tensor], heard: dict[str, Tensor]) -> float:
+    cosines = [
+        float(torch.dot(expected[name].flatten(), heard[name].flatten()) / expected[name].norm() / heard[name].norm())
+        for name in expected
+    ]
+    return 1 - sum(cosines) / len(cosines)
+
+
+def distances(expected: dict[str, Tensor], heard: dict[str, Tensor]) -> float:
+    weights = torch.linspace(1, 0, len(expected)).tolist()
+    apart = [expected[name] - heard[name] for name in expected]
+    return sum(float(one.square().sum() + 0.5 * w * one.abs().sum()) for w, one in zip(weights, apart, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("objective", "by_hand"),
+    [(tensor_angle, angles), (squared_and_absolute(0.5), distances)],
+    ids=["angle", "distance"],
+)
+def test_mismatches_are_those_of_gradients_one_tensor_at_a_time(
+    objective: Objective, by_hand: Callable[[dict[str, Tensor], dict[str, Tensor]], float]
+) -> None:
+    model, tokens, label = network("encoder"), sentences(2)[:1], torch.tensor([1])
+    heard = gradient(model, sentences(1, seed=4), label)
+    scene, victim = scene_of(model, observed(model, heard, public_settings(1, "classify")))
+    ground = replace(Ground.of(scene, victim), lengths=(LENGTH,), labels=label)
+    with twice_differentiable():
+        vectors = Vectors(ground, objective, None, torch.Generator().manual_seed(1))
+        found = vectors.losses(ground.table[tokens].expand(5, 1, -1, -1)).tolist()
+    trained = {name: value for name, value in gradient(model, tokens, label).items() if name in ground.bare.gradient}
+    assert found == pytest.approx([by_hand(trained, heard)] * 5, rel=1e-3)
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------
@@ -334,7 +362,7 @@ def test_orders_keep_vectors_and_beginnings() -> None:
 )
 def test_the_most_probable_sentence_is_the_true_one(kind: str, mechanism: dict[str, Any]) -> None:
     model, tokens, labels = network(kind), sentences(1), torch.tensor([1])
-    campaign = attacked("text_map", model, released(model, tokens, labels, **mechanism))
+    campaign = attacked("text_map", model, released(model, tokens, labels, **mechanism), kicks=1)
     assert read(campaign) == true(tokens)
     assert campaign.found[0].labels.tolist() == [1] and "GPT" in campaign.found[0].note
 
@@ -348,11 +376,24 @@ def test_vectors_lead_to_tokens_of_the_sentence(attack: str, least: int) -> None
     assert (Counter(found) & Counter(bare(tokens[0]))).total() >= least
 
 
+def test_labels_that_are_known_stay() -> None:
+    model = network("gpt")
+    heard = observed(model, gradient(model, sentences(1), torch.tensor([1])), public_settings(1, "classify"))
+    campaign = attacked("text_map", model, replace(heard, labels=(0,)), iterations=2, kicks=0)
+    assert campaign.found[0].labels.tolist() == [0]
+
+
 def test_what_cannot_be_searched_is_refused() -> None:
     model, (inputs, targets) = network("gpt", None), following(sentences(1))
     heard = observed(model, gradient(model, inputs, targets), public_settings(1, "next"))
     for attack in ("tag", "lamp"):
-        assert "text_map" in attacked(attack, model, heard).failures[0]
+        assert "next token" in attacked(attack, model, heard).failures[0]
+    gpt = network("gpt")
+    update = mechanism_settings({"name": "gaussian", "sigma": 0.1, "unit": "update"})
+    settings = public_settings(2, "classify", mechanism=update.model_dump(mode="json", exclude_none=True))
+    heard = observed(gpt, gradient(gpt, sentences(2), torch.tensor([0, 1])), settings)
+    for attack in ("tag", "lamp"):
+        assert "does not tell them" in attacked(attack, gpt, heard).failures[0]
     lora = network("lora")
     heard = observed(lora, gradient(lora, sentences(1), torch.tensor([1])), public_settings(1, "classify"))
     assert "frozen" in attacked("lookup", lora, heard).failures[0]

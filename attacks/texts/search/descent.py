@@ -37,9 +37,9 @@ class Vectors:
 
     def __init__(self, ground: Ground, objective: Objective, penalty: Penalty | None, stream: torch.Generator) -> None:
         if ground.scene.is_next:
-            raise AttackRefused("it needs labels of whole sentences; where the next token is predicted, use text_map")
+            raise AttackRefused("gradients are matched for labels of sentences, and here the next token is predicted")
         if bool((ground.labels < 0).any()):
-            raise AttackRefused("the upload does not tell the labels, with which gradients are matched; use text_map")
+            raise AttackRefused("gradients are matched for known labels, and this upload does not tell them")
         self._ground = ground
         self._matcher = Matcher(ground.vectors, [ground.bare] * TOGETHER, objective, often=False)
         self._penalty = penalty
