@@ -27,8 +27,8 @@ def most_probable(
     model = victim.model
     if model.training is not None and model.training.optimizer == "adam" and model.protects_examples:
         raise AttackRefused(
-            "what is most probable follows from the distribution of the upload, and that of noise behind Adam's steps is "
-            "not known"
+            "what is most probable follows from the distribution of the upload, and that of noise behind Adam's steps "
+            "is not known"
         )
     language = Language.of(scene, config.language_model)
     ground = Ground.of(scene, victim)
