@@ -151,8 +151,9 @@ def test_vectors_of_tokens_match_to_zero_and_others_do_not(kind: str) -> None:
 
 def angles(expected: dict[str, Tensor], heard: dict[str, Tensor]) -> float:
     cosines = [
-        float(torch.dot(expected[name].flatten(), heard[name].flatten()) / expected[name].norm() / heard[name].norm())
-        for name in expected
+        float(torch.dot(value.flatten(), heard[name].flatten()) / value.norm() / heard[name].norm())
+        for name, value in expected.items()
+        if float(heard[name].norm()) > 1e-6  # a bias of keys has no gradient but rounding
     ]
     return 1 - sum(cosines) / len(cosines)
 
@@ -352,17 +353,17 @@ def test_orders_keep_vectors_and_beginnings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mechanism"),
+    ("kind", "kicks", "mechanism"),
     [
-        ("gpt", {"name": "gaussian", "sigma": 0.01}),
-        ("encoder", {"name": "none"}),
-        ("llama", {"name": "vmf", "kappa": 1e5}),
+        ("gpt", 3, {"name": "gaussian", "sigma": 0.01}),
+        ("encoder", 1, {"name": "none"}),
+        ("llama", 1, {"name": "vmf", "kappa": 1e5}),
     ],
     ids=["gpt-gaussian", "encoder-none", "llama-vmf"],
 )
-def test_the_most_probable_sentence_is_the_true_one(kind: str, mechanism: dict[str, Any]) -> None:
+def test_the_most_probable_sentence_is_the_true_one(kind: str, kicks: int, mechanism: dict[str, Any]) -> None:
     model, tokens, labels = network(kind), sentences(1), torch.tensor([1])
-    campaign = attacked("text_map", model, released(model, tokens, labels, **mechanism), kicks=1)
+    campaign = attacked("text_map", model, released(model, tokens, labels, **mechanism), kicks=kicks)
     assert read(campaign) == true(tokens)
     assert campaign.found[0].labels.tolist() == [1] and "GPT" in campaign.found[0].note
 

@@ -10,14 +10,18 @@ from fedpriv.gradients import flattened
 
 __all__ = ["squared_and_absolute", "tensor_angle"]
 
+ROUNDING = 1e-6  # of the longest tensor
+
 
 def tensor_angle(comparison: Comparison) -> Tensor:
     """One minus the cosine, the mean over tensors, as in Balunović et al. 2022: (N,), from 0 to 2.
 
-    A tensor of zeros counts as orthogonal to everything.
+    Tensors that hold rounding errors alone, such as the gradient of a bias of keys, are left out.
     """
     expected, heard = comparison.expected(), comparison.upload()
-    cosines = [F.cosine_similarity(flattened(expected[name]), flattened(heard[name]), dim=1) for name in expected]
+    lengths = {name: float(value.norm()) for name, value in heard.items()}
+    told = [name for name, length in lengths.items() if length >= ROUNDING * max(lengths.values())]
+    cosines = [F.cosine_similarity(flattened(expected[name]), flattened(heard[name]), dim=1) for name in told]
     return 1 - torch.stack(cosines).mean(dim=0)
 
 
