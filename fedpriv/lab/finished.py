@@ -27,17 +27,19 @@ def completed_summary(folder: RunFolder) -> Summary:
     return summary
 
 
-def finished_world(folder: RunFolder, experiment: Experiment) -> World:
+def finished_world(folder: RunFolder, experiment: Experiment, *, reads_texts: bool = False) -> World:
     """Build the experiment of a run that is looked at again, on the data that it was made with.
 
     Args:
         folder: the run's.
         experiment: its settings.
+        reads_texts: whether what looks at it can look at texts.
 
     Raises:
         InputError: its secret is needed and not there, its data were changed, or something does not fit.
     """
-    refuse_texts(experiment, "what looks at a finished run")
+    if not reads_texts:
+        refuse_texts(experiment, "what looks at a finished run")
     world = build_world(experiment, folder.world_secret(experiment))
     check_data(world, folder)
     return world
