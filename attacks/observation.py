@@ -27,6 +27,7 @@ from fedpriv.models import recorded_model
 __all__ = [
     "Observation",
     "PublicSettings",
+    "TextFormat",
     "list_observations",
     "observation_stem",
     "observation_title",
@@ -37,6 +38,21 @@ __all__ = [
 Count = Annotated[int, Field(ge=1, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """What is public of texts.
+
+    Attributes:
+        vocabulary: tokens that there are.
+        task: classify: the label of a sequence; next: each token from those before it.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    vocabulary: Count
+    task: Literal["classify", "next"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,7 @@ class PublicSettings:
         clients: how many clients' uploads are averaged in the one that was heard; their numbers of steps and of
             examples are then their means.
         columns: of the table whose rows the examples are; empty: these are images.
+        text: of texts, whose shape is (1, 1, T); ``None``: these are images or rows.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -80,6 +97,7 @@ class PublicSettings:
     mechanism: dict[str, Any]
     clients: Count = 1
     columns: tuple[Column, ...] = ()
+    text: TextFormat | None = None
 
     def __post_init__(self) -> None:
         if self.columns and (1, 1, features_of(self.columns)) != self.shape:
@@ -195,9 +213,9 @@ def write_observation(folder: Path, observation: Observation) -> Path:
 
 
 def _plain(settings: PublicSettings) -> dict[str, Any]:
-    """As they are written; those of images have the bytes that they had before there were tables."""
+    """As they are written; those of images have the bytes that they had before there were tables and texts."""
     tree = asdict(settings)
-    return {key: value for key, value in tree.items() if key != "columns" or value}
+    return {key: value for key, value in tree.items() if key not in ("columns", "text") or value}
 
 
 def list_observations(folder: Path) -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ each of some other images of the same data set? A picture that nobody would call
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,28 +19,15 @@ from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.rows import row_scores
+from fedpriv.attacks.scored import Scores, odds, subject
+from fedpriv.attacks.texts.referee import missed_sentences, score_guessed_sentences, score_sentences
 from fedpriv.attacks.truth import Truth
 from fedpriv.records import RowScore, Score
 
-__all__ = ["Scores", "missed", "score", "score_guesses"]
+__all__ = ["missed", "score", "score_guesses"]
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Lines of scores.jsonl, why they have no LPIPS, and the pictures that they are about.
-
-    Attributes:
-        scores: by restart, then image.
-        lpips_reason: ``None`` where LPIPS was computed.
-        pictures: number of the true image in the truth -> what the chosen restart made of it, (C, H, W) on [0, 1].
-    """
-
-    scores: tuple[Score, ...]
-    lpips_reason: str | None
-    pictures: Mapping[int, Tensor]
 
 
 def score(
@@ -71,6 +58,8 @@ def score(
     Raises:
         ValueError: reconstruction and truth are of different victims or shapes.
     """
+    if truth.tokenizer is not None:
+        return score_sentences(reconstruction, upload, truth, guesses)
     _check(reconstruction, truth)
     # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
     bar = best_guess_mse(guesses, truth.images, truth.labels) * ROUNDING
@@ -124,26 +113,21 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
         scores: of this attack on this upload; none where it was refused.
         picked: whether the attack picks images out of a list.
     """
+    if truth.tokenizer is not None:
+        return missed_sentences(truth, attack, upload, scores)
     places = {(score.client, score.image) for score in scores if score.chosen}
     offered = 1 if picked else len(truth.labels)
     lines = []
-    for number, label in enumerate(truth.labels.tolist()):
-        client, image = truth.place(number)
-        if (client, image) in places:
+    for number in range(len(truth.labels)):
+        if truth.place(number) in places:
             continue
         lines.append(
             Score(
-                round=truth.round,
-                client=client,
-                image=image,
                 attack=attack,
                 upload=upload,
                 restart=0,
                 chosen=True,
                 loss=None,
-                label=None,
-                true_label=label,
-                label_correct=None,
                 mse=math.inf,
                 mse_normalised=math.inf,
                 psnr=-math.inf,
@@ -151,9 +135,9 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
                 lpips=None,
                 recovered=False,
                 note="",
-                clients=truth.clients,
                 picked=picked,
-                **_odds(truth, number, offered, picked=picked),
+                **subject(truth, number, None),
+                **odds(truth, number, offered, picked=picked),
             )
         )
     return tuple(lines)
@@ -168,6 +152,8 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
         std: the standard deviations of the normalisation, one a channel.
         perceptual: whether to compute LPIPS.
     """
+    if truth.tokenizer is not None:
+        return score_guessed_sentences(guesses, truth)
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
     reasons: list[str | None] = []
@@ -228,15 +214,7 @@ def _lines(
     lpips, reason = _lpips(truth, originals, images) if perceptual else ([None] * len(images), None)
     lines = []
     for k, (image, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
-        client, number = truth.place(image)
-        true_label = int(truth.labels[image])
         line = Score(
-            round=truth.round,
-            client=client,
-            image=number,
-            label=label,
-            true_label=true_label,
-            label_correct=None if label is None else label == true_label,
             mse=float(mse[k]),
             mse_normalised=float(normalised[k]),
             psnr=likeness[k].psnr,
@@ -244,11 +222,11 @@ def _lines(
             lpips=lpips[k],
             recovered=not picked and likeness[k].is_alike and float(mse[k]) < float(bar[image]),
             cells=likeness[k].cells,
-            clients=truth.clients,
             rank=ranks[k],
             candidates=candidates[k],
             picked=picked,
-            **_odds(truth, image, offered, picked=picked),
+            **subject(truth, image, label),
+            **odds(truth, image, offered, picked=picked),
             **about,
         )
         lines.append(line)
@@ -273,35 +251,6 @@ def _pictures(originals: Tensor, images: Tensor, success_ssim: float, mse: Tenso
 
 def _rows(truth: Truth, originals: Tensor, images: Tensor) -> list[_Likeness]:
     return [_Likeness(cells.is_recovered, cells=cells) for cells in row_scores(truth.columns, originals, images)]
-
-
-def _odds(truth: Truth, image: int, offered: int, *, picked: bool) -> dict[str, Any]:
-    """What may be expected of attacks on one image: the fields of :class:`Score` that no attack decides."""
-    # In a batch the best decision is that of somebody who gives one answer for each image.
-    optimum = truth.optima[image] if truth.optima is not None and (picked or offered == 1) else None
-    return {
-        "offered": offered,
-        "chance": _chance(truth, image, offered, picked=picked),
-        "releases": None if truth.releases is None else truth.releases[image],
-        "best": None if optimum is None else optimum.share,
-        "draws": 0 if optimum is None else optimum.draws,
-    }
-
-
-def _chance(truth: Truth, image: int, offered: int, *, picked: bool) -> float | None:
-    """How often an image is picked out by a guess, if the candidates are as likely as it is.
-
-    A guess that may offer several images, of which the referee takes the nearest, is right as many times more often.
-    """
-    label = truth.used[image]
-    if picked:
-        return None if truth.candidates is None else 1 / len(truth.candidates.alike(image, label, truth.labels_known))
-    if truth.others is None:
-        return None
-    alike = len(truth.others)
-    if truth.labels_known and truth.other_labels is not None:
-        alike = int((truth.other_labels == label).sum())
-    return min(1.0, offered / (1 + alike))
 
 
 def _in_order(truth: Truth) -> tuple[Tensor, Tensor]:

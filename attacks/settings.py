@@ -38,6 +38,7 @@ class AttackSettings(Section):
         tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
         smooth: whether it needs a network that can be differentiated twice everywhere.
         stacks: whether it can use uploads of other batches of one client's images together.
+        is_text: whether it reads texts, rather than images or rows of tables.
         iterations: steps.
         restarts: random starts.
     """
@@ -50,6 +51,7 @@ class AttackSettings(Section):
     tunable: ClassVar[tuple[str, ...]] = ()
     smooth: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

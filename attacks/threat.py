@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fedpriv import records
 from fedpriv.attacks.access import Access
-from fedpriv.columns import of_rows
+from fedpriv.columns import worded
 from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import suggestion
@@ -57,8 +57,8 @@ class ThreatModel(records.ThreatModel):
             return None
         first = missing[0]
         switch = f" (adversary.{_KNOWLEDGE[first]} = false)" if first in _KNOWLEDGE else ""
-        words = of_rows(first.words)
-        words = words if words in self.withheld else first.words
+        known = [words for kind in ("row", "sentence") if (words := worded(first.words, kind)) in self.withheld]
+        words = known[0] if known else first.words
         return f"{attack} needs {words}, which the threat model {self.name} withholds{switch}"
 
 
@@ -179,12 +179,11 @@ _SECRET = (
 )
 
 
-def threat_model(config: AdversaryConfig, rows: bool = False) -> ThreatModel:
-    """Return the threat model that the settings describe, of ``rows`` or of images."""
+def threat_model(config: AdversaryConfig, kind: str = "image") -> ThreatModel:
+    """Return the threat model that the settings describe; ``kind``: what an example is, image, row or sentence."""
     model = _with_knowledge(LISTENERS[config.threat_model], config)
-    if not rows:
-        return model
-    return replace(model, knows=tuple(map(of_rows, model.knows)), withheld=tuple(map(of_rows, model.withheld)))
+    knows, withheld = (tuple(worded(text, kind) for text in texts) for texts in (model.knows, model.withheld))
+    return replace(model, knows=knows, withheld=withheld)
 
 
 def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatModel:

@@ -7,6 +7,7 @@ from torch import Tensor
 from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.reconstruction import Optimum
 from fedpriv.columns import Column
+from fedpriv.data.tokenizers import Tokenizer
 
 __all__ = ["Truth"]
 
@@ -29,6 +30,7 @@ class Truth:
         candidates: what an attack picks from that is given a list for each image; ``None``: no attack is.
         used_labels: int64 (B,), those that went into the upload, where clients change labels; ``None``: ``labels``.
         columns: of the table whose rows the "images" are; empty: they are images.
+        tokenizer: of texts, whose tokens the "images" are, int64 (B, 1, 1, T); ``None``: they are images or rows.
         optima: for each image, how often the best decision among it and the others is right; ``None``: not known.
         releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
     """
@@ -47,6 +49,7 @@ class Truth:
     optima: tuple[Optimum, ...] | None = None
     used_labels: Tensor | None = None
     columns: tuple[Column, ...] = ()
+    tokenizer: Tokenizer | None = None
 
     @property
     def used(self) -> Tensor:

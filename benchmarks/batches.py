@@ -132,18 +132,18 @@ def measure(dataset: Dataset, case: str, seed: int) -> Row:
     config = features if kind == "convnet" else ClosedFormSettings()
     began = time.process_time()
     try:
-        (found,) = run_attack(AttackJob(config.name, [heard], model, config, 0, public_images=public))
+        (reconstruction,) = run_attack(AttackJob(config.name, [heard], model, config, 0, public_images=public))
     except InputError as error:
         return Row(case, float("nan"), float("nan"), 0, len(images), 0, time.process_time() - began, str(error))
     spent = time.process_time() - began
     guess = public.mean(dim=0).expand_as(images)
-    offered = torch.cat([found.images, guess[: max(len(images) - len(found.images), 0)]])
-    told = torch.cat([found.labels, labels.new_full((len(offered) - len(found.labels),), -1)])
+    offered = torch.cat([reconstruction.images, guess[: max(len(images) - len(reconstruction.images), 0)]])
+    told = torch.cat([reconstruction.labels, labels.new_full((len(offered) - len(reconstruction.labels),), -1)])
     order = metrics.match(images, offered[: len(images)])
     psnr = -10 * metrics.mse(images, offered[order]).clamp(min=1e-20).log10()
     recovered = int((metrics.ssim(images, offered[order]) >= RECOVERED).sum())
     right = int((told[order] == labels).sum())
-    return Row(case, float(psnr.mean()), float(psnr.min()), recovered, len(images), right, spent, found.note)
+    return Row(case, float(psnr.mean()), float(psnr.min()), recovered, len(images), right, spent, reconstruction.note)
 
 
 def main() -> None:
@@ -157,15 +157,15 @@ def main() -> None:
     measure(dataset, "relu:2", 0)  # libraries are loaded
     rows = []
     for case in arguments.cases:
-        found = [measure(dataset, case, seed) for seed in range(arguments.seeds)]
-        rows += found
+        seeds = [measure(dataset, case, seed) for seed in range(arguments.seeds)]
+        rows += seeds
         show(
             ("case", "note", "PSNR", "least", "recovered", "labels", "CPU s"),
             [
                 (
-                    case, found[0].note, f"{mean(row.psnr for row in found):.1f}", f"{min(r.least for r in found):.1f}",
-                    f"{sum(row.recovered for row in found)} of {sum(row.images for row in found)}",
-                    sum(row.labels for row in found), f"{max(row.seconds for row in found):.2f}",
+                    case, seeds[0].note, f"{mean(row.psnr for row in seeds):.1f}", f"{min(r.least for r in seeds):.1f}",
+                    f"{sum(row.recovered for row in seeds)} of {sum(row.images for row in seeds)}",
+                    sum(row.labels for row in seeds), f"{max(row.seconds for row in seeds):.2f}",
                 )
             ],
             words=2,

@@ -1,17 +1,18 @@
 """How long votes take: many at a time behind one first layer, against a loop of single forward passes.
 
-Usage: python -m benchmarks.certify [--votes 1000] [--images 5] [--json FILE]
+Usage: python -m benchmarks.certify [--votes 1000] [--images 5] [--models lenet,mlp-64] [--json FILE]
 
 batched: SmoothedNetwork.votes, in microseconds a vote. loop: one forward pass of the whole network for each vote, with
 its noise, and its argmax. ratio: loop over batched. rest: the layers behind the noise alone, on noise that was drawn
-before, at the best of several batch sizes. at most: loop over rest, which no way of drawing and counting exceeds.
+before. normals: drawing standard normal numbers alone, into memory that is there. Both at the best of several batch
+sizes. at most: loop over rest + normals, beyond which no batched vote gets with these products and this generator.
 norms: bounding the first layer's norms, in milliseconds. MNIST images (random ones, which take as long), one thread,
 CPU time, medians of the repeats.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,13 +36,13 @@ from fedpriv.smoothing import (
 
 _SHAPE, _CLASSES, _REPEATS = (1, 28, 28), 10, 5
 _BATCHES = (8, 32, 128, 256, 512)
-_MODELS: tuple[dict[str, Any], ...] = (
-    {"name": "lenet"},
-    {"name": "mlp"},
-    {"name": "mlp", "hidden": [64]},
-    {"name": "strided"},
-    {"name": "convnet"},
-)
+_MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {"name": "lenet"},
+    "mlp": {"name": "mlp"},
+    "mlp-64": {"name": "mlp", "hidden": [64]},
+    "strided": {"name": "strided"},
+    "convnet": {"name": "convnet"},
+}
 
 
 def main() -> None:
@@ -49,22 +50,22 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--votes", type=int, default=1000)
     parser.add_argument("--images", type=int, default=5)
+    parser.add_argument("--models", default=",".join(_MODELS), help="networks, by commas")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = list(_measured(arguments.votes, arguments.images))
-    words, figures = ("model", "place"), ("batched", "loop", "ratio", "rest", "at most", "norms")
+    rows = list(_measured(arguments.models.split(","), arguments.votes, arguments.images))
+    words, figures = ("model", "place"), ("batched", "loop", "ratio", "rest", "normals", "at most", "norms")
     show(
         (*words, *figures), [(*(row[key] for key in words), *(f"{row[key]:.1f}" for key in figures)) for row in rows], 2
     )
     save(arguments.json, votes=arguments.votes, images=arguments.images, rows=rows)
 
 
-def _measured(votes: int, count: int) -> Iterator[dict[str, Any]]:
+def _measured(names: Sequence[str], votes: int, count: int) -> Iterator[dict[str, Any]]:
     images = torch.rand(count, *_SHAPE, generator=torch_stream(1, "images"))
-    for settings in _MODELS:
+    for name in names:
         for place in ("hidden", "input"):
-            model, first = _smoothed(settings, RobustnessConfig(noise=0.5, place=place))
-            name = f"{settings['name']} {settings.get('hidden', '')}".strip()
+            model, first = _smoothed(_MODELS[name], RobustnessConfig(noise=0.5, place=place))
             yield {"model": name, "place": place, **_times(model, first, images, votes)}
 
 
@@ -79,21 +80,23 @@ def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int
         ways: list[Callable[[], object]] = [partial(model.votes, images, votes, "benchmark", range(len(images)))]
         ways.append(partial(_loop, model, images, few))
         ways += [partial(_rest, model, images, _drawn(model, images, size), votes // size) for size in sizes]
+        ways += [partial(_normals, deviations.new_empty(size, *deviations.shape), votes // size) for size in sizes]
         for way in ways:
             way()
         # Side by side, so that whatever else the machine does to its caches is in all of them.
         taken = [[_computed(way) for way in ways] for _ in range(_REPEATS)]
-    asked = [votes * len(images), few, *(votes // size * size for size in sizes)]
-    together, single, *rests = (
+    asked = [votes * len(images), few, *(votes // size * size for size in sizes * 2)]
+    together, single, *parts = (
         1e6 * statistics.median(times) / count for times, count in zip(zip(*taken, strict=True), asked, strict=True)
     )
-    rest = min(rests)
+    rest, normals = min(parts[: len(sizes)]), min(parts[len(sizes) :])
     return {
         "batched": together,
         "loop": single,
         "ratio": single / together,
         "rest": rest,
-        "at most": single / rest,
+        "normals": normals,
+        "at most": single / (rest + normals),
         "norms": 1e3 * norms,
     }
 
@@ -122,6 +125,12 @@ def _rest(model: SmoothedNetwork, images: Tensor, values: Tensor, times: int) ->
         inputs = model.normalise(images[:1]).expand(len(values), -1, -1, -1)
         for _ in range(times):
             model.layer.onwards(model.network, values, inputs)
+
+
+def _normals(numbers: Tensor, times: int) -> None:
+    stream = torch_stream(1, "normals")
+    for _ in range(times):
+        numbers.normal_(generator=stream)
 
 
 def _smoothed(settings: dict[str, Any], config: RobustnessConfig) -> tuple[SmoothedNetwork, FirstLayer]:

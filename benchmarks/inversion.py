@@ -100,8 +100,8 @@ def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
     name, given = _named(attack)
     settings = known_attack(name).model_validate({"iterations": steps, **given})
     began = time.process_time()
-    (found,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
-    return found.images, 1e3 * (time.process_time() - began) / steps
+    (reconstruction,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
+    return reconstruction.images, 1e3 * (time.process_time() - began) / steps
 
 
 def run_theirs(case: Case, attack: str, steps: int, python: str) -> tuple[Tensor, float]:

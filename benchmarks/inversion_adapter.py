@@ -48,9 +48,9 @@ def main(case: str, result: str, attack: str, steps: str, seed: str) -> None:
     sent = {"parameters": list(model.parameters()), "buffers": None, "metadata": public}
     told = {"num_data_points": len(labels), "labels": labels, "local_hyperparams": None}
     began = time.process_time()
-    found, _ = attacker.reconstruct([sent], [{"gradients": gradients, "buffers": None, "metadata": told}], {})
+    reconstruction, _ = attacker.reconstruct([sent], [{"gradients": gradients, "buffers": None, "metadata": told}], {})
     milliseconds = 1e3 * (time.process_time() - began) / int(steps)
-    np.savez(result, images=(found["data"] * std + mean).clamp(0, 1).numpy(), milliseconds=milliseconds)
+    np.savez(result, images=(reconstruction["data"] * std + mean).clamp(0, 1).numpy(), milliseconds=milliseconds)
 
 
 if __name__ == "__main__":

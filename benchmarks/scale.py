@@ -3,15 +3,17 @@
 Usage: python -m benchmarks.scale [--json FILE] [--only NAME ...] [--repeats N] [--pfl FOLDER]
 
 All ways of a set-up take turns in one process (pfl-research in one of its own that waits for its turn), so that
-whatever disturbs the machine hits all of them; reported are medians, and the median of the ratios of turns. One thread.
+whatever disturbs the machine hits all of them; reported are medians of CPU seconds, and the median of the ratios of
+turns. One thread.
 
 - small: MLP(128) and LeNet on MNIST, 100 clients a round, batches of 10, 5 steps, with and without noise. A round is
   what the server waits for: messages to clients, their training, their uploads read and checked; no evaluation.
 - flute: FLUTE's set-up: MNIST, logistic regression, 1,000 clients, 10 a round, batches of 10, rate 0.03, one epoch. A
   whole run, evaluation included: inline with one after every round, stacked with one every 20 rounds.
-- pfl: pfl-research's CIFAR-10 set-up: users of 50 images (as many as the data give), 50 a round, CNN of 1.6 million
-  parameters. A round without evaluation. ``--pfl`` names the folder that pfl was installed in (``pip install --no-deps
-  --target FOLDER pfl``, and what it needs); without it, only ours is measured.
+- pfl: pfl-research's CIFAR-10 set-up: 1,000 users of 50 images (280 where the data are the first of the two files), 50
+  a round, one epoch, batches of 10, CNN of 1.6 million parameters. A round without evaluation. ``--pfl`` names the
+  folder that pfl was installed in (``pip install --no-deps --target FOLDER pfl``, and what it needs); without it, only
+  ours is measured.
 """
 
 import os
@@ -19,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +32,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import options, save, seconds, show
+from benchmarks.measure import options, save, show
 from fedpriv.clients.app import client_app
 from fedpriv.config import DataConfig, Experiment
-from fedpriv.data.datasets import load_dataset
+from fedpriv.data.datasets import list_datasets, load_dataset
 from fedpriv.engines import run_engine
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
@@ -46,6 +49,7 @@ from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.world import World, build_world
 
+TOLD = "scale: "  # begins what pfl's process says to us, as benchmarks.scale_pfl has it
 SETUPS = ("small", "flute", "pfl")
 GRIDS = {"inline": InlineGrid, "stacked": StackedGrid}
 MODELS: Mapping[str, dict[str, Any]] = {"mlp(128)": {"name": "mlp", "hidden": [128]}, "lenet": {"name": "lenet"}}
@@ -62,7 +66,7 @@ class Row:
 
     Attributes:
         setup: its name.
-        ways: way -> median seconds of a turn.
+        ways: way -> median CPU seconds of a turn.
         ratios: way -> median over turns of what it took over what the first way took in the same turn.
     """
 
@@ -91,7 +95,7 @@ def main() -> None:
         for row in rows
         for way, taken in row.ways.items()
     ]
-    show(("set-up", "way", "s", "of the first way", "times as fast"), lines, words=2)
+    show(("set-up", "way", "CPU s", "of the first way", "times as fast"), lines, words=2)
     save(arguments.json, rows=[vars(row) for row in rows], torch=torch.__version__)
 
 
@@ -122,16 +126,20 @@ def flute(repeats: int) -> Row:
         build_world(_experiment(**sections, federation={**federation, **extra}, engine={"name": name}))
         for name, extra in (("inline", {}), ("stacked", {"evaluate_every": 20}))
     )
-    ways = {"inline, tested every round": partial(_run, every), "stacked, every 20": partial(_run, seldom)}
+    ways = {
+        "inline, tested every round": partial(_timed, partial(_run, every)),
+        "stacked, every 20": partial(_timed, partial(_run, seldom)),
+    }
     return _turns("FLUTE, 100 rounds", ways, min(repeats, 3), warm=False)
 
 
 def pfl(folder: Path | None, repeats: int) -> Row:
     """A round of pfl-research's set-up by pfl itself, where it is there, and by ours."""
-    users = len(load_dataset(DataConfig(name="cifar10"), 1).x_train) // 50
+    name = "cifar10-complete" if _is_here("cifar10-complete") else "cifar10"
+    users = len(load_dataset(DataConfig(name=name), 1).x_train) // 50
     world = build_world(
         _experiment(
-            data={"name": "cifar10"},
+            data={"name": name},
             model={"name": "benchmarks.scale_model:cnn"},
             federation={"clients": users, "clients_per_round": 50, "rounds": repeats + 2, "algorithm": "fedavg"},
             training={"batch_size": 10, "learning_rate": 0.1},
@@ -139,14 +147,18 @@ def pfl(folder: Path | None, repeats: int) -> Row:
     )
     ours = {name: _rounds(world, grid(client_app(world.secret), users)) for name, grid in GRIDS.items()}
     with _pfl_rounds(folder, world) as theirs:
-        return _turns("pfl-research, CIFAR-10", {**theirs, **ours}, repeats)
+        return _turns(f"pfl-research, CIFAR-10, {users} users", {**theirs, **ours}, repeats)
 
 
-def _turns(setup: str, ways: Mapping[str, Callable[[], object]], repeats: int, *, warm: bool = True) -> Row:
-    """Time all ways in turns; the first turn of each is not counted if ``warm``."""
+def _is_here(name: str) -> bool:
+    return any(status.available for status in list_datasets("") if status.name == name)
+
+
+def _turns(setup: str, ways: Mapping[str, Callable[[], float]], repeats: int, *, warm: bool = True) -> Row:
+    """Do all ways in turns, each of which returns what it took; the first turn of each is not counted if ``warm``."""
     for call in ways.values() if warm else ():
         call()
-    times = [{name: seconds(call) for name, call in ways.items()} for _ in range(repeats)]
+    times = [{name: call() for name, call in ways.items()} for _ in range(repeats)]
     first = next(iter(ways))
     return Row(
         setup,
@@ -160,7 +172,7 @@ def _experiment(**sections: Any) -> Experiment:
     return Experiment.model_validate({"seed": 1, **sections, "adversary": {"attacks": []}, "engine": engine})
 
 
-def _rounds(world: World, grid: InlineGrid) -> Callable[[], None]:
+def _rounds(world: World, grid: InlineGrid) -> Callable[[], float]:
     """Return what does one round more with each call: exchange, mean and the server's step, without evaluation."""
     assume_server_identity(1)
     clients = world.experiment.federation.clients
@@ -174,7 +186,14 @@ def _rounds(world: World, grid: InlineGrid) -> Callable[[], None]:
         )
         optimizer.step(mean_upload(replies.uploads, world.experiment.federation.weighting))
 
-    return round_
+    return partial(_timed, round_)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Call, and return the CPU seconds that it took."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
 
 
 def _run(world: World) -> None:
@@ -187,7 +206,7 @@ def _run(world: World) -> None:
 
 
 @contextmanager
-def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callable[[], object]]]:
+def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callable[[], float]]]:
     """A process of pfl's that does a round when it is asked to; nothing where there is none, with the reason."""
     if folder is None:
         print("pfl-research is left out: --pfl names no folder that it is installed in", file=sys.stderr)
@@ -196,8 +215,9 @@ def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callabl
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "users.npz"
         rows = torch.from_numpy(np.stack(world.partitions))
-        images = world.network_input(world.dataset.x_train[rows.flatten()]).unflatten(0, rows.shape)
-        np.savez(file, images=images.numpy(), labels=world.dataset.y_train[rows].numpy())
+        data = world.dataset
+        images, labels = data.x_train[rows].numpy(), data.y_train[rows].numpy()
+        np.savez(file, images=images, labels=labels, mean=np.array(data.mean), std=np.array(data.std))
         path = os.pathsep.join([str(Path.cwd()), str(folder.resolve())])
         errors = Path(place) / "errors.txt"
         with errors.open("w") as out:
@@ -210,7 +230,7 @@ def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callabl
                 text=True,
             )
         try:
-            started = _told(process)
+            started = _told(process) is not None
             if not started:
                 reason = " ".join(errors.read_text().strip().splitlines()[-1:])
                 print(f"pfl-research is left out: it does not run here: {reason}", file=sys.stderr)
@@ -221,8 +241,8 @@ def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callabl
             process.wait()
 
 
-def _ask(process: "subprocess.Popen[str]") -> None:
-    """Have pfl do a round.
+def _ask(process: "subprocess.Popen[str]") -> float:
+    """Have pfl do a round, and return the CPU seconds that it took.
 
     Raises:
         RuntimeError: its process has ended.
@@ -230,13 +250,16 @@ def _ask(process: "subprocess.Popen[str]") -> None:
     if process.stdin is not None:
         process.stdin.write("\n")
         process.stdin.flush()
-    if not _told(process):
+    told = _told(process)
+    if told is None:
         raise RuntimeError("pfl's process has ended")
+    return float(told)
 
 
-def _told(process: "subprocess.Popen[str]") -> bool:
-    """Wait until pfl's process says that it is done; false if it has ended."""
-    return process.stdout is not None and any(line.startswith("scale: ") for line in process.stdout)
+def _told(process: "subprocess.Popen[str]") -> str | None:
+    """Wait until pfl's process says that it is done, and return what it says; ``None``: it has ended."""
+    lines = iter(()) if process.stdout is None else iter(process.stdout)
+    return next((line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)), None)
 
 
 if __name__ == "__main__":

@@ -211,20 +211,20 @@ def wrong(folder: Path, users: list[User]) -> list[str]:
     lines = [json.loads(line) for line in (folder / "service" / "charges.jsonl").read_text().splitlines()[1:]]
     charged = {line["number"]: line["user"] for line in lines}
     numbers = [(number, user.name) for user in users for number in user.numbers]
-    found = []
+    faults = []
     if len(charged) != len(lines):
-        found.append("a number was charged twice")
+        faults.append("a number was charged twice")
     if len({number for number, _ in numbers}) != len(numbers):
-        found.append("a number was given twice")
+        faults.append("a number was given twice")
     if any(charged.get(number) != name for number, name in numbers):
-        found.append("an answer was not charged to its user")
+        faults.append("an answer was not charged to its user")
     spent = Counter(line["user"] for line in lines)
-    found += [
+    faults += [
         f"{user.name} has {spent[user.name]} charges of {user.budget}"
         for user in users
         if spent[user.name] > user.budget
     ]
-    return found
+    return faults
 
 
 def main() -> None:
@@ -258,9 +258,9 @@ def main() -> None:
             server.kill()
         problems = wrong(folder.path, users)
         lines = len((folder.path / "service" / "charges.jsonl").read_text().splitlines()) - 1
-    rows = [(words, f"{found.seconds:.1f}", found.answers, f"{found.answers / found.seconds:.0f}",
-             f"{found.wait(0.5):.0f}", f"{found.wait(0.99):.0f}")
-            for words, found in ((f"{arguments.kills} kills", killed), ("no kill", calm))]  # fmt: skip
+    rows = [(words, f"{case.seconds:.1f}", case.answers, f"{case.answers / case.seconds:.0f}",
+             f"{case.wait(0.5):.0f}", f"{case.wait(0.99):.0f}")
+            for words, case in ((f"{arguments.kills} kills", killed), ("no kill", calm))]  # fmt: skip
     show(("", "seconds", "answers", "a second", "median ms", "99 % ms"), rows)
     given = sum(len(user.numbers) for user in users)
     print(f"{given} answers arrived, {lines} were charged; {sum(user.refused for user in users)} refusals (429).")

@@ -68,10 +68,10 @@ def accuracy(experiment: Experiment) -> float:
             continue
         uploads = [Upload(client, 1, local_upload(world, client, before, number)) for client in range(CLIENTS)]
         optimizer.step(noised_mean(world, number, tuple(uploads)))
-    found = evaluate_all(world, optimizer.state, experiment.federation.rounds).accuracy
-    if found is None:
+    share = evaluate_all(world, optimizer.state, experiment.federation.rounds).accuracy
+    if share is None:
         raise ValueError("every test image was evaluated, and there is no accuracy")
-    return found
+    return share
 
 
 def interval(values: list[float]) -> str:
@@ -93,10 +93,10 @@ def main() -> None:
     first: list[float] = []
     for title, (mechanism, times) in rows.items():
         sigma = None if times == 1 else times * on_mean[0] * CLIENTS / central.bound
-        found = [accuracy(settings(mechanism, seed, sigma)) for seed in SEEDS]
-        first = first or found
-        less = [a - b for a, b in zip(first, found, strict=True)]
-        print(f"{title}: {interval(found)}{'' if found is first else f'; less than central by {interval(less)}'}")
+        shares = [accuracy(settings(mechanism, seed, sigma)) for seed in SEEDS]
+        first = first or shares
+        less = [a - b for a, b in zip(first, shares, strict=True)]
+        print(f"{title}: {interval(shares)}{'' if shares is first else f'; less than central by {interval(less)}'}")
 
 
 if __name__ == "__main__":

@@ -1,34 +1,31 @@
 """The Flower ClientApp: answers who it is, and trains or votes when asked."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedpriv.clients.cohort import Cohort, CohortApp
-from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
+from fedpriv.clients.knowledge import asked_about, masked_counts, teachers_votes
 from fedpriv.clients.memory import check_question, own_secret, secret_for
+from fedpriv.clients.raising import discreet
 from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import RefusedError
-from fedpriv.masking import Words, flat, least_survivors, quantised, votes_limit
-from fedpriv.randomness import NoiseStream, Secret
+from fedpriv.masking import least_survivors
+from fedpriv.randomness import Secret
 from fedpriv.seeds import kept_for
 from fedpriv.threads import cpu_threads
-from fedpriv.wire import pack, unpack
+from fedpriv.wire import pack, record_in, unpack
 from fedpriv.world import State, World, build_world
 
 __all__ = ["app", "client_app"]
 
-_LOG = logging.getLogger(__name__)
 
-
-def client_app(secret: Secret | None) -> ClientApp:
+def client_app(secret: Secret | None) -> CohortApp:
     """Return the app of a run.
 
     Args:
@@ -77,8 +74,9 @@ def client_app(secret: Secret | None) -> ClientApp:
     def vote_masked(message: Message, context: Context) -> Message:
         """Vote as above, and reply with noisy counts of which the server can read the sum only."""
         world, own, votes = _voted(message, context, secret)
-        least = least_survivors(world.experiment.federation.clients)
-        reply = masked(message, context, _masked_counts(world, votes, own.stream("votes")), least)
+        clients = world.experiment.federation.clients
+        words = masked_counts(votes, world.dataset.classes, world.noise_of_votes, clients, own.stream("votes"))
+        reply = masked(message, context, words, least_survivors(clients))
         reply["client"] = _about(world, _partition(context))
         return Message(reply, reply_to=message)
 
@@ -98,7 +96,7 @@ def _trained(
     message: Message, context: Context, secret: Secret | None, cohort: Cohort
 ) -> tuple[World, State, Secret | None]:
     """The experiment, what this client computes in the message's round, and the secret of that answer's noise."""
-    task = message.content.config_records["task"]
+    task = record_in(message.content, "task", ConfigRecord)
     before = cohort.sent(message)
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
@@ -112,25 +110,21 @@ def _trained(
 @contextmanager
 def _discreet(experiment: Experiment, context: Context) -> Iterator[None]:
     """Where noise protects the data, say nothing of what goes wrong inside but in the client's own log."""
+    if experiment.protects:
+        with discreet(_partition(context)):
+            yield
+        return
     try:
         yield
-    except RefusedError:
-        raise
-    except (Exception, SystemExit) as error:
-        if experiment.protects:
-            # What went wrong may depend on an example, and no noise protects a text.
-            _LOG.exception("client %d failed", _partition(context))
-            raise RuntimeError("failed; the client's own log says why") from None
-        if isinstance(error, SystemExit):
-            # A model's own code must not end the process: on Ray it serves other clients, too.
-            raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
-        raise
+    except SystemExit as error:
+        # A model's own code must not end the process: on Ray it serves other clients, too.
+        raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
 
 
 def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[World, Secret, Tensor]:
     """The experiment, a secret of this answer alone, and the votes (t, Q) of this client's teachers."""
-    task = message.content.config_records["task"]
-    images = unpack(message.content.array_records["questions"])["images"]
+    task = record_in(message.content, "task", ConfigRecord)
+    images = unpack(record_in(message.content, "questions", ArrayRecord))["images"]
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
     with _discreet(experiment, context):
@@ -143,14 +137,6 @@ def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[W
         own = answer_secret(secret_for(context, round_number, asked, shared), client, round_number, asked)
         with cpu_threads(experiment.engine.threads):
             return world, own, teachers_votes(world, client, images)
-
-
-def _masked_counts(world: World, votes: Tensor, noise: NoiseStream) -> Words:
-    """Noisy counts as whole numbers to be masked, laid end to end."""
-    clients = world.experiment.federation.clients
-    sigma = world.noise_of_votes
-    counts = noisy_counts(votes, world.dataset.classes, sigma, clients, noise)
-    return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))
 
 
 def _answer(

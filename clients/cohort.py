@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fedpriv.clients.stack import Stack, same_work, stack_of
 from fedpriv.gradients.ghost import Entangled
-from fedpriv.wire import unpack
+from fedpriv.wire import record_in, unpack
 from fedpriv.world import State, World
 
 __all__ = ["Cohort", "CohortApp"]
@@ -48,7 +48,7 @@ class Cohort:
 
     def sent(self, message: Message) -> State:
         """Return the global state in a message; of messages that were expected, one for all that hold the same."""
-        known = self._states.get(id(message.content.array_records["parameters"]))
+        known = self._states.get(id(record_in(message.content, "parameters", ArrayRecord)))
         return _received(message) if known is None else known[1]
 
     def upload(self, world: World, client: int, before: State, round_number: int) -> State | None:
@@ -86,7 +86,7 @@ class Cohort:
         return self._stacks[0][1]
 
     def _unpacked(self, message: Message) -> State:
-        record = message.content.array_records["parameters"]
+        record = record_in(message.content, "parameters", ArrayRecord)
         if id(record) not in self._states:
             # The record is kept, so that no other one takes its place in memory.
             self._states[id(record)] = record, _received(message)
@@ -94,8 +94,8 @@ class Cohort:
 
 
 def _received(message: Message) -> State:
-    arrays = message.content.array_records
-    return _Received(unpack(arrays["parameters"]), unpack(arrays["buffers"]))
+    parameters, buffers = (record_in(message.content, name, ArrayRecord) for name in ("parameters", "buffers"))
+    return _Received(unpack(parameters), unpack(buffers))
 
 
 class CohortApp(ClientApp):

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised
-from fedpriv.masking import least_survivors
+from fedpriv.masking import Words, flat, least_survivors, quantised, votes_limit
 from fedpriv.randomness import NoiseStream, numpy_stream, seeded_generators, torch_stream
 from fedpriv.teaching import teach
 from fedpriv.world import World
 
-__all__ = ["asked_about", "noisy_counts", "teachers_votes"]
+__all__ = ["asked_about", "masked_counts", "noisy_counts", "teachers_votes"]
 
 _LOG = logging.getLogger(__name__)
 _BATCH = 1000
@@ -49,11 +49,11 @@ def teachers_votes(world: World, client: int, images: Tensor) -> Tensor:
     passed = () if own else (MemoryError, torch.OutOfMemoryError)
     votes = []
     for number, positions in enumerate(_shares(world, client)):
-        found = unless_raised(partial(_taught, world, client, number, positions, images), *passed)
-        if found is None:
+        classes = unless_raised(partial(_taught, world, client, number, positions, images), *passed)
+        if classes is None:
             _LOG.warning("client %d: the model raises in teacher %d, which votes for class 0", client, number)
-            found = torch.zeros(len(images), dtype=torch.int64)
-        votes.append(found)
+            classes = torch.zeros(len(images), dtype=torch.int64)
+        votes.append(classes)
     return torch.stack(votes).to(world.votes_type)
 
 
@@ -75,6 +75,12 @@ def noisy_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise:
     counts = functional.one_hot(votes.long(), classes).sum(0).double()
     share = sigma / math.sqrt(least_survivors(clients))
     return counts + torch.from_numpy(noise.numpy().normal(0.0, share, tuple(counts.shape)))
+
+
+def masked_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream) -> Words:
+    """Return :func:`noisy_counts` as whole numbers to be masked, laid end to end."""
+    counts = noisy_counts(votes, classes, sigma, clients, noise)
+    return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))
 
 
 def _shares(world: World, client: int) -> Iterator[np.ndarray]:

@@ -13,6 +13,7 @@ file that is written once: of two processes that answer for one client, one is f
 import os
 import re
 import secrets
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fedpriv.errors import RefusedError
 from fedpriv.files import write_once
 from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
+from fedpriv.wire import record_in
 
 __all__ = ["check_question", "kept", "own_secret", "secret_for"]
 
@@ -44,7 +46,7 @@ def check_question(context: Context, experiment: Experiment, round_number: int) 
     rounds = experiment.federation.rounds
     if not 1 <= round_number <= rounds:
         raise RefusedError(f"round {round_number} is none of this run, which has rounds 1 to {rounds}")
-    settings = sha256(experiment.model_dump_json().encode()).digest()
+    settings = _digest(experiment)
     if kept(context, "settings", settings) != settings:
         raise RefusedError("the settings are not those with which this client was first asked in this run")
 
@@ -103,13 +105,16 @@ def kept(context: Context, name: str, value: bytes) -> bytes:
     return bytes.fromhex(content.decode())
 
 
+@lru_cache(maxsize=2)
+def _digest(experiment: Experiment) -> bytes:
+    """Of all settings; writing them out takes longer than a step of a small network, and a run has one experiment."""
+    return sha256(experiment.model_dump_json().encode()).digest()
+
+
 def _kept_by_flower(context: Context, name: str, value: bytes) -> bytes:
-    records = context.state.config_records
-    if _RECORD not in records:
-        records[_RECORD] = ConfigRecord()
-    if name not in records[_RECORD]:
-        records[_RECORD][name] = value
-    known = records[_RECORD][name]
+    if _RECORD not in context.state:
+        context.state[_RECORD] = ConfigRecord()
+    known = record_in(context.state, _RECORD, ConfigRecord).setdefault(name, value)
     if not isinstance(known, bytes):
         raise RefusedError(f"the client's memory of this run, {name}, is damaged")
     return known

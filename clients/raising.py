@@ -15,7 +15,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Sound", "unless_raised", "where_sound"]
+from fedpriv.errors import RefusedError
+
+__all__ = ["Sound", "discreet", "unless_raised", "where_sound"]
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -97,6 +99,23 @@ def unless_raised(compute: Callable[[], T], *passed: type[BaseException]) -> T |
     if interrupts:
         raise interrupts[0]
     return result
+
+
+@contextmanager
+def discreet(client: int) -> Iterator[None]:
+    """Say nothing of what goes wrong inside but in the client's own log.
+
+    Raises:
+        RefusedError: as it is raised inside; it is about messages alone.
+        RuntimeError: whatever else went wrong, in words that say nothing of the data.
+    """
+    try:
+        yield
+    except RefusedError:
+        raise
+    except (Exception, SystemExit):  # noqa: BLE001 - it may depend on an example, and no noise protects a text
+        _LOG.exception("client %d failed", client)
+        raise RuntimeError("failed; the client's own log says why") from None
 
 
 @contextmanager

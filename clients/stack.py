@@ -70,8 +70,8 @@ class Stack:
             changes = group.changes(before, round_number)
         if changes is None:
             return None
-        found = {name: value.detach().cpu() for name, value in changes.items()}
-        return tuple(State({name: value[row] for name, value in found.items()}, {}) for row in range(len(clients)))
+        numbers = {name: value.detach().cpu() for name, value in changes.items()}
+        return tuple(State({name: value[row] for name, value in numbers.items()}, {}) for row in range(len(clients)))
 
 
 def same_work(plan: Plan) -> tuple[object, ...]:
@@ -138,10 +138,10 @@ class _Group:
         steps = plan.steps(round_number)
         step, descend = partial(self._step, parameters), partial(self._descend, parameters) if self._is_plain else None
         try:
-            found = train_locally(world.experiment, steps, before.parameters, parameters, step, descend)
+            updates = train_locally(world.experiment, steps, before.parameters, parameters, step, descend)
         except _TakenApart:
             return None
-        return self._released(found) if plan.config.protects_updates else found
+        return self._released(updates) if plan.config.protects_updates else updates
 
     @property
     def _is_plain(self) -> bool:
@@ -176,7 +176,7 @@ class _Group:
             plan.release_update({name: value[row] for name, value in updates.items()}, secret.stream("noise"))
             for row, (plan, secret) in pairs
         ]
-        return {name: torch.stack([one[name] for one in released]) for name in updates}
+        return {name: torch.stack([vector[name] for vector in released]) for name in updates}
 
     def _step(self, parameters: Vector, step: int) -> Vector:
         """The clients' gradients of a step, privatised where that is done with examples."""
@@ -261,8 +261,8 @@ def _alone(world: World, parameters: Vector, x: Tensor, y: Tensor, seed: int) ->
     trained = trained_parameters(world.model)
     with seeded_generators(seed, world.device):
         total = LOSS(world.model(x), y).sum()
-    found = torch.autograd.grad(total, tuple(trained.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(trained, found, strict=True))
+    gradients = torch.autograd.grad(total, tuple(trained.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(trained, gradients, strict=True))
 
 
 def _same(given: Vector, expected: Vector) -> bool:

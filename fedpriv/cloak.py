@@ -122,10 +122,10 @@ def learn_noise(model: Model, images: Tensor, labels: Tensor, learning: Learning
     rho = torch.full_like(shift, _START).requires_grad_()
     even = uniform_noise(images.shape[1:], 1.0, learning.clamped)
     optimizer = torch.optim.Adam([shift, rho], lr=learning.rate)
-    for some, wanted in _batches(images, labels, learning, generator):
+    for batch, wanted in _batches(images, labels, learning, generator):
         cloak = replace(even, shift=shift, sigma=learning.deviations(rho))
         optimizer.zero_grad()
-        cloak_loss(model, cloak, learning.weight, some, wanted, generator).backward()
+        cloak_loss(model, cloak, learning.weight, batch, wanted, generator).backward()
         optimizer.step()
     return replace(even, shift=shift.detach(), sigma=learning.deviations(rho).detach())
 
@@ -153,8 +153,8 @@ def suppress(
     kept = cloak.sigma <= threshold
     constants = (images.mean(dim=0) + cloak.shift).requires_grad_()
     optimizer = torch.optim.Adam([constants], lr=learning.rate)
-    for some, wanted in _batches(images, labels, learning, generator):
-        sent = replace(cloak, kept=kept, constants=constants).hide(some, generator)
+    for batch, wanted in _batches(images, labels, learning, generator):
+        sent = replace(cloak, kept=kept, constants=constants).hide(batch, generator)
         optimizer.zero_grad()
         functional.cross_entropy(model(sent), wanted).backward()
         optimizer.step()

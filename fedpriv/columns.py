@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-__all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "of_rows", "slices"]
+__all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "slices", "worded"]
 
 MISSING, OTHER = "(missing)", "(other)"
 
@@ -123,6 +124,13 @@ def cell_texts(columns: Sequence[Column], row: NDArray[np.floating]) -> tuple[st
     return tuple(column.text(code) for column, code in zip(columns, decode(columns, row[None])[0], strict=True))
 
 
-def of_rows(text: str) -> str:
-    """Return a sentence about images or pictures as one about rows."""
-    return re.sub(r"\b(?:image|picture)(s?)\b", r"row\1", text)
+def worded(text: str, kind: str) -> str:
+    """Return a sentence about images or pictures as one about examples of this kind: image, row or sentence."""
+    if kind == "image":
+        return text
+    return re.sub(r"\b(?P<article>[Aa]n )?(?:image|picture)(?P<many>s?)\b", partial(_as_kind, kind), text)
+
+
+def _as_kind(kind: str, found: re.Match[str]) -> str:
+    article = "" if found["article"] is None else found["article"].replace("n", "")
+    return f"{article}{kind}{found['many']}"

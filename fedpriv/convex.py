@@ -104,14 +104,14 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
     if not longest <= norm * (1 + 1e-12):
         raise InputError(f"features of length {longest:g}: at most {norm:g} is proven")
     shape = objective.classes, objective.features.shape[1]
-    found = optimize.minimize(
+    solution = optimize.minimize(
         lambda flat: objective.value(flat.reshape(shape)),
         np.zeros(math.prod(shape)),
         jac=lambda flat: objective.gradient(flat.reshape(shape)).ravel(),
         method="L-BFGS-B",
         options={"maxiter": 2000, "gtol": tolerance / 10, "ftol": 0.0},
     )
-    weights: Array = found.x.reshape(shape)
+    weights: Array = solution.x.reshape(shape)
     for _ in range(_NEWTON):
         if np.linalg.norm(objective.gradient(weights)) <= _STOP * tolerance:
             break

@@ -38,6 +38,7 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     """
     if dataset.classes < 2:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
+    _refuse_few_test_examples(experiment, dataset)
     if dataset.is_next:
         _refuse_labels(experiment)
     if experiment.erm is not None:
@@ -45,6 +46,19 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
+
+
+def _refuse_few_test_examples(experiment: Experiment, dataset: Dataset) -> None:
+    """Refuse to ask about, or to evaluate on, more test examples than there are."""
+    there, asked = len(dataset.x_test), 0 if experiment.pate is None else experiment.pate.queries
+    if asked >= there:
+        raise InputError(
+            f"pate.queries = {asked}: {dataset.name} has {there} test images, and the "
+            "student is measured on those that are not asked about"
+        )
+    wanted = experiment.federation.evaluate_examples
+    if wanted is not None and wanted > there:
+        raise InputError(f"federation.evaluate_examples = {wanted}: {dataset.name} has {there} test examples")
 
 
 def _refuse_labels(experiment: Experiment) -> None:

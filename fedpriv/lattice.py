@@ -92,6 +92,6 @@ def _rounded(values: Array, bound: float, noise: np.random.Generator) -> NDArray
     """Round up with the probability of the remainder, and anew until the norm is within the bound."""
     below = np.floor(values)
     while True:
-        found: NDArray[np.int64] = (below + (noise.random(values.shape) < values - below)).astype(np.int64)
-        if float(np.square(found.astype(np.float64)).sum()) <= bound**2:
-            return found
+        rounded: NDArray[np.int64] = (below + (noise.random(values.shape) < values - below)).astype(np.int64)
+        if float(np.square(rounded.astype(np.float64)).sum()) <= bound**2:
+            return rounded

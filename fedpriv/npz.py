@@ -133,14 +133,14 @@ def read_arrays(path: Path, headers: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 def _members(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, zipfile.ZipInfo]:
     """The members that hold arrays of these names; an archive may have several of one name."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    arrays: dict[str, zipfile.ZipInfo] = {}
     for name in names:
         members = [member for member in archive.infolist() if member.filename in (name, f"{name}.npy")]
         if len(members) > 1:
             raise _RefusedError(f"holds {name} {len(members)} times")
         if members:
-            found[name] = members[0]
-    return found
+            arrays[name] = members[0]
+    return arrays
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:

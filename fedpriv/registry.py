@@ -13,6 +13,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
@@ -36,6 +37,9 @@ __all__ = [
 
 
 Kind = TypeVar("Kind", bound=type[Any])
+
+# Reading them goes through every installed package: once for all groups.
+_installed = cache(entry_points)
 
 # It becomes a key of experiment files, a part of lists and of file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -90,7 +94,7 @@ class Registry(Mapping[str, type[Any]]):
             if not module.ispkg:
                 importlib.import_module(module.name)
         self._things = dict(sorted(self._things.items()))
-        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+        for point in sorted(_installed().select(group=self.group), key=lambda point: point.name):
             # Importing a package runs its code, which may do anything: a sys.exit(0) must not look like success.
             try:
                 _enter(self._things, check_complete(point.load(), self._base()))

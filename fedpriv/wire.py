@@ -7,25 +7,41 @@ for the hundred kilobytes of a small model that takes longer than its gradient. 
 import io
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.gradients import Vector
 from fedpriv.npz import HEADER_BYTES, parse_header
 
-__all__ = ["pack", "unpack"]
+__all__ = ["pack", "record_in", "unpack"]
 
 _NPY = "numpy.ndarray"
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 def pack(vector: Vector) -> ArrayRecord:
     """Return a record with a copy of each tensor under its name."""
     return ArrayRecord({name: _to_array(value) for name, value in vector.items()})
+
+
+def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
+    """Return the record of a kind that a message holds under a name.
+
+    Flower's views, such as ``content.array_records``, copy all records of a kind each time, which for a small model
+    takes longer than its gradient.
+
+    Raises:
+        KeyError: there is none, or one of another kind.
+    """
+    found = content.get(name)
+    if not isinstance(found, kind):
+        raise KeyError(name)
+    return found
 
 
 def unpack(record: ArrayRecord) -> Vector:
@@ -40,7 +56,7 @@ def unpack(record: ArrayRecord) -> Vector:
 def _to_array(tensor: Tensor) -> Array:
     values = tensor.detach().cpu().contiguous().numpy()
     data = b"".join((_header(values.dtype.str, values.shape), values.data))
-    return Array(str(values.dtype), tuple(values.shape), _NPY, data)
+    return Array(_name(values.dtype), tuple(values.shape), _NPY, data)
 
 
 def _to_tensor(array: Array) -> Tensor:
@@ -82,6 +98,12 @@ def _load(array: Array) -> NDArray[Any]:
     except (EOFError, OSError, ValueError) as error:
         raise ValueError(f"an array cannot be read: {error}") from None
     return values
+
+
+@lru_cache(maxsize=64)
+def _name(kind: "np.dtype[Any]") -> str:
+    # numpy looks it up anew each time, which takes as long as copying a small tensor.
+    return str(kind)
 
 
 @lru_cache(maxsize=4096)

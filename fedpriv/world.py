@@ -18,27 +18,25 @@ from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.data.canaries import with_canaries
-from fedpriv.data.datasets import Dataset, load_dataset, place_of, unit_scale
+from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import Shares, partition_indices
 from fedpriv.erm import problem_of, usual_length
 from fedpriv.errors import InputError
 from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
-from fedpriv.mechanisms.machinery.redistribution import Redistribution
-from fedpriv.models.machinery.build import build_model, model_digest
+from fedpriv.models.machinery.build import model_digest
+from fedpriv.network import network_of, precision_of, redistribution_of, smoothing_of
 from fedpriv.plan import Plan
 from fedpriv.plans import Plans, kinds_of
-from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
-from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
-from fedpriv.threads import cpu_threads
+from fedpriv.randomness import Secret, numpy_stream, seeded_generators
+from fedpriv.smoothing import Smoothing
 
 __all__ = [
     "State",
     "World",
     "build_world",
     "choose_device",
-    "first_layer",
     "tracked_buffers",
     "trained_parameters",
 ]
@@ -264,7 +262,7 @@ class World:
 
     def network_input(self, images: Tensor) -> Tensor:
         """Normalise images (B, C, H, W), uint8, in the network's numbers and on its device."""
-        return self.dataset.normalise(images, _precision(self.experiment)).to(self.device)
+        return self.dataset.normalise(images, precision_of(self.experiment)).to(self.device)
 
     def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
         """The number of a client's examples of each class among these labels (N,) of the training data."""
@@ -311,63 +309,23 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
     dataset = load_dataset(experiment.data, experiment.seed)
-    if experiment.pate is not None and experiment.pate.queries >= len(dataset.x_test):
-        raise InputError(
-            f"pate.queries = {experiment.pate.queries}: {dataset.name} has {len(dataset.x_test)} test images, and the "
-            "student is measured on those that are not asked about"
-        )
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
     partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
     dataset = with_canaries(dataset, partitions, experiment.data.canaries, experiment.seed)
-    model = _network(experiment, dataset)
+    model = network_of(experiment, dataset)
     check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)
-    model.to(device, _precision(experiment))
+    model.to(device, precision_of(experiment))
     initial = State.of(model)
     numbers = tuple(value.numel() for value in initial.parameters.values())
-    plans = Plans(experiment, partitions.sizes, numbers, _redistribution(experiment, dataset, model), secret)
+    redistribution = redistribution_of(experiment, dataset, model, trained_parameters(model))
+    plans = Plans(experiment, partitions.sizes, numbers, redistribution, secret)
     plans.check()
     check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
-    smoothing = _smoothing(experiment, dataset, model)
+    smoothing = smoothing_of(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
     return world.with_labels_changed(range(clients), secret)
-
-
-def _network(experiment: Experiment, dataset: Dataset) -> nn.Module:
-    """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
-    sequences = dataset.sequences(place_of(experiment.data).root)
-    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
-    if experiment.smoothing is None:
-        return model
-    stream = torch_stream(experiment.seed, "robustness-trial")
-    try:
-        return with_noise(model, experiment.smoothing.place, dataset.shape, stream)
-    except InputError as error:
-        raise experiment.model.refusal(str(error)) from error
-
-
-def _smoothing(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:
-    """How the noise in the forward pass is shared out and scaled, from the initial parameters and public images."""
-    if experiment.smoothing is None:
-        return None
-
-    def public(wanted: int) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(public_rows(experiment.seed, len(dataset.x_test), wanted))
-        images = unit_scale(dataset.x_test[rows], _precision(experiment))
-        return images.to(first.blank().device), dataset.y_test[rows].to(first.blank().device)
-
-    first = first_layer(dataset, model)
-    with cpu_threads(experiment.engine.threads):
-        return build_smoothing(experiment.smoothing, first, public)
-
-
-def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:
-    """Return how images of a data set reach the noise of a network, which is put into evaluation mode."""
-    model.eval()
-    return FirstLayer(
-        model, noise_layers(model)[0], lambda pixels: dataset.normalise(pixels, pixels.dtype), dataset.shape
-    )
 
 
 def _route(world: World, examples: int) -> Route:
@@ -376,33 +334,9 @@ def _route(world: World, examples: int) -> Route:
         return Route(batch_first=True)
     images, labels = random_examples(experiment, dataset, examples)
     # A model of its own, because one that was trained may hold what cannot be copied.
-    model = _network(experiment, dataset)
-    model.to(world.device, _precision(experiment)).train()
+    model = network_of(experiment, dataset)
+    model.to(world.device, precision_of(experiment)).train()
     world.initial.load_into(model)
     memory = experiment.engine.gradient_bytes
     with seeded_generators(0, world.device), world.autocast():
         return find_route(model, LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
-
-
-def _precision(experiment: Experiment) -> torch.dtype:
-    return torch.float64 if experiment.engine.precision == "float64" else torch.float32
-
-
-def _redistribution(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Redistribution | None:
-    """How the noise is shared out, the same for all clients and the whole run; from the initial parameters."""
-
-    def public(wanted: int) -> tuple[nn.Module, Tensor]:
-        images = dataset.normalise(_public_images(experiment, dataset, wanted), _precision(experiment))
-        return model.eval(), images.to(next(model.parameters()).device)
-
-    with cpu_threads(experiment.engine.threads):
-        return experiment.mechanism.redistributed(trained_parameters(model), public)
-
-
-def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Tensor:
-    """Test images, which are public in this laboratory and no client's."""
-    there = len(dataset.x_test)
-    if wanted > there:
-        raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
-    chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
-    return dataset.x_test[torch.from_numpy(np.sort(chosen))]

@@ -16,12 +16,12 @@ from flwr.serverapp import Grid
 from fedpriv.config import FederationConfig
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Failure
-from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, read_upload
+from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, read_upload, told_classes
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
-__all__ = ["Federation", "Replies", "Upload", "ask_for_uploads", "find_clients", "question", "require_usable"]
-__all__ += ["send_and_receive"]
+__all__ = ["Federation", "Reached", "Replies", "Upload", "ask_for_uploads", "exchanged", "find_clients", "question"]
+__all__ += ["require_usable", "send_and_receive"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
@@ -94,6 +94,20 @@ def _partition(reply: Message) -> int | None:
         return None
 
 
+class Reached(Protocol):
+    """Clients, as a server reaches them that asks for masked sums."""
+
+    @property
+    def nodes(self) -> Mapping[int, int]:
+        """Node ids by client; those of clients that never connected are missing."""
+
+    def allowed_masked(self, client: int) -> Allowed:
+        """Return what a client may send under a mask."""
+
+    def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
+        """Send clients that connected a message of a round, each its own content, and return the answers by client."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """The clients of a run, as the server reaches them.
@@ -117,6 +131,10 @@ class Federation:
             self._allowed[kind] = allowed_upload(self.world, client)
         return self._allowed[kind]
 
+    def allowed_masked(self, client: int) -> Allowed:
+        """Return what a client may send under a mask: numbers whose norm says nothing."""
+        return Allowed(int(self.world.sizes[client]), math.inf, False, told_classes(self.world))
+
     @cached_property
     def _allowed(self) -> dict[int, Allowed]:
         """Clients with the same plan may send the same."""
@@ -129,11 +147,7 @@ class Federation:
 
     def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Send clients that connected a message of a round, each its own content, and return the answers by client."""
-        clients = [client for client in contents if client in self.nodes]
-        messages = [Message(contents[client], self.nodes[client], kind, group_id=str(number)) for client in clients]
-        # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
-        received = send_and_receive(self.grid, messages, self.timeout)
-        return {client: received[number] for number, client in enumerate(clients) if number in received}
+        return exchanged(self.grid, self.nodes, kind, number, contents, self.timeout)
 
     def questions(self, number: int, states: Mapping[int, State]) -> dict[int, RecordDict]:
         """What clients are sent that are to train in a round, each from its own state; equal states are packed once."""
@@ -178,6 +192,31 @@ def question(state: State, experiment: str, round_number: int) -> RecordDict:
             "task": ConfigRecord({"experiment": experiment, "round": round_number}),
         }
     )
+
+
+def exchanged(
+    grid: Grid,
+    nodes: Mapping[int, int],
+    kind: str,
+    number: int,
+    contents: Mapping[int, RecordDict],
+    timeout: float | None,
+) -> dict[int, Message]:
+    """Send clients that connected a message of a round, each its own content, and return the answers by client.
+
+    Args:
+        grid: Flower's way to the clients.
+        nodes: node ids by client; those of clients that never connected are missing.
+        kind: of the message.
+        number: the round, from 1.
+        contents: by client.
+        timeout: seconds to wait for the answers; ``None``: no limit.
+    """
+    clients = [client for client in contents if client in nodes]
+    messages = [Message(contents[client], nodes[client], kind, group_id=str(number)) for client in clients]
+    # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
+    received = send_and_receive(grid, messages, timeout)
+    return {client: received[place] for place, client in enumerate(clients) if place in received}
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> dict[int, Message]:

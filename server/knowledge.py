@@ -23,7 +23,7 @@ from fedpriv.accounting.votes import (
     threshold_rdp,
 )
 from fedpriv.config import Experiment
-from fedpriv.masking import restored, votes_limit
+from fedpriv.masking import votes_limit
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.records import Failure, Knowledge, RoundRecord, VotedAnswer
@@ -33,7 +33,7 @@ from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
 from fedpriv.server.released import questions
 from fedpriv.server.rounds import take_up
-from fedpriv.server.secure import ask_for_masked_sum
+from fedpriv.server.secure import ask_for_votes
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
 from fedpriv.teaching import teach
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
@@ -207,13 +207,12 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     """The sum of noisy counts, of which the server sees nothing else."""
     world = federation.world
     shape = (len(world.asked_rows), world.dataset.classes)
-    found = ask_for_masked_sum(federation, _ROUND, contents, "train.masked_votes", shape[0] * shape[1])
-    require_usable(Replies(found.uploads, found.failures, 0, 0), world.experiment.federation, _ROUND)
-    per_client = world.experiment.pate_settings.teachers_per_client
-    limit = votes_limit(per_client, world.noise_of_votes, len(contents))
-    counts = restored(found.total, len(found.clients), limit).reshape(shape).numpy()
+    limit = votes_limit(world.experiment.pate_settings.teachers_per_client, world.noise_of_votes, len(contents))
+    votes = ask_for_votes(federation, _ROUND, contents, shape, limit)
+    masked = votes.found
+    require_usable(Replies(masked.uploads, masked.failures, 0, 0), world.experiment.federation, _ROUND)
     none = np.zeros((0, len(world.asked_rows)), dtype=np.int16)
-    return Poll(none, np.array(found.clients, dtype=np.int64), counts, found.failures, found.bytes_up)
+    return Poll(none, np.array(masked.clients, dtype=np.int64), votes.counts, masked.failures, masked.bytes_up)
 
 
 def _are_classes(votes: torch.Tensor, classes: int) -> bool:

@@ -242,13 +242,13 @@ def _aggregated(settings: FederationConfig, uploads: Sequence[Upload]) -> State:
     """
     rule = f"aggregation rule {settings.aggregation}"
     try:
-        found = settings.rule.aggregate(uploads, settings.weighting)
+        state = settings.rule.aggregate(uploads, settings.weighting)
     except Exception as error:
         raise RunFailedError(f"{rule} failed: {type(error).__name__}: {first_line(error)}") from error
-    if not isinstance(found, State):
-        raise RunFailedError(f"{rule} returned {type(found).__name__}, expected a State")
+    if not isinstance(state, State):
+        raise RunFailedError(f"{rule} returned {type(state).__name__}, expected a State")
     like = uploads[0].state
-    for given, wanted in ((found.parameters, like.parameters), (found.buffers, like.buffers)):
+    for given, wanted in ((state.parameters, like.parameters), (state.buffers, like.buffers)):
         for name in dict.fromkeys([*wanted, *given]):
             if name not in given or name not in wanted:
                 raise RunFailedError(f"{rule} {'added' if name in given else 'left out'} {name}")
@@ -258,7 +258,7 @@ def _aggregated(settings: FederationConfig, uploads: Sequence[Upload]) -> State:
                 raise RunFailedError(f"{rule} returned {what} for {name}, expected a tensor of shape {tuple(shape)}")
             if not bool(value.isfinite().all()):
                 raise RunFailedError(f"{rule} returned NaN or infinity in {name}: {_largest(uploads)}")
-    return found
+    return state
 
 
 def _largest(uploads: Sequence[Upload]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
 
 from fedpriv.accounting.skellam import padded
 from fedpriv.errors import RunFailedError
@@ -19,19 +20,19 @@ from fedpriv.federated import masked_weights
 from fedpriv.lattice import decoded
 from fedpriv.masking import KEY_BYTES, Words, agreed, least_survivors, mask, restored, split
 from fedpriv.records import Failure
-from fedpriv.server.exchange import Federation, Replies
-from fedpriv.server.uploads import Allowed, Upload, raised, read_upload, refusal, told_classes
+from fedpriv.server.exchange import Federation, Reached, Replies
+from fedpriv.server.uploads import Upload, raised, read_upload, refusal
 from fedpriv.shamir import combined
 from fedpriv.world import State
 
-__all__ = ["MaskedSum", "ask_for_masked_sum", "ask_for_sum"]
+__all__ = ["MaskedSum", "VotesSum", "ask_for_masked_sum", "ask_for_sum", "ask_for_votes"]
 
 
 @dataclass(frozen=True)
 class _Round:
     """What a round has come to: who is still in it, and who was left out."""
 
-    federation: Federation
+    federation: Reached
     number: int
     needed: int
     failures: dict[int, Failure]
@@ -78,16 +79,16 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     if world.experiment.mechanism.noise_at == "sum":
         return _ask_for_noisy_sum(federation, number, states)
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
-    found = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
+    masked = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
     factors = masked_weights(federation.world.sizes.tolist(), settings.weighting)
-    weight = sum(factors[client] for client in found.clients)
-    mean = restored(found.total, len(found.clients), settings.secure_limit) / weight
+    weight = sum(factors[client] for client in masked.clients)
+    mean = restored(masked.total, len(masked.clients), settings.secure_limit) / weight
     uploads = tuple(
         replace(upload, state=_state(restored(words >> np.uint32(10), 1, settings.secure_limit), initial))
-        for upload, words in zip(found.uploads, found.words, strict=True)
+        for upload, words in zip(masked.uploads, masked.words, strict=True)
     )
-    bytes_down = sum(states[client].nbytes for client in found.asked)
-    return Replies(uploads, found.failures, found.bytes_up, bytes_down, _state(mean, initial))
+    bytes_down = sum(states[client].nbytes for client in masked.asked)
+    return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, _state(mean, initial))
 
 
 def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
@@ -102,13 +103,13 @@ def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int,
         return State(split(values, initial.parameters), nothing)
 
     questions = federation.questions(number, states)
-    found = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension))
+    masked = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension))
     uploads = tuple(
-        replace(upload, state=state(words, 1)) for upload, words in zip(found.uploads, found.words, strict=True)
+        replace(upload, state=state(words, 1)) for upload, words in zip(masked.uploads, masked.words, strict=True)
     )
-    bytes_down = sum(states[client].nbytes for client in found.asked)
-    mean = state(found.total, len(found.clients))
-    return Replies(uploads, found.failures, found.bytes_up, bytes_down, mean)
+    bytes_down = sum(states[client].nbytes for client in masked.asked)
+    mean = state(masked.total, len(masked.clients))
+    return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, mean)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class MaskedSum:
 
 
 def ask_for_masked_sum(
-    federation: Federation, number: int, questions: Mapping[int, RecordDict], kind: str, count: int
+    federation: Reached, number: int, questions: Mapping[int, RecordDict], kind: str, count: int
 ) -> MaskedSum:
     """Have clients answer under masks and return the sum of their answers, of which nothing else reaches the server.
 
@@ -163,6 +164,38 @@ def ask_for_masked_sum(
     total = _unmasked(going, keys, survivors, tuple(client for client in shares if client not in survivors), words)
     failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
     return MaskedSum(total, uploads, tuple(words), failures, tuple(shares))
+
+
+@dataclass(frozen=True)
+class VotesSum:
+    """The sum of what clients voted, with their shares of the noise.
+
+    Attributes:
+        counts: (Q, K), float64.
+        found: who is in it.
+    """
+
+    counts: NDArray[np.float64]
+    found: MaskedSum
+
+
+def ask_for_votes(
+    federation: Reached, number: int, questions: Mapping[int, RecordDict], shape: tuple[int, int], limit: float
+) -> VotesSum:
+    """Have clients vote under masks and return the sum of their noisy counts.
+
+    Args:
+        federation: the clients.
+        number: the round, from 1.
+        questions: what each client is asked, in ascending order.
+        shape: (Q, K), questions and classes.
+        limit: of a count of one client, from :func:`fedpriv.masking.votes_limit`.
+
+    Raises:
+        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
+    """
+    found = ask_for_masked_sum(federation, number, questions, "train.masked_votes", shape[0] * shape[1])
+    return VotesSum(restored(found.total, len(found.clients), limit).reshape(shape).numpy(), found)
 
 
 def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes, bytes]]:
@@ -200,7 +233,6 @@ def _masked(
     going: _Round, shares: Mapping[int, Mapping[int, bytes]], questions: Mapping[int, RecordDict], kind: str, count: int
 ) -> tuple[tuple[Upload, ...], list[Words]]:
     """The masked uploads, and the numbers in them."""
-    world = going.federation.world
     contents = {}
     for client in shares:
         senders = [other for other in shares if other != client]
@@ -209,9 +241,7 @@ def _masked(
     like = State({"masked": torch.zeros(count, dtype=torch.int32)}, {})
     uploads, words = [], []
     for client, answer in going.ask(kind, contents).items():
-        # A masked upload has no norm that says anything.
-        allowed = Allowed(int(world.sizes[client]), float("inf"), False, told_classes(world))
-        read = read_upload(answer, client, like, allowed)
+        read = read_upload(answer, client, like, going.federation.allowed_masked(client))
         if isinstance(read, Failure):
             going.leave_out(client, read.reason)
             continue

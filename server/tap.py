@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
+from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, write_observation
 from fedpriv.attacks.threat import OUTSIDER, ThreatModel, threat_model
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset
@@ -111,7 +111,8 @@ def _mechanism(
 def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple[int, ...]:
     """The labels behind the uploads, in ascending order: the order of a batch is nobody's to know."""
     rows = [world.uploaded_rows(upload.client, round_number) for upload in uploads]
-    return tuple(sorted(int(label) for part in rows for label in world.dataset.y_train[part]))
+    dataset = world.dataset
+    return tuple(sorted(int(label) for part in rows for label in dataset.kinds(dataset.y_train[part])))
 
 
 def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> PublicSettings:
@@ -138,4 +139,5 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         client_examples=plan.sampling.examples,
         mechanism=plan.config.model_dump(mode="json", exclude_none=True),
         columns=dataset.columns,
+        text=None if dataset.text is None else TextFormat(dataset.text.tokenizer.size, dataset.text.task),
     )

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 import torch
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MetricRecord
+from torch import Tensor
 
 from fedpriv.erm import longest_parameters
 from fedpriv.errors import printable
@@ -19,7 +20,7 @@ from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 from fedpriv.optimizers import ADAM_BETAS, momentum_weights
 from fedpriv.plan import Plan
 from fedpriv.records import Failure
-from fedpriv.wire import unpack
+from fedpriv.wire import record_in, unpack
 from fedpriv.world import State, World
 
 __all__ = [
@@ -131,11 +132,12 @@ def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> U
     """
     if reply.has_error():
         return refusal(client, raised(reply))
-    arrays = reply.content.array_records
-    if "upload" not in arrays:
+    content = reply.content
+    if not isinstance(sent := content.get("upload"), ArrayRecord):
         return refusal(client, "sent no upload")
     try:
-        state = State(unpack(arrays["upload"]), unpack(arrays["buffers"]) if "buffers" in arrays else {})
+        buffers = record_in(content, "buffers", ArrayRecord) if "buffers" in content else ArrayRecord()
+        state = State(unpack(sent), unpack(buffers))
         sender, examples = number_in(reply, "partition"), number_in(reply, "examples")
         labels = None if allowed.classes is None else _label_counts(reply)
     except (KeyError, ValueError, TypeError) as error:
@@ -172,7 +174,7 @@ def number_in(reply: Message, key: str) -> int:
         KeyError: it says nothing.
         TypeError: it says something else.
     """
-    value = reply.content.metric_records["client"][key]
+    value = record_in(reply.content, "client", MetricRecord)[key]
     if type(value) is not int:
         raise TypeError(f"{key} is {value!r}, expected a whole number")
     return value
@@ -180,7 +182,7 @@ def number_in(reply: Message, key: str) -> int:
 
 def _label_counts(reply: Message) -> tuple[int, ...]:
     """How often a client says that it holds each class."""
-    value = reply.content.metric_records["client"]["labels"]
+    value = record_in(reply.content, "client", MetricRecord)["labels"]
     if not isinstance(value, list) or not all(type(number) is int for number in value):
         raise TypeError(f"labels is {value!r}, expected whole numbers")
     return tuple(int(number) for number in value)
@@ -203,9 +205,15 @@ def _misfit(given: Vector, expected: Vector) -> str | None:
             return f"sent {name} of shape {tuple(value.shape)}, expected {tuple(want.shape)}"
         if value.dtype != want.dtype:
             return f"sent {name} as {value.dtype}, expected {want.dtype}"
-        if value.numel() and value.is_floating_point() and not torch.linalg.vector_norm(value, math.inf).isfinite():
+        if value.is_floating_point() and not _is_finite(value):
             return f"sent NaN or infinity in {name}"
     return None
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all numbers are; a sum of squares is the quickest look, and infinite for huge finite numbers, too."""
+    flat = value.flatten()
+    return math.isfinite(torch.dot(flat, flat)) or bool(flat.isfinite().all())
 
 
 def _excess(state: State, examples: int, allowed: Allowed) -> str | None:

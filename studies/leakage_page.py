@@ -66,7 +66,7 @@ def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
 
 
 def _strength(result: AttackResult) -> tuple[int, int, float]:
-    return result.recovered, result.identified or 0, -result.mse
+    return result.recovered, result.identified or 0, -result.error
 
 
 def write_page(path: Path, rows: Sequence[Row]) -> None:
@@ -223,7 +223,7 @@ def _outcome(group: Group, cells: Sequence[Row]) -> str:
     for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
         results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
         known = [result for result in results if _is_identified(result, attacks)]
-        recovers, recovers_known = (any(result.recovered for result in some) for some in (results, known))
+        recovers, recovers_known = (any(result.recovered for result in scored) for scored in (results, known))
         if results:
             columns[(recovers_known, bool(known), recovers, True).index(True)].append(mechanism)
         if any(result.label_accuracy == 1 for result in results):

@@ -134,11 +134,11 @@ def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: fl
         gradient = (shares[:, None] * off).T @ features + REGULARISATION * weights
         return float(value + REGULARISATION / 2 * (weights**2).sum()), gradient.ravel()
 
-    found = optimize.minimize(
+    solution = optimize.minimize(
         objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B",
         options={"maxiter": 5000, "gtol": 1e-8, "ftol": 0.0, "maxcor": 30},
     )  # fmt: skip
-    weights: Array = found.x.reshape(shape)
+    weights: Array = solution.x.reshape(shape)
     return weights
 
 

@@ -86,13 +86,13 @@ class Row:
 
     def certified(self, size: Size) -> Interval | None:
         """The share that is proven at a size."""
-        found = [found for each in self.records if (found := certified_at(each, size))]
-        return estimate([(each.share, each.low, each.high) for each in found], most=1.0)
+        figures = [figures for each in self.records if (figures := certified_at(each, size))]
+        return estimate([(each.share, each.low, each.high) for each in figures], most=1.0)
 
     def attacked(self, size: Size) -> Interval | None:
         """The share that all attacks up to a size leave right."""
-        found = [found for each in self.records if (found := right_at(each, size))]
-        return estimate([(each.right, each.low, each.high) for each in found], most=1.0)
+        figures = [figures for each in self.records if (figures := right_at(each, size))]
+        return estimate([(each.right, each.low, each.high) for each in figures], most=1.0)
 
 
 def main() -> None:
@@ -166,8 +166,8 @@ def theorems(rows: Sequence[Row], folder: Path) -> list[str]:
     bounds = ("main", "renyi", "analytic", "classic", "extended", "paper")
     lines = _head(f"certified, {size}", *bounds)
     for row in (row for row in rows if row.sigma):
-        found = [RunFolder.open(folder / record.folder).robustness() for record in row.records]
-        curves = [[each.curve(size.norm, bound) for each in found if each is not None] for bound in bounds]
+        records = [RunFolder.open(folder / record.folder).robustness() for record in row.records]
+        curves = [[each.curve(size.norm, bound) for each in records if each is not None] for bound in bounds]
         shares = [estimate([(share.value, share.low, share.high) for share in _at(size, each)]) for each in curves]
         lines.append(_line([*row.cells, *map(_percent, shares)]))
     return lines
@@ -187,14 +187,14 @@ def claims(rows: Sequence[Row], folder: Path) -> list[str]:
     """
     lines: list[str] = []
     for row in (row for row in rows if row.sigma):
-        found = [claims_of(RunFolder.open(folder / record.folder)) for record in row.records]
-        sizes = [claim.size for claim in found[0]]
+        runs = [claims_of(RunFolder.open(folder / record.folder)) for record in row.records]
+        sizes = [claim.size for claim in runs[0]]
         lines = lines or _head("claims / broken / images", *(f"linf {size:g}" for size in sizes), "proven")
         added = [
             [sum(numbers) for numbers in zip(*((c.claimed, c.broken, c.images) for c in column), strict=True)]
-            for column in zip(*found, strict=True)
+            for column in zip(*runs, strict=True)
         ]
-        proven = max(claim.proven for each in found for claim in each)
+        proven = max(claim.proven for each in runs for claim in each)
         lines.append(_line([*row.cells, *(" / ".join(map(str, each)) for each in added), str(proven)]))
     return lines
 
@@ -233,14 +233,14 @@ def claims_of(run: RunFolder) -> list[Claim]:
         raise ValueError(f"{run.path} was not attacked in linf")
     attempts, radii = run.attempts(), {each.image: each.margins["paper"] / norm for each in run.certificates()}
     proven = {each.image: each.radius("linf") for each in run.certificates()}
-    found = []
+    claims = []
     for size in evasion.sizes:
         here = [each for each in attempts if each.size == size]
         claimed = {each.image for each in here if size < radii[each.image]}
         fallen = {each.image for each in here if not each.right}
         sound = {each.image for each in here if size < proven[each.image]}
-        found.append(Claim(size, evasion.victims, len(claimed), len(claimed & fallen), len(sound)))
-    return found
+        claims.append(Claim(size, evasion.victims, len(claimed), len(claimed & fallen), len(sound)))
+    return claims
 
 
 def largest_row(first: FirstLayer, deviations: torch.Tensor) -> float:

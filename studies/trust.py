@@ -34,17 +34,17 @@ def main() -> None:
 
 def _accuracy(summaries: list[Summary]) -> str:
     """The mean over the seeds, with Student's 95 % interval."""
-    found = np.array([summary.test_accuracy for summary in summaries], dtype=np.float64)
-    half = float(t.ppf(0.975, len(found) - 1)) * float(found.std(ddof=1)) / len(found) ** 0.5
-    return f"{found.mean():.1%} [{found.mean() - half:.1%}, {found.mean() + half:.1%}]"
+    accuracies = np.array([summary.test_accuracy for summary in summaries], dtype=np.float64)
+    half = float(t.ppf(0.975, len(accuracies) - 1)) * float(accuracies.std(ddof=1)) / len(accuracies) ** 0.5
+    return f"{accuracies.mean():.1%} [{accuracies.mean() - half:.1%}, {accuracies.mean() + half:.1%}]"
 
 
 def _rate(summaries: list[Summary], what: str) -> str:
     """How many images of all seeds together, with Wilson's 95 % interval."""
     made = [attack for summary in summaries for attack in summary.attacks if attack.upload == "protected"]
     hits, images = sum(getattr(attack, what) for attack in made), sum(attack.victims for attack in made)
-    found = rate_interval(hits, images)
-    return f"{hits} of {images} [{found.low:.0%}, {found.high:.0%}]"
+    rate = rate_interval(hits, images)
+    return f"{hits} of {images} [{rate.low:.0%}, {rate.high:.0%}]"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     listed = set(LISTED.read_text(encoding="utf-8").splitlines())
     for item in items:
         if item.nodeid in listed:
             item.add_marker(pytest.mark.slow)
+    items[:] = _slow_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Each of the equal parts that the workers begin with has its share of the slow tests, and begins with it.
+
+    Otherwise one worker is left with a test of a minute while the others have nothing to take over.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    fast = [item for item in items if not item.get_closest_marker("slow")]
+    cut = [(place * len(slow) // workers, place * len(fast) // workers) for place in range(workers + 1)]
+    return [item for (a, b), (c, d) in pairwise(cut) for item in (*slow[a:c], *fast[b:d])]
 
 
 class Deprecated(logging.Handler):

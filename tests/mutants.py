@@ -204,8 +204,8 @@ MUTANTS = (
     Mutant(
         "votes with half the noise that certificates rest on",
         "fedpriv/smoothing/noise.py",
-        "return noise * self.deviations.to(like.device, dtype)",
-        "return 0.5 * noise * self.deviations.to(like.device, dtype)",
+        "return noise.mul_(self.deviations.to(like.device, dtype))",
+        "return noise.mul_(0.5 * self.deviations.to(like.device, dtype))",
         "tests/smoothing",
     ),
     Mutant(

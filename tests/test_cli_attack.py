@@ -100,7 +100,7 @@ def test_list(here: Path) -> None:
     assert [one["name"] for one in tree if one["surface"] == "answers"] == list(PROBES)
     assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in PROBES.values())
     common = {"name", "surface", "title", "reference", "needs", "settings"}
-    keys = {"uploads": common | {"active", "tunable", "parts"}, "answers": common, "inputs": common}
+    keys = {"uploads": common | {"active", "reads", "tunable", "parts"}, "answers": common, "inputs": common}
     assert all(keys[one["surface"]] == set(one) for one in tree)
 
 

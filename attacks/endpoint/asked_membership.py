@@ -144,7 +144,7 @@ def reference_signals(
     chosen = torch.from_numpy(rows).to(pool.images.device)
     outputs = network.outputs(stack, pool.images[chosen]).double().cpu().numpy()
     labels = pool.labels[chosen].cpu().numpy()
-    return [answer_signals(reference_answers(policy, one), labels, outputs.shape[-1]) for one in outputs]
+    return [answer_signals(reference_answers(policy, answers), labels, outputs.shape[-1]) for answers in outputs]
 
 
 def trained_references(rehearsal: Rehearsal, game: Game, count: int, seed: int) -> tuple[Vector, NDArray[np.bool_]]:

@@ -133,23 +133,23 @@ def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, major
     """
     read = [
         ProbeFigure(
-            f"attribute read, {words}", mean_interval(one.read), guess, float(clean.read.mean()), theorem=_NO_THEOREM
+            f"attribute read, {words}", mean_interval(trial.read), guess, float(clean.read.mean()), theorem=_NO_THEOREM
         )
-        for words, one in trials.items()
+        for words, trial in trials.items()
     ]
     answered = [
         ProbeFigure(
             f"right answers, {words}",
-            mean_interval(one.answered),
+            mean_interval(trial.answered),
             majority,
             float(clean.answered.mean()),
             theorem="no theorem bounds the accuracy",
         )
-        for words, one in trials.items()
+        for words, trial in trials.items()
     ]
     bits = [
-        ProbeFigure(f"bits, {words}", Interval(one.bits, None, None), theorem=_BITS, unit="number")
-        for words, one in trials.items()
+        ProbeFigure(f"bits, {words}", Interval(trial.bits, None, None), theorem=_BITS, unit="number")
+        for words, trial in trials.items()
     ]
     return (*read, *answered, *bits)
 

@@ -46,8 +46,8 @@ def mixed_images(public: Public, count: int, generator: np.random.Generator) -> 
     """Draw mixtures of two public images each, with a weight from U(0, 1): (count, C, H, W), float64."""
     pairs = generator.integers(len(public.images), size=(2, count))
     weights = torch.from_numpy(generator.random(count))[:, None, None, None]
-    one, two = (public.images[torch.from_numpy(rows)] for rows in pairs)
-    return weights * one + (1 - weights) * two
+    first, second = (public.images[torch.from_numpy(rows)] for rows in pairs)
+    return weights * first + (1 - weights) * second
 
 
 def _loss(network: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, wanted: Tensor) -> Tensor:

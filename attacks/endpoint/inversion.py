@@ -65,16 +65,16 @@ def invert(gradient: Gradient, start: Tensor, descent: Descent) -> tuple[Tensor,
     waited = torch.zeros(len(start), dtype=torch.int64)
     active = torch.ones(len(start), dtype=torch.bool)
     for step in range(descent.steps + 1):
-        found = gradient(images[active], labels[active])
-        if found is None:
+        cost_and_slope = gradient(images[active], labels[active])
+        if cost_and_slope is None:
             # Nobody could be asked whether the last step was one too far; the steps before it gained.
             ahead = active & (waited == 0) & (costs < torch.inf)
             best[ahead] = images[ahead]
             break
-        _keep(images, labels[active], found[0], best, costs, waited)
+        _keep(images, labels[active], cost_and_slope[0], best, costs, waited)
         if step == descent.steps:
             break
-        images[active] = _processed(images[active] - descent.rate * found[1], descent.blur)
+        images[active] = _processed(images[active] - descent.rate * cost_and_slope[1], descent.blur)
         active = (waited < descent.patience) & (costs > descent.enough)
         if not bool(active.any()):
             break

@@ -74,18 +74,18 @@ def inversion_figures(referee: Referee, inverted: Sequence[Inverted], guess: Ten
     figures = [
         ProbeFigure(
             f"classes told, top {top}",
-            rate_interval(sum(one.rank <= top for one in inverted), count),
+            rate_interval(sum(inversion.rank <= top for inversion in inverted), count),
             min(1.0, top / count),
             reference=float((reference <= top).double().mean()),
             theorem=f"{_NOTHING}; floor: {_FLOOR}",
         )
         for top in (1, 5)
     ]
-    likeness = median_interval([one.psnr for one in inverted], generator)
+    likeness = median_interval([inversion.psnr for inversion in inverted], generator)
     figures.append(
         ProbeFigure("PSNR to the class's mean, median", likeness, float(floor.median()), theorem=_NOTHING, unit="dB")
     )
-    confidence = median_interval([one.confidence for one in inverted], generator)
+    confidence = median_interval([inversion.confidence for inversion in inverted], generator)
     figures.append(ProbeFigure("the model's confidence, median", confidence, theorem="it says nothing about likeness"))
     return tuple(figures)
 

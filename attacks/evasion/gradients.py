@@ -116,5 +116,5 @@ def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:
     Where it is not finite it is taken for zero: an image moved by it would be none, and what it shows no evidence.
     """
     leaf = images.detach().requires_grad_()
-    (found,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
-    return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    (slope,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
+    return slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -61,7 +61,7 @@ class StackedNetwork:
     def outputs(self, parameters: Vector, x: Tensor) -> Tensor:
         """Return every model's outputs (M, B, classes) for the same inputs (B, ...)."""
         with torch.no_grad():
-            run = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)), in_dims=(0, None))
+            run = vmap(lambda numbers, image: functional_call(self._base, numbers, (image,)), in_dims=(0, None))
             logits: Tensor = run(parameters, x)
         return logits
 
@@ -81,7 +81,7 @@ class StackedNetwork:
                 gradients_of[f"{name}.bias"] = pair.errors.sum(dim=1)
             return {name: gradients_of[name] for name in self._shapes}
         tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        outputs = vmap(lambda numbers, one: functional_call(self._base, numbers, (one,)))(tracked, x)
+        outputs = vmap(lambda numbers, image: functional_call(self._base, numbers, (image,)))(tracked, x)
         total = self._loss(outputs, y, weights)
         gradients = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(tracked, gradients, strict=True))

@@ -254,10 +254,14 @@ def bounds_of(given: tuple[float, float] | None) -> Bounds:
     return Bounds(low, high)
 
 
-def on_scale(found: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruction:
+def on_scale(reconstruction: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruction:
     """Return a reconstruction on the scale of the range, with what was clipped in its note."""
-    attempts = tuple(replace(attempt, images=attempt.images * bounds.width + bounds.low) for attempt in found.attempts)
-    return replace(found, attempts=attempts, note="; ".join(text for text in (found.note, clipped) if text))
+    attempts = tuple(
+        replace(attempt, images=attempt.images * bounds.width + bounds.low) for attempt in reconstruction.attempts
+    )
+    return replace(
+        reconstruction, attempts=attempts, note="; ".join(text for text in (reconstruction.note, clipped) if text)
+    )
 
 
 def told_candidates(config: AttackSettings, candidates: Any, labels: Any) -> AttackSettings:

@@ -80,11 +80,17 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     attack = _attack(job)
     if not job.observations:
         return []
+    if attack.is_text:
+        from fedpriv.attacks.texts.engine import read_texts  # which builds on this package
+
+        return read_texts(job)
     network = Network(job.model, job.loss)
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]
     prepared = iter(prepare_victims(observations, network.names, network.device))
     victims = [_together(attack, heard, [next(prepared) for _ in uploads_of(heard)]) for heard in job.observations]
     _same_scene([observation.settings for observation in observations])
+    if observations[0].settings.text is not None:
+        raise AttackRefused(f"{attack.name} reads images or rows of tables, and these uploads are of texts")
     dtype = next(iter(victims[0].parameters.values())).dtype
     scene = Scene.of(network, observations[0].settings, dtype, job.public_images)
     results: dict[int, Reconstruction] = {}

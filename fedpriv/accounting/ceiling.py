@@ -151,10 +151,10 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
     known = claims(grid)
     best = int(np.argmin(known))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, _SEARCHED - 1)])
-    found = optimize.minimize_scalar(
+    least = optimize.minimize_scalar(
         lambda epsilon: float(claims(np.array([epsilon]))[0]), bounds=around, options={"xatol": 1e-9}
     )
-    return min(float(found.fun), float(known[best])) + _BEYOND_ENDS
+    return min(float(least.fun), float(known[best])) + _BEYOND_ENDS
 
 
 def _composed(reference: Reference, count: int, rate: float) -> Callable[[float], float]:

@@ -39,7 +39,13 @@ _ATTACKED = (
     "one that candidate picks"
 )
 _TAPPED = "medians over images; picked out: the original is nearer to the picture than every image of other clients"
-_OF_ROWS = ("right", "off by")
+_OF_ROWS = ("right", "off by", "MSE")
+_OF_SENTENCES = ("ROUGE-1", "ROUGE-2", "ROUGE-L", "tokens")
+_OF_IMAGES = ("SSIM", "PSNR", "MSE")
+_SENTENCES_ATTACKED = (
+    "ROUGE: means over sentences, of tokens; tokens: those in their places; recovered: all tokens in their order; "
+    "picked out: of 100 sentences the original is the most alike"
+)
 _ROWS_ATTACKED = (
     "right: of the categories; off by: the numbers' error as a share of their range, median of rows; recovered: all "
     "categories right and each number within 1 %; picked out: of 100 rows the original is the nearest, or the one that "
@@ -104,8 +110,7 @@ def attack_folder(
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
     if summary.attacks and not as_json:
         out.print(_results(summary.attacks))
-        rows = any(result.rows is not None for result in summary.attacks)
-        out.print(_ROWS_ATTACKED if rows else _ATTACKED, style="dim")
+        out.print(_said_of(summary.attacks), style="dim")
     print_summary(summary, path, as_json)
 
 
@@ -145,7 +150,6 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
     from fedpriv.cli.probe import about_probes, print_probes
-    from fedpriv.config.texts import text_sets
     from fedpriv.registry import ATTACKS
 
     if as_json:
@@ -155,7 +159,6 @@ def list_attacks(as_json: Json = False) -> None:
     for attack in ATTACKS.values():
         print_attack(attack.name, attack.title, _lines(attack))
     print_probes()
-    out.print(f"None of these reads texts yet (data.name = {', '.join(text_sets())}).", style="dim")
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
@@ -193,7 +196,7 @@ def _trials(tuning: "Tuning") -> Table:
     """One row for each combination of settings, in a table that fits into 80 columns for up to two keys."""
     table = Table(box=None, pad_edge=False)
     rows = any(trial.rows is not None for trial in tuning.trials)
-    likeness = _OF_ROWS if rows else ("SSIM", "PSNR")
+    likeness = (_OF_ROWS if rows else _OF_IMAGES)[:2]
     for heading in (*tuning.keys, "MSE", "95 % interval", *likeness, "identified"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
@@ -211,7 +214,11 @@ def _trials(tuning: "Tuning") -> Table:
 
 
 def _lines(attack: "type[AttackSettings]") -> list[str | Text]:
+    from fedpriv.config.texts import text_sets
+
     lines: list[str | Text] = [attack.reference]
+    if attack.is_text:
+        lines.append(f"reads texts (data.name = {', '.join(text_sets())})")
     if attack.active():
         lines.append("active: the server sends clients parameters of its own making; a worst case")
     lines.append(f"needs {'; '.join(need.words for need in attack.needs)}")
@@ -230,6 +237,7 @@ def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
         "title": attack.title,
         "reference": attack.reference,
         "active": attack.active(),
+        "reads": "texts" if attack.is_text else "images and rows",
         "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
         "tunable": list(attack.tunable),
         "parts": dict(attack.parts()),
@@ -247,6 +255,27 @@ def _likeness_words(result: "AttackResult | Trial") -> tuple[str, str]:
     return _figure_text(result.rows.share_right, ".1%"), _figure_text(result.rows.median_error, ".2%")
 
 
+def _headings(results: "Sequence[AttackResult]") -> tuple[str, ...]:
+    """Of the columns that depend on what was attacked."""
+    if any(result.sentences is not None for result in results):
+        return _OF_SENTENCES
+    return _OF_ROWS if any(result.rows is not None for result in results) else _OF_IMAGES
+
+
+def _said_of(results: "Sequence[AttackResult]") -> str:
+    """What the columns mean."""
+    meaning = {_OF_SENTENCES: _SENTENCES_ATTACKED, _OF_ROWS: _ROWS_ATTACKED}
+    return meaning.get(_headings(results), _ATTACKED)
+
+
+def _figures(result: "AttackResult") -> tuple[str, ...]:
+    """What stands in these columns."""
+    read = result.sentences
+    if read is None:
+        return *_likeness_words(result), _figure_text(result.mse, ".2g")
+    return *(f"{value:.3f}" for value in (read.rouge1, read.rouge2, read.rouge_l)), f"{read.share_right:.0%}"
+
+
 def _figure_text(value: float | None, form: str) -> str:
     """A figure, or n/a where there is none."""
     return "n/a" if value is None else format(value, form)
@@ -257,9 +286,8 @@ def _results(results: "Sequence[AttackResult]") -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("attack", overflow="fold")
     table.add_column("upload", overflow="fold")
-    rows = any(result.rows is not None for result in results)
-    likeness = _OF_ROWS if rows else ("SSIM", "PSNR")
-    for heading in ("recovered", "picked out", *likeness, "MSE", "labels"):
+    likeness = _headings(results)
+    for heading in ("recovered", "picked out", *likeness, "labels"):
         table.add_column(heading, justify="right")
     for result in results:
         name = result.attack.replace(",", ", ")  # lines break at spaces only
@@ -268,7 +296,7 @@ def _results(results: "Sequence[AttackResult]") -> Table:
             result.upload,
             "n/a" if result.picked else f"{result.recovered} of {result.victims}",
             "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
-            *(("n/a",) * 3 if result.picked else (*_likeness_words(result), f"{result.mse:.2g}")),
+            *(("n/a",) * 3 if result.picked else _figures(result)),
             "n/a" if result.label_accuracy is None or result.picked else f"{result.label_accuracy:.0%}",
         )
     return table

@@ -92,8 +92,8 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
         raise InputError(
             f"--bounds {epsilon:g}: with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}"
         )
-    found = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
-    columns = [{"name": name, "low": low, "high": high} for name, (low, high) in found.items()]
+    bounds = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
+    columns = [{"name": name, "low": low, "high": high} for name, (low, high) in bounds.items()]
     if as_json:
         print_json({"bounds_epsilon": together, "before": before, "columns": columns})
         return

@@ -49,46 +49,49 @@ def icl(
     with shown(quiet or as_json) as progress:
         if settings is not None:
             path = out_dir or default_folder(settings.name)
-            found = start_icl(settings, path, progress)
+            prompts = start_icl(settings, path, progress)
         elif resume is not None:
             path = resume
-            found = resume_icl(path, progress)
+            prompts = resume_icl(path, progress)
     write_icl_report(path)
     if as_json:
-        print_json({**found.model_dump(mode="json"), "folder": str(path)})
+        print_json({**prompts.model_dump(mode="json"), "folder": str(path)})
         return
-    out.print(_table(found))
-    print_sentences(_sentences(found))
-    for leak in found.leaks:
+    out.print(_table(prompts))
+    print_sentences(_sentences(prompts))
+    for leak in prompts.leaks:
         out.print(_leak_table(leak))
-    print_sentences([f"Not made: {text}." for text in found.refusals])
+    print_sentences([f"Not made: {text}." for text in prompts.refusals])
     print_line(f"Report: {path / 'report.html'}")
 
 
-def _table(found: "Prompts") -> Table:
+def _table(prompts: "Prompts") -> Table:
     """Accuracies, from a guess to answers without noise."""
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("answers", "left"), ("noise", "right"), ("right", "right"), ("95 %", "right")):
         table.add_column(heading, justify="right" if justify == "right" else "left")
-    rows = [("the commonest label", "", f"{found.majority:.1%}"), ("no examples", "", share_words(found.zero_shot))]
-    for level in found.levels:
+    rows = [("the commonest label", "", f"{prompts.majority:.1%}"), ("no examples", "", share_words(prompts.zero_shot))]
+    for level in prompts.levels:
         name = "no noise" if level.epsilon is None else f"epsilon {level.epsilon:g}{' *' if level.released else ''}"
         rows.append((name, f"{level.sigma:.3f}" if level.sigma else "", share_words(level.accuracy)))
-    if found.one_prompt is not None:
-        rows.append(("one prompt", "", share_words(found.one_prompt)))
+    if prompts.one_prompt is not None:
+        rows.append(("one prompt", "", share_words(prompts.one_prompt)))
     for name, noise, words in rows:
         value, _, ends = words.partition(" ")
         table.add_row(name, noise, value, ends.strip("()"))
     return table
 
 
-def _sentences(found: "Prompts") -> list[str]:
-    what = "" if found.is_language_model else " This is no language model, and no figure here says anything about one."
-    lines = [f"{found.model}; {found.examples:,} private examples, {found.queries:,} questions.{what}"]
-    if found.together is not None:
+def _sentences(prompts: "Prompts") -> list[str]:
+    what = (
+        "" if prompts.is_language_model else " This is no language model, and no figure here says anything about one."
+    )
+    lines = [f"{prompts.model}; {prompts.examples:,} private examples, {prompts.queries:,} questions.{what}"]
+    lines += prompts.masked
+    if prompts.together is not None:
         lines.append(
-            f"* is what the run releases, at delta = {found.delta:g}. All rows with noise together prove epsilon "
-            f"{found.together:.4g}; the row without noise proves nothing."
+            f"* is what the run releases, at delta = {prompts.delta:g}. All rows with noise together prove epsilon "
+            f"{prompts.together:.4g}; the row without noise proves nothing."
         )
     return lines
 

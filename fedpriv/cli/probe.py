@@ -254,8 +254,8 @@ def _probed(
 
 def _as_json(evaded: "Evasion | None", probed: "Probe | None") -> dict[str, Any]:
     """What a folder holds of it; under their names where there are both."""
-    found = {"evasion": evaded, "probe": probed}
-    trees = {name: record.model_dump(mode="json") for name, record in found.items() if record is not None}
+    records = {"evasion": evaded, "probe": probed}
+    trees = {name: record.model_dump(mode="json") for name, record in records.items() if record is not None}
     return trees if len(trees) > 1 else next(iter(trees.values()))
 
 

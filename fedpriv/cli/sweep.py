@@ -1,5 +1,6 @@
 """The commands ``fedpriv sweep FILE`` and ``fedpriv compare DIR...``."""
 
+import os
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_warning
+from fedpriv.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_sentences, print_warning
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing, writing_to
 
@@ -36,6 +37,9 @@ def sweep(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Check and list the trials; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Time a first round of each kind of trial, and tell what all will cost.")
+    ] = False,
     inline: Annotated[
         bool, typer.Option("--inline", help="Run the trials here, one after the other, without Ray.")
     ] = False,
@@ -64,6 +68,9 @@ def sweep(
         print_warning(text)
     if list_:
         _list(asked.trials, as_json)
+        return
+    if dry_run:
+        _estimate(asked, as_json)
         return
     folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
     folder.write_command(_command(file, scale, out_dir))
@@ -124,6 +131,26 @@ def _list(trials: Any, as_json: bool) -> None:
         return
     for trial in trials:
         print_line(f"{trial.number}: {plain_settings(trial.settings)}, seed={trial.seed}")
+
+
+def _estimate(sweep: Any, as_json: bool) -> None:
+    from fedpriv.cli.sweep_display import cost_sentences, cost_table
+    from fedpriv.lab.estimate import estimate, untimed
+
+    kinds = list(estimate(sweep))
+    if as_json:
+        rows = [
+            {
+                "trials": [trial.number for trial in kind.trials],
+                "cpu_seconds_each": kind.each.seconds,
+                "bytes_each": kind.each.size,
+            }
+            for kind in kinds
+        ]
+        print_json({"kinds": rows, "untimed": untimed(sweep)})
+        return
+    out.print(cost_table(kinds))
+    print_sentences(cost_sentences(kinds, untimed(sweep), os.cpu_count() or 1))
 
 
 def _command(file: Path, scale: str, out_dir: Path | None) -> str:

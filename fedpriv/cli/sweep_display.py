@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rich.console import Console, Group
+from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.lab.estimate import Kind
 from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings
 from fedpriv.sweep.sizes import certified_at, certified_size, right_at, right_size
 
-__all__ = ["SweepDisplay", "result_table"]
+__all__ = ["SweepDisplay", "cost_sentences", "cost_table", "result_table"]
 
 _LAST_SHOWN = 10
 _REFRESH = 2.0
+_WORDS = ("settings", "first of its kind")  # columns that wrap
 _SIZED = "{}\n{}"  # a heading of two lines: what, and at which size
 
 
@@ -137,6 +140,34 @@ def result_table(records: Sequence[TrialRecord]) -> Table:
     return table
 
 
+def cost_table(kinds: Sequence[Kind]) -> Table:
+    """Return what the trials of each kind take; a kind is shown by the settings of its first trial."""
+    table = _empty("first of its kind", "trials", "CPU each", "all", "disk")
+    for kind in kinds:
+        first = kind.trials[0]
+        table.add_row(
+            str(first.number), Text(_short(first.settings, first.seed)), str(len(kind.trials)),
+            _clock_text(kind.each.seconds), _clock_text(kind.all.seconds), decimal(round(kind.all.size)),
+        )  # fmt: skip
+    return table
+
+
+def cost_sentences(kinds: Sequence[Kind], untimed: Sequence[str], cores: int) -> list[str]:
+    """Say what all trials take together, and what is not in it.
+
+    Args:
+        kinds: of all trials.
+        untimed: what the trials do besides training.
+        cores: of this machine.
+    """
+    seconds, size = sum(kind.all.seconds for kind in kinds), sum(kind.all.size for kind in kinds)
+    trials = sum(len(kind.trials) for kind in kinds)
+    beside = [f"Not in it: {', '.join(untimed)}."] if untimed else []
+    taken = f"{trials} trial{'' if trials == 1 else 's'}: {_clock_text(seconds)} of CPU time"
+    clock = f"with {cores} cores busy {_clock_text(seconds / cores)} by the clock"
+    return [f"{taken}, {decimal(round(size))} on disk; {clock}.", *beside]
+
+
 def _measured(records: Sequence[TrialRecord]) -> dict[str, list[str | Text]]:
     """Heading -> a cell for each trial: the least MSE and the largest AUC of all attacks, and of perturbations what is
     proven at one size and what all attacks up to another left right."""
@@ -165,7 +196,7 @@ def _empty(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", justify="right")
     for heading in headings:
-        words = heading == "settings"
+        words = heading in _WORDS
         table.add_column(
             heading, justify="left" if words else "right", overflow="fold", no_wrap=not words,
             min_width=20 if words else None,

@@ -5,8 +5,9 @@ a line that names the file, the key, what was given and what is allowed.
 """
 
 from fedpriv.config.data import DataConfig
-from fedpriv.config.experiment import Experiment, describe, json_schema
+from fedpriv.config.experiment import Experiment
 from fedpriv.config.file import load_experiment, load_run, override, parse_override, read_toml
+from fedpriv.config.meaning import describe, json_schema
 from fedpriv.config.pate import PateConfig
 from fedpriv.config.robustness import LEAST_NOISE, MOST_NOISE, CertifyConfig, EvadeConfig, RobustnessConfig
 from fedpriv.config.sections import (

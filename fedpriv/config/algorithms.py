@@ -3,10 +3,14 @@
 Each check raises a ValueError that says what was given and what is allowed.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from fedpriv.settings import Section
 
 if TYPE_CHECKING:
     from fedpriv.config.experiment import Experiment
+    from fedpriv.config.sections import FederationConfig
 
 __all__ = ["check_labels", "check_models", "check_votes"]
 
@@ -15,12 +19,9 @@ def check_votes(experiment: "Experiment") -> None:
     """Refuse what PATE has no proof for, or what has no meaning with it."""
     federation, pate = experiment.federation, experiment.pate
     adversary, mechanism = experiment.adversary, experiment.mechanism
-    if federation.algorithm != "pate" or pate is None:
-        if pate is not None:
-            raise ValueError("the section [pate] is read with federation.algorithm = 'pate' only; leave it out")
+    _check_section("pate", pate, federation)
+    if pate is None:
         return
-    if federation.rounds != 1:
-        raise ValueError(f"federation.rounds = {federation.rounds}: pate has one round; set it to 1")
     if adversary.attacks:
         raise ValueError(
             f"adversary.attacks: {adversary.attacks[0]} reads gradients or parameters, and under pate clients "
@@ -31,9 +32,8 @@ def check_votes(experiment: "Experiment") -> None:
             f"mechanism.name = {mechanism.name!r} is noise on gradients or parameters, and under pate clients "
             "upload votes: the noise is that of [pate]; use none"
         )
-    for key in ("aggregation", "clients_per_round", "max_update_norm"):
-        if getattr(federation, key) != type(federation).model_fields[key].default:
-            raise ValueError(f"federation.{key} is about uploads of parameters; with pate leave it out")
+    keys = "aggregation", "clients_per_round", "max_update_norm"
+    _refuse_keys(federation, keys, "under pate clients upload votes, not parameters")
     if federation.secure_aggregation != (pate.noise_at == "clients"):
         raise ValueError(
             f"federation.secure_aggregation = {str(federation.secure_aggregation).lower()} with pate.noise_at "
@@ -53,8 +53,7 @@ def check_models(experiment: "Experiment") -> None:
     """Refuse what a convex model, released once, has no meaning with or no proof for."""
     federation, erm = experiment.federation, experiment.erm
     adversary, mechanism = experiment.adversary, experiment.mechanism
-    if (federation.algorithm == "erm") != (erm is not None):
-        raise ValueError("the section [erm] is read with federation.algorithm = 'erm' only; leave it out")
+    _check_section("erm", erm, federation)
     if erm is None:
         if not mechanism.on_gradients:
             raise ValueError(
@@ -67,22 +66,35 @@ def check_models(experiment: "Experiment") -> None:
             f"mechanism.name = {mechanism.name!r} is noise on gradients or updates, and under erm clients "
             "upload a model: use output, objective or none"
         )
-    if federation.rounds != 1:
-        raise ValueError(f"federation.rounds = {federation.rounds}: erm has one round; set it to 1")
     if adversary.attacks:
         raise ValueError(
             f"adversary.attacks: {adversary.attacks[0]} reads what one or a few steps of training upload, and "
             "under erm clients upload a finished model; set it to [], and use fedpriv probe afterwards"
         )
-    for key in ("server_optimizer", "server_learning_rate", "server_momentum"):
-        if getattr(federation, key) != type(federation).model_fields[key].default:
-            raise ValueError(f"federation.{key}: under erm the server takes the mean of models; leave it out")
+    keys = "server_optimizer", "server_learning_rate", "server_momentum"
+    _refuse_keys(federation, keys, "under erm the server takes the mean of models")
     for name, section in (
         ("robustness", experiment.robustness),
         ("training.weight_decay", experiment.training.weight_decay),
     ):
         if section:
             raise ValueError(f"{name} is for training step by step, and under erm clients minimise; leave it out")
+
+
+def _check_section(algorithm: str, section: Section | None, federation: "FederationConfig") -> None:
+    """The section of an algorithm of one round is there if the algorithm is."""
+    if (federation.algorithm == algorithm) != (section is not None):
+        raise ValueError(
+            f"the section [{algorithm}] is read with federation.algorithm = {algorithm!r} only; leave it out"
+        )
+    if section is not None and federation.rounds != 1:
+        raise ValueError(f"federation.rounds = {federation.rounds}: {algorithm} has one round; set it to 1")
+
+
+def _refuse_keys(federation: "FederationConfig", keys: Iterable[str], why: str) -> None:
+    for key in keys:
+        if getattr(federation, key) != type(federation).model_fields[key].default:
+            raise ValueError(f"federation.{key}: {why}; leave it out")
 
 
 def check_labels(experiment: "Experiment") -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from fedpriv.config.experiment import Experiment
 from fedpriv.config.file import is_prompting, override, parse_override, read_toml
+from fedpriv.config.sections import MOST_MASKED
 from fedpriv.config.wrong import validated
 from fedpriv.errors import InputError
 from fedpriv.settings import Count, Epsilon, Integer, Real, Section
@@ -93,12 +94,19 @@ class IclConfig(Section):
         "prompts of its own examples, and all it has is protected (classify only)",
     )
     clients: Count = Field(1, description="unit = 'client': how many share the examples")
+    noise_at: Literal["server", "clients"] = Field(
+        "server",
+        description="unit = 'client'. server: it sees votes and adds the noise. clients: each adds its share of the "
+        "noise to its counts, and secure aggregation leaves the server their sum",
+    )
     shots: Annotated[Integer, Field(ge=1, le=100)] = Field(4, description="examples in a prompt (N)")
     prompts: Count = Field(10, description="prompts for a question or token (M); with unit = 'client', of each client")
     queries: Count = Field(200, description="test texts that are asked about, drawn by the seed")
     target_epsilon: Epsilon = Field(3.0, description="proven for all that is released; the noise is calibrated")
     compare: tuple[Epsilon, ...] = Field(
-        (1.0, 3.0, 8.0), max_length=_MOST_LEVELS, description="classify: further epsilons to measure on the same votes"
+        (1.0, 3.0, 8.0),
+        max_length=_MOST_LEVELS,
+        description="classify: further epsilons to measure on the same votes; [] with noise_at = 'clients'",
     )
     delta: Real = Field(1e-4, gt=0, lt=1, description="of the (epsilon, delta) that is claimed")
     calibrated: bool = Field(
@@ -118,7 +126,18 @@ class IclConfig(Section):
             raise ValueError("unit = 'client' is proven for mode = 'classify' only")
         if (self.unit == "client") != (self.clients > 1):
             raise ValueError(f"clients = {self.clients} with unit = {self.unit!r}: two or more with 'client', else one")
+        if self.noise_at == "clients":
+            self._check_masked()
         return self
+
+    def _check_masked(self) -> None:
+        if not 2 <= self.clients <= MOST_MASKED:
+            raise ValueError(f"noise_at = 'clients' with clients = {self.clients}: allowed are 2 to {MOST_MASKED}")
+        if self.compare:
+            raise ValueError(
+                "noise_at = 'clients' leaves the server no votes, so nothing is measured on them at another epsilon: "
+                "set compare = []"
+            )
 
     @property
     def levels(self) -> tuple[float, ...]:
@@ -164,9 +183,14 @@ class Prompting(Section):
         return self
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that decide what is released, without the model's and where the texts lie."""
-        return self.model_dump(mode="json", exclude={"name": True, "model": True, "leaks": True,
-                                                     "data": {"root", "path"}})  # fmt: skip
+        """The settings that decide what is released, without the model's and where the texts lie.
+
+        ``noise_at`` came later: without it runs that were begun before go on.
+        """
+        left_out: dict[str, Any] = {"name": True, "model": True, "leaks": True, "data": {"root", "path"}}
+        if self.icl.noise_at == "server":
+            left_out["icl"] = {"noise_at"}
+        return self.model_dump(mode="json", exclude=left_out)
 
     def to_toml(self) -> str:
         """Return the settings as TOML; keys without a value are left out, which means unset."""

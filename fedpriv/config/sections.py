@@ -88,7 +88,7 @@ class FederationConfig(Extensible):
         1, description="rounds from one evaluation on the test data to the next; the last round is always evaluated"
     )
     evaluate_examples: Count | None = Field(
-        None, description="test examples of an evaluation, at most, drawn by the seed; the last round and unset: all"
+        None, description="test examples of an evaluation, drawn by the seed; the last round and unset: all"
     )
     round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
     max_update_norm: Positive | None = Field(

@@ -45,6 +45,15 @@ class ServiceConfig(Extensible):
                 raise ValueError(f"{key} is set, and method = {self.method!r} does not read it")
         return self
 
+    def told(self) -> dict[str, Any]:
+        """Return the settings as they are kept, and as noise is keyed by them.
+
+        ``randomness`` came later than the other keys: it stands there only where it is set, so that endpoints that were
+        made before go on, and seeded noise is the same.
+        """
+        known = self.model_dump(mode="json")
+        return {key: value for key, value in known.items() if (key, value) != ("randomness", "seeded")}
+
     @classmethod
     @override
     def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:

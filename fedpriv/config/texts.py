@@ -1,17 +1,20 @@
-"""What experiments on texts cannot ask for yet: parts that look at pictures or at rows of tables."""
+"""What experiments on texts cannot ask for: parts that look at pictures or rows of tables; and the other way round."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.errors import InputError
-from fedpriv.registry import DATASETS
+from fedpriv.registry import ATTACKS, DATASETS
 
 if TYPE_CHECKING:
     from fedpriv.config.experiment import Experiment
 
-__all__ = ["check_texts", "refuse_texts", "text_sets", "without_attacks"]
+__all__ = ["check_texts", "refuse_texts", "text_attacks", "text_sets", "unsuited", "without_attacks"]
 
-_NONE_YET = "there is no attack on texts yet"
+
+def text_attacks() -> tuple[str, ...]:
+    """The attacks that read texts."""
+    return tuple(name for name, attack in ATTACKS.items() if attack.is_text)
 
 
 def text_sets() -> tuple[str, ...]:
@@ -29,22 +32,31 @@ def without_attacks(tree: Any) -> Any:
 
 
 def check_texts(experiment: "Experiment") -> None:
-    """Refuse what is for images or rows, where the data are texts.
+    """Refuse what is for images or rows, where the data are texts; and attacks on texts, where they are not.
 
     Raises:
         ValueError: the settings ask for it.
     """
+    for name in experiment.adversary.attacks:
+        if reason := unsuited(experiment, name):
+            raise ValueError(f"adversary.attacks: {reason}")
     if not experiment.data.is_text:
         return
     what = f"data.name = {experiment.data.name!r} are texts"
-    if experiment.adversary.attacks:
-        raise ValueError(
-            f"adversary.attacks: {experiment.adversary.attacks[0]} reads images or rows of tables, and {what}; "
-            f"{_NONE_YET}: set adversary.attacks = []"
-        )
     for section in ("robustness", "pate", "erm", "service"):
         if getattr(experiment, section) is not None:
             raise ValueError(f"section [{section}] is for images and rows of tables, and {what}")
+
+
+def unsuited(experiment: "Experiment", attack: str) -> str | None:
+    """Say why an attack does not read such data, or return ``None``."""
+    reads_texts, data = bool(ATTACKS[attack].is_text), experiment.data
+    if reads_texts == data.is_text:
+        return None
+    if data.is_text:
+        known = ", ".join(text_attacks())
+        return f"{attack} reads images or rows of tables, and data.name = {data.name!r} are texts; allowed: {known}"
+    return f"{attack} reads texts, and data.name = {data.name!r} are none; allowed: {', '.join(text_sets())}"
 
 
 def refuse_texts(experiment: "Experiment", what: str) -> None:
@@ -58,6 +70,4 @@ def refuse_texts(experiment: "Experiment", what: str) -> None:
         InputError: the data are texts.
     """
     if experiment.data.is_text:
-        raise InputError(
-            f"data.name = {experiment.data.name!r} are texts, and {what} is for images and rows of tables; {_NONE_YET}"
-        )
+        raise InputError(f"data.name = {experiment.data.name!r} are texts, and {what} is for images and rows of tables")

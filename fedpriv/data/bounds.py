@@ -42,7 +42,7 @@ def estimated_bounds(
     bins = len(EDGES) - 1
     # P(noise >= t) < exp(-t / scale) for each of the bins.
     threshold = scale * math.log(bins / FALSE_ALARMS)
-    found = {}
+    bounds = {}
     for place, (name, values) in enumerate(numbers.items()):
         counts = _counts(values) + _geometric(bins, each / _SENSITIVITY, secret.stream("bounds", place).numpy())
         full = np.flatnonzero(counts > threshold)
@@ -51,8 +51,8 @@ def estimated_bounds(
                 f"epsilon = {epsilon:g} is too little for so few rows: the bounds of {name!r} are lost "
                 "in noise; tell low and high, or allow more"
             )
-        found[name] = float(EDGES[full[0]]), float(EDGES[full[-1] + 1])
-    return found
+        bounds[name] = float(EDGES[full[0]]), float(EDGES[full[-1] + 1])
+    return bounds
 
 
 def _counts(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -78,6 +78,11 @@ class Dataset:
         return len(self.class_names)
 
     @property
+    def kind(self) -> str:
+        """What an example is: image, row or sentence."""
+        return "sentence" if self.text is not None else "row" if self.columns else "image"
+
+    @property
     def is_next(self) -> bool:
         """Whether the next token is predicted, and no class of a whole example."""
         return self.y_train.ndim > 1
@@ -137,13 +142,14 @@ class Dataset:
         values = unit_scale(images, dtype)
         return (values - _channels(self.mean, values)) / _channels(self.std, values)
 
-    def denormalise(self, x: Tensor) -> Tensor:
-        """Undo :meth:`normalise`: (..., C, H, W) back to the [0, 1] scale, without clamping."""
-        return x * _channels(self.std, x) + _channels(self.mean, x)
-
 
 def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return images as a data set holds them, uint8 or floating point on [0, 1], as floating point on [0, 1]."""
+    """Return images as a data set holds them, uint8 or floating point on [0, 1], as floating point on [0, 1].
+
+    Tokens, which have no scale, stay whole numbers, of 64 bits.
+    """
+    if images.dtype == torch.int32:
+        return images.long()
     values = images.to(dtype)
     return values if images.is_floating_point() else values / 255
 

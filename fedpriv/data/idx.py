@@ -58,8 +58,8 @@ def read_idx(path: Path) -> np.ndarray:
     offset, size = 4 + 4 * len(shape), math.prod(shape)
     content = _read_idx(path, offset + size + 1)
     if len(content) != offset + size:
-        found = "more" if len(content) > offset + size else f"{len(content) - offset}"
-        raise InputError(f"{path}: truncated or damaged: {found} bytes of data, its header says {shape}")
+        present = "more" if len(content) > offset + size else f"{len(content) - offset}"
+        raise InputError(f"{path}: truncated or damaged: {present} bytes of data, its header says {shape}")
     return np.frombuffer(content, np.uint8, offset=offset).reshape(shape).copy()
 
 

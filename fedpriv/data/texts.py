@@ -240,9 +240,9 @@ def check_splits(path: Path, rows: Sequence[Row]) -> None:
 
 def _spoken(path: Path, rows: Sequence[Row], known: _Known | None, given: Sequence[str]) -> dict[str, str]:
     """What the model is to say for each label of the file."""
-    found = sorted({row.label or "" for row in rows})
-    usual = {label: label for label in found} if known is None else dict(known.labels)
-    strange = [label for label in found if label not in usual]
+    present = sorted({row.label or "" for row in rows})
+    usual = {label: label for label in present} if known is None else dict(known.labels)
+    strange = [label for label in present if label not in usual]
     if strange:
         raise InputError(f"{path}: the label {strange[0]!r} is not known; allowed: {', '.join(usual)}")
     if given:
@@ -257,11 +257,11 @@ def _spoken(path: Path, rows: Sequence[Row], known: _Known | None, given: Sequen
 def _parts(rows: Sequence[tuple[Example, str | None]], seed: int) -> tuple[list[Example], list[Example]]:
     """Private examples and questions."""
     if any(split is not None for _, split in rows):
-        private, asked = ([one for one, split in rows if split == part] for part in _SPLITS)
+        private, asked = ([row for row, split in rows if split == part] for part in _SPLITS)
         return private, asked
     from fedpriv.randomness import numpy_stream
 
     order = numpy_stream(seed, "icl-split").permutation(len(rows))
     chosen = set(order[: round(_TEST_SHARE * len(rows))].tolist())
-    private = [one for number, (one, _) in enumerate(rows) if number not in chosen]
+    private = [row for number, (row, _) in enumerate(rows) if number not in chosen]
     return private, [rows[number][0] for number in sorted(chosen)]

@@ -193,19 +193,19 @@ class LlamaTokens(Tokenizer):
         return raw.decode(errors="replace").removeprefix(" ")
 
     def _merge(self, piece: str) -> tuple[int, ...]:
-        found: list[int] = []
+        tokens: list[int] = []
         for character in piece:
             raw = character.encode()
             number = self.number(raw)
-            found += [number] if number is not None and number >= self._BYTES else [self._BYTES + byte for byte in raw]
+            tokens += [number] if number is not None and number >= self._BYTES else [self._BYTES + byte for byte in raw]
         while pairs := [
             (self._scores[number], -place, number)
-            for place in range(len(found) - 1)
-            if (number := self.number(self.raw(found[place]) + self.raw(found[place + 1]))) is not None
+            for place in range(len(tokens) - 1)
+            if (number := self.number(self.raw(tokens[place]) + self.raw(tokens[place + 1]))) is not None
         ]:
             _, place, number = max(pairs)
-            found[-place : 2 - place] = [number]
-        return tuple(found)
+            tokens[-place : 2 - place] = [number]
+        return tuple(tokens)
 
 
 def open_tokenizer(config: CorpusConfig, root: Path, public: Sequence[str]) -> Tokenizer:

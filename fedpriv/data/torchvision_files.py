@@ -3,7 +3,7 @@
 import contextlib
 import io
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,12 +23,14 @@ class Torchvision(Source):
 
     Attributes:
         folder: of torchvision's files, under the root.
+        parts: the .npz files that are put together, in this order, without their ending; empty: one of its name.
         fetcher: the class of ``torchvision.datasets`` that downloads it.
         options: of that class.
         classes: how many there are.
     """
 
     folder: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]] = ()
     fetcher: ClassVar[str]
     options: ClassVar[Mapping[str, str]] = {}
     classes: ClassVar[int]
@@ -66,42 +68,49 @@ class Torchvision(Source):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         present = cls._present(place.root)
-        if present is None and place.download:
+        if not present and place.download:
             cls._download(place.root)
             present = cls._present(place.root)
-        if present is None:
+        if not present:
             raise InputError(f"{cls._absent(place.root)}{'' if place.download else ', or data.download = true'}")
-        read = cls.read_folder if present.suffix != ".npz" else cls.read_archive
-        return read(present, place.memory), str(present)
+        read = cls.read_folder if present[0].suffix != ".npz" else cls.read_archive
+        return _joined([read(path, place.memory) for path in present], present), _words(present)
 
     @classmethod
     @override
     def status(cls, place: Place) -> DatasetStatus:
         present = cls._present(place.root)
-        if present is None:
-            return DatasetStatus(cls.name, False, "", None, f"neither {cls.folder} nor {cls.name}.npz in {place.root}")
-        is_archive = present.suffix == ".npz"
+        if not present:
+            wanted = _words(cls._archives())
+            return DatasetStatus(cls.name, False, "", None, f"neither {cls.folder} nor {wanted} in {place.root}")
+        is_archive, where = present[0].suffix == ".npz", _words(present)
         try:
-            count = cls.count_archive(present, place.memory) if is_archive else cls.count_folder(present)
+            if is_archive:
+                count = sum(cls.count_archive(path, place.memory) for path in present)
+            else:
+                count = cls.count_folder(present[0])
         except InputError as error:
-            return DatasetStatus(cls.name, False, str(present), None, str(error))
-        return DatasetStatus(
-            cls.name, True, str(present), count, "an .npz file" if is_archive else "torchvision's files"
-        )
+            return DatasetStatus(cls.name, False, where, None, str(error))
+        kind = ("an .npz file" if len(present) == 1 else ".npz files") if is_archive else "torchvision's files"
+        return DatasetStatus(cls.name, True, where, count, kind)
 
     @classmethod
-    def _present(cls, root: Path) -> Path | None:
-        """Torchvision's folder or the .npz file, whichever is there."""
-        folder, archive = root / cls.folder, root / f"{cls.name}.npz"
+    def _archives(cls) -> tuple[str, ...]:
+        return tuple(f"{part}.npz" for part in cls.parts or (cls.name,))
+
+    @classmethod
+    def _present(cls, root: Path) -> tuple[Path, ...]:
+        """Torchvision's folder or the .npz files, whichever is there."""
+        folder, archives = root / cls.folder, tuple(root / name for name in cls._archives())
         if cls.is_complete(folder):
-            return folder
-        return archive if archive.is_file() else None
+            return (folder,)
+        return archives if all(path.is_file() for path in archives) else ()
 
     @classmethod
     def _absent(cls, root: Path) -> str:
         return (
-            f"data.name = {cls.name!r}: neither {cls.folder} (torchvision's files) nor {cls.name}.npz lies in {root}; "
-            f"put one there, or name another folder with data.root or FEDPRIV_DATA"
+            f"data.name = {cls.name!r}: neither {cls.folder} (torchvision's files) nor {_words(cls._archives())} lies "
+            f"in {root}; put one there, or name another folder with data.root or FEDPRIV_DATA"
         )
 
     @classmethod
@@ -136,6 +145,31 @@ class PickledBatches(Torchvision):
     @override
     def count_folder(cls, folder: Path) -> int:
         return 60_000  # the only size that torchvision accepts
+
+
+def _joined(parts: Sequence[Arrays], paths: Sequence[Path]) -> Arrays:
+    """Put the images of several files together, in their order; one file's are as they were.
+
+    Raises:
+        InputError: they have other classes, or images of other shapes.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part, path in zip(parts, paths, strict=True):
+        if part.class_names != first.class_names or part.x_train.shape[1:] != first.x_train.shape[1:]:
+            raise InputError(f"{path}: its classes, or the shape of its images, are not those of {paths[0]}")
+    return replace(
+        first,
+        x_train=np.concatenate([part.x_train for part in parts]),
+        y_train=np.concatenate([part.y_train for part in parts]),
+        x_test=np.concatenate([part.x_test for part in parts]),
+        y_test=np.concatenate([part.y_test for part in parts]),
+    )
+
+
+def _words(paths: Sequence[object]) -> str:
+    return " with ".join(map(str, paths))
 
 
 def _torchvision_class(name: str) -> Any:

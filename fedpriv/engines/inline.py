@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from sys import intern
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,14 +15,24 @@ from typing_extensions import override
 
 from fedpriv.engines.identity import assume_server_identity, is_identified
 
-__all__ = ["RUN_ID", "InlineGrid", "answered", "run_inline", "run_server"]
+__all__ = ["RUN_ID", "InlineGrid", "answered", "run_inline", "run_server", "simulated"]
 
 RUN_ID = 1
+
+# Name, kind, keys and values of a record.
+_Record = tuple[str, Any, tuple[str, ...], tuple[Any, ...]]
 
 
 def run_inline(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
     """Run the server's main function here; every message to a client is a function call."""
     run_server(server_app, InlineGrid(client_app, clients))
+
+
+def simulated(client_app: ClientApp, clients: int) -> "InlineGrid":
+    """Return a grid for whoever asks clients without a ServerApp."""
+    if not is_identified():
+        assume_server_identity(RUN_ID)
+    return InlineGrid(client_app, clients)
 
 
 def run_server(server_app: ServerApp, grid: Grid) -> None:
@@ -74,7 +86,7 @@ class InlineGrid(Grid):
 
     client_app: ClientApp
     clients: int
-    _contexts: dict[int, Context] = field(default_factory=dict)
+    _states: dict[int, tuple[_Record, ...]] = field(default_factory=dict)
     _replies: dict[str, Message] = field(default_factory=dict)
     _numbers: Iterable[int] = field(default_factory=count)
 
@@ -114,7 +126,9 @@ class InlineGrid(Grid):
 
     def _answer(self, message: Message) -> str:
         key = self._numbered(message)
-        self._keep(key, answered(self.client_app, message, self._client(message.metadata.dst_node_id)))
+        context = self._client(message.metadata.dst_node_id)
+        self._keep(key, answered(self.client_app, message, context))
+        self._remember(context)
         return key
 
     def _numbered(self, message: Message) -> str:
@@ -129,7 +143,23 @@ class InlineGrid(Grid):
         self._replies[key] = reply
 
     def _client(self, node: int) -> Context:
-        """What Flower keeps for a client, from its first message on."""
-        if node not in self._contexts:
-            self._contexts[node] = _context(node, {"partition-id": node - 1, "num-partitions": self.clients})
-        return self._contexts[node]
+        """What Flower hands to a client with a message: its number, and what it kept from earlier ones."""
+        context = _context(node, {"partition-id": node - 1, "num-partitions": self.clients})
+        if node in self._states:
+            context.state = _unpacked(self._states[node])
+        return context
+
+    def _remember(self, context: Context) -> None:
+        """Keep what a client keeps after a message."""
+        self._states[context.node_id] = _packed(context.state)
+
+
+def _packed(state: RecordDict) -> tuple[_Record, ...]:
+    """What a client keeps, in a third of the memory: it is what grows in a long run, with each new client."""
+    return tuple(
+        (name, type(record), tuple(map(intern, record)), tuple(record.values())) for name, record in state.items()
+    )
+
+
+def _unpacked(kept: tuple[_Record, ...]) -> RecordDict:
+    return RecordDict({name: kind(dict(zip(keys, values, strict=True))) for name, kind, keys, values in kept})

@@ -190,7 +190,7 @@ class RayGrid(InlineGrid):
         except RayError as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        self._contexts[message.metadata.dst_node_id] = context
+        self._remember(context)
         return cast(Message, reply)
 
 

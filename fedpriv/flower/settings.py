@@ -95,8 +95,8 @@ def read_settings(near: str | Path) -> FlowerSettings:
     """
     path = Path(near).absolute()
     if path.suffix != ".toml":
-        found = (folder / FILE for folder in path.parents if (folder / FILE).is_file())
-        path = next(found, None) or _missing(path)
+        above = (folder / FILE for folder in path.parents if (folder / FILE).is_file())
+        path = next(above, None) or _missing(path)
     return validated(FlowerSettings, read_toml(path), str(path))
 
 

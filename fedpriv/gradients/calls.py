@@ -171,16 +171,16 @@ def reached(total: Tensor, parts: Sequence[Part]) -> Reached:
     sources = {
         output.edge.node: call.sources for part in parts if part.ruled for call in part.calls for output in call.outputs
     }
-    found = Reached(set(), set())
+    visited = Reached(set(), set())
     open_ = [] if total.grad_fn is None else [total.grad_fn]
     while open_:
         node = open_.pop()
-        if node in found.nodes:
+        if node in visited.nodes:
             continue
-        found.nodes.add(node)
+        visited.nodes.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None:
-            found.leaves.add(id(leaf))
+            visited.leaves.add(id(leaf))
         following = sources[node] if node in sources else [next_node for next_node, _ in node.next_functions]
         open_.extend(next_node for next_node in following if next_node is not None)
-    return found
+    return visited

@@ -210,11 +210,11 @@ def _one_by_one(module: nn.Module, trained: Mapping[str, Tensor], value: Value, 
     for chunk in slices(0, len(columns[0]), 1):
         with torch.enable_grad():
             number, outputs = value(module, *(column[chunk] for column in columns))
-        one = {name: gradient[None] for name, gradient in _differentiated(number, trained).items()}
+        gradients = {name: gradient[None] for name, gradient in _differentiated(number, trained).items()}
         if rows is None:
-            rows = _Collected(len(columns[0]), one, [output[None] for output in outputs])
+            rows = _Collected(len(columns[0]), gradients, [output[None] for output in outputs])
         else:
-            rows.put(chunk, one, [output[None] for output in outputs])
+            rows.put(chunk, gradients, [output[None] for output in outputs])
     if rows is None:
         raise ValueError("no examples")
     return DenseRows(rows.gradients, rows.outputs, ", one example after the other")
@@ -225,10 +225,10 @@ def _differentiated(number: Tensor, trained: Mapping[str, Tensor]) -> Vector:
     if not number.requires_grad:
         return {name: torch.zeros_like(value) for name, value in trained.items()}
     try:
-        found = torch.autograd.grad(number, list(trained.values()), allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(number, list(trained.values()), allow_unused=True, materialize_grads=True)
     except RuntimeError as error:
         raise InputError(f"one example's gradient cannot be computed: {first_line(error)}") from error
-    return {name: value.to_dense() for name, value in zip(trained, found, strict=True)}
+    return {name: value.to_dense() for name, value in zip(trained, gradients, strict=True)}
 
 
 class _Collected:

@@ -146,8 +146,8 @@ def gradients_of_parts(
     for part in parts:
         if part.name not in errors:
             continue
-        found = errors.pop(part.name)
-        made = _ruled(part, found, memory) if part.ruled else _subtree(part, found, known, len(x), memory, chunk_bytes)
+        own = errors.pop(part.name)
+        made = _ruled(part, own, memory) if part.ruled else _subtree(part, own, known, len(x), memory, chunk_bytes)
         if isinstance(made, Entangled):
             return made
         routes[part.name] = made.route
@@ -199,11 +199,11 @@ def _is_pair(model: nn.Module, first: str, second: str) -> bool:
 def _pairs(model: nn.Module, parts: Sequence[Part], errors: Mapping[str, object]) -> dict[str, tuple[Part, Part]]:
     """Parameter's name -> embedding and Linear layer that share it, where the losses depend on both."""
     names = {id(value): name for name, value in model.named_parameters()}
-    found: dict[str, list[Part]] = {}
+    sharing: dict[str, list[Part]] = {}
     for part in parts:
         if part.ruled and part.name in errors and "weight" in part.trained:
-            found.setdefault(names[id(part.trained["weight"])], []).append(part)
-    both = {name: sorted(pair, key=lambda part: part.kind) for name, pair in found.items() if len(pair) == 2}
+            sharing.setdefault(names[id(part.trained["weight"])], []).append(part)
+    both = {name: sorted(pair, key=lambda part: part.kind) for name, pair in sharing.items() if len(pair) == 2}
     return {name: (table, layer) for name, (table, layer) in both.items()}
 
 
@@ -269,12 +269,12 @@ def _backward(parts: Sequence[Part], total: Tensor) -> tuple[dict[str, list[Erro
     wanted = [output.edge for _, output in outputs] + [get_gradient_edge(value) for value in parameters.values()]
     if not wanted or not total.requires_grad:
         return {}, {}
-    found = torch.autograd.grad(total, wanted, allow_unused=True)
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True)
     errors: dict[str, list[Errors]] = {}
-    for (part, output), values in zip(outputs, found, strict=False):
+    for (part, output), values in zip(outputs, gradients, strict=False):
         if values is not None:
             errors.setdefault(part.name, []).append(Errors(output, values))
-    sums = zip(parameters, found[len(outputs) :], strict=True)
+    sums = zip(parameters, gradients[len(outputs) :], strict=True)
     return errors, {name: value for name, value in sums if value is not None}
 
 

@@ -135,8 +135,8 @@ def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]
         yield replaced("a copy of another one", one_x=x[neighbour])
         yield replaced("all zeros", one_x=torch.zeros_like(x[position]))
         yield replaced("all ones", one_x=torch.ones_like(x[position]))
-        for one in blank:
-            yield replaced("a blank image", one_x=one)
+        for image in blank:
+            yield replaced("a blank image", one_x=image)
         if x.is_floating_point():
             yield replaced(f"all {EXTREME:g}", one_x=torch.full_like(x[position], EXTREME), natural=False)
             yield replaced("all NaN", one_x=torch.full_like(x[position], torch.nan), natural=False)
@@ -223,9 +223,9 @@ def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) 
         )
 
 
-def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, found: "_Pass") -> bool:
+def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, first: "_Pass") -> bool:
     """Tell whether other random numbers give other gradients."""
-    return found.drew and bool(_difference(found, _pass(model, loss, x, y, 1), tolerance=TOLERANCE))
+    return first.drew and bool(_difference(first, _pass(model, loss, x, y, 1), tolerance=TOLERANCE))
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------

@@ -38,12 +38,12 @@ def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_byte
     """
     if not len(x):
         return Route()
-    found = ghost_gradients(model, loss, x, y, chunk_bytes)
-    if not isinstance(found, Entangled):
+    gradients = ghost_gradients(model, loss, x, y, chunk_bytes)
+    if not isinstance(gradients, Entangled):
         return Route()
     # With one example more the axis that grows is the one that counts them.
     more = ghost_gradients(model, loss, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), chunk_bytes)
-    return Route(found.reason) if isinstance(more, Entangled) else Route(batch_first=True)
+    return Route(gradients.reason) if isinstance(more, Entangled) else Route(batch_first=True)
 
 
 def per_example_gradients(
@@ -105,7 +105,7 @@ def _layer_by_layer(
 ) -> GradientOperator | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
-    found = ghost_gradients(
+    gradients = ghost_gradients(
         model,
         loss,
         x,
@@ -114,9 +114,9 @@ def _layer_by_layer(
         compared=route is None,
         batch_first=route is not None and route.batch_first,
     )
-    if route is not None and isinstance(found, Entangled):
-        raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {found.reason}")
-    return found
+    if route is not None and isinstance(gradients, Entangled):
+        raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {gradients.reason}")
+    return gradients
 
 
 def _refuse_parameters(model: nn.Module) -> None:

@@ -6,15 +6,14 @@ an activation, a sum of two branches) treats examples separately, so it does the
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional
 from typing_extensions import override
 
 from fedpriv.gradients.calls import Part, find_parts
@@ -25,14 +24,10 @@ from fedpriv.gradients.factors import Memory
 from fedpriv.gradients.ghost import Entangled, gradients_of_parts, problem_of_model
 from fedpriv.gradients.normal import fill_normal
 from fedpriv.gradients.operator import Block, GradientOperator, Vector
-from fedpriv.gradients.patches import padded
+from fedpriv.gradients.stacked_layers import STACKED_LAYERS
 from fedpriv.randomness import NoiseStream, NoiseStreams
 
-__all__ = ["StackedGradients", "StackedModel", "as_groups", "one_by_one", "stacked_model"]
-
-Convolution = nn.Conv1d | nn.Conv2d
-Layer = Callable[[Any, Tensor, Vector], Tensor]
-"""(layer, input (M B, ...), its parameters (M, *shape) by their names in it) -> output (M B, ...)."""
+__all__ = ["StackedGradients", "StackedModel", "stacked_model"]
 
 
 class StackedGradients(GradientOperator):
@@ -159,7 +154,7 @@ class StackedModel:
             generators: on the device of ``x``; what each model's dropout is drawn from, where there is any.
         """
         self._numbers, self._generators = dict(parameters), tuple(generators)
-        outputs: Tensor = self._model(x.flatten(0, 1))
+        outputs: Tensor = self._model(_laid_out(x))
         return outputs
 
     def gradients(
@@ -182,8 +177,8 @@ class StackedModel:
         with torch.enable_grad():
             tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             total = objective(self.outputs(tracked, x, generators), y.flatten())
-            found = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(tracked, found, strict=True))
+            gradients = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(tracked, gradients, strict=True))
 
     def descend(
         self,
@@ -205,12 +200,12 @@ class StackedModel:
             direct = {call.part.full(local) for call in calls for local in call.part.trained}
             others = [name for name in parameters if name not in direct]
             wanted = [*(call.output for call in calls), *(get_gradient_edge(tracked[name]) for name in others)]
-            found = torch.autograd.grad(total, wanted, allow_unused=True)
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
         with torch.no_grad():
-            for call, error in zip(calls, found, strict=False):
+            for call, error in zip(calls, gradients, strict=False):
                 if error is not None:
                     _descend(call, error, parameters, rate)
-            for name, gradient in zip(others, found[len(calls) :], strict=True):
+            for name, gradient in zip(others, gradients[len(calls) :], strict=True):
                 if gradient is not None:
                     parameters[name].sub_(gradient, alpha=rate)
 
@@ -257,7 +252,7 @@ class StackedModel:
             local: self._numbers[part.full(local)] if local in part.trained else value.expand(len(first), *value.shape)
             for local, value in part.module.named_parameters()
         }
-        value = _LAYERS[type(part.module)](part.module, x, own)
+        value = STACKED_LAYERS[type(part.module)](part.module, x, own)
         if self._calls is not None and type(part.module) is nn.Linear:
             self._calls.append(_LinearCall(part, x.detach(), get_gradient_edge(value)))
         return value
@@ -291,13 +286,25 @@ def stacked_model(model: nn.Module) -> StackedModel | Entangled:
     parts = tuple(find_parts(base))
     if problem := problem_of_model(base, parts):
         return Entangled(problem)
-    unknown = [part for part in parts if not (part.ruled and type(part.module) in _LAYERS)]
+    unknown = [part for part in parts if not (part.ruled and type(part.module) in STACKED_LAYERS)]
     return Entangled(f"{unknown[0]} has no rule for many models") if unknown else StackedModel(base, parts)
 
 
 def _is_dropout(model: nn.Module, name: str) -> bool:
     layer = model.get_submodule(name)
     return type(layer) is nn.Dropout and not layer.inplace
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Put the examples (M, B, ...) of all models in one batch (M B, ...).
+
+    On a CPU images of one model have their channels last: pooling is then many times as fast, convolutions as fast. Of
+    several models, each works on a part of the batch, and what is put together again has its channels first.
+    """
+    batch = x.flatten(0, 1)
+    if batch.ndim == 4 and len(x) == 1 and batch.device.type == "cpu":
+        return batch.contiguous(memory_format=torch.channels_last)
+    return batch
 
 
 def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
@@ -314,69 +321,3 @@ def _descend(call: _LinearCall, error: Tensor, parameters: Vector, rate: float) 
             value.baddbmm_(errors.mT, call.given.reshape(len(value), -1, call.given.shape[-1]), alpha=-rate)
         else:
             value.sub_(errors.sum(dim=1), alpha=rate)
-
-
-def _linear(layer: nn.Linear, x: Tensor, own: Vector) -> Tensor:
-    weight = own["weight"]
-    rows = x.reshape(len(weight), -1, layer.in_features)
-    bias = own.get("bias")
-    value = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
-    return value.view(*x.shape[:-1], layer.out_features)
-
-
-def _convolution(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
-    """Many convolutions: as groups of one on a GPU; one after the other on a CPU, where groups take twice as long."""
-    x = x if layer.padding_mode == "zeros" else padded(layer, x)
-    return one_by_one(layer, x, own) if x.device.type == "cpu" else as_groups(layer, x, own)
-
-
-def one_by_one(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
-    """Apply each model's convolution to its own examples, (M B, ...), padded where the layer does not pad with 0."""
-    weight, bias = own["weight"], own.get("bias")
-    biases = [None] * len(weight) if bias is None else bias
-    parts = zip(x.chunk(len(weight)), weight, biases, strict=True)
-    return torch.cat([_convolved(layer, layer.groups, *one) for one in parts])
-
-
-def as_groups(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
-    """As :func:`one_by_one`, by one convolution whose groups of channels are the models."""
-    weight, bias = own["weight"], own.get("bias")
-    models = len(weight)
-    together = x.unflatten(0, (models, -1)).transpose(0, 1).flatten(1, 2)
-    flat = None if bias is None else bias.flatten()
-    values = _convolved(layer, models * layer.groups, together, weight.flatten(0, 1), flat)
-    apart: Tensor = values.unflatten(1, (models, -1)).transpose(0, 1)
-    return apart.flatten(0, 1)
-
-
-def _convolved(layer: Convolution, groups: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    run: Callable[..., Tensor] = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
-    padding = layer.padding if layer.padding_mode == "zeros" else 0
-    return run(x, weight, bias, stride=layer.stride, padding=padding, dilation=layer.dilation, groups=groups)
-
-
-def _group_norm(layer: nn.GroupNorm, x: Tensor, own: Vector) -> Tensor:
-    normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
-    return _scaled(normal, own, (layer.num_channels, *(1 for _ in x.shape[2:])))
-
-
-def _layer_norm(layer: nn.LayerNorm, x: Tensor, own: Vector) -> Tensor:
-    return _scaled(functional.layer_norm(x, layer.normalized_shape, eps=layer.eps), own, layer.normalized_shape)
-
-
-def _scaled(x: Tensor, own: Vector, shape: Sequence[int]) -> Tensor:
-    """Multiply each model's examples by its weight and add its bias, laid along the last axes."""
-    weight = own["weight"]
-    between = (1 for _ in range(x.ndim - len(shape)))
-    wide = (len(weight), *between, *shape)
-    value: Tensor = x.unflatten(0, (len(weight), -1)) * weight.view(wide)
-    return (value + own["bias"].view(wide) if "bias" in own else value).flatten(0, 1)
-
-
-_LAYERS: Mapping[type[nn.Module], Layer] = {
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Linear: _linear,
-}

@@ -8,6 +8,7 @@ replaced, one prompt votes differently: the sensitivity is sqrt(2).
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,23 +61,28 @@ class Classifier:
         scores: Floats = self.scores([""], question)[0]
         return scores
 
-    def votes(self, number: int, question: str) -> NDArray[np.int64]:
+    def votes(self, number: int, question: str, client: int | None = None) -> NDArray[np.int64]:
         """Return what each prompt votes for, (voters,); voters of one client stand together.
 
         Args:
             number: of the question; each has draws of its own.
             question: its text.
+            client: whose prompts; ``None``: everybody's.
         """
-        prefixes = [self.wording.prefix(examples) for examples in self._prompts(number)]
+        clients = range(self.config.clients) if client is None else (client,)
+        prefixes = [self.wording.prefix(examples) for each in clients for examples in self._prompts(number, each)]
         named: NDArray[np.int64] = self.scores(prefixes, question).argmax(axis=1)
         return named
 
-    def _prompts(self, number: int) -> Iterator[list[Example]]:
-        examples, config = self.wording.texts.examples, self.config
-        for client, own in enumerate(self.shares()):
-            generator = self.secret.stream("icl-prompts", number, client).numpy()
-            for rows in own[drawn(len(own), config.prompts, config.shots, generator)]:
-                yield [examples[row] for row in rows]
+    def _prompts(self, number: int, client: int) -> Iterator[list[Example]]:
+        examples, config, own = self.wording.texts.examples, self.config, self._shares[client]
+        generator = self.secret.stream("icl-prompts", number, client).numpy()
+        for rows in own[drawn(len(own), config.prompts, config.shots, generator)]:
+            yield [examples[row] for row in rows]
+
+    @cached_property
+    def _shares(self) -> list[NDArray[np.int64]]:
+        return self.shares()
 
     def shares(self) -> list[NDArray[np.int64]]:
         """Return the numbers of each client's examples; all of them together where examples are protected."""

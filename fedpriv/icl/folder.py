@@ -19,10 +19,10 @@ from fedpriv.data.texts import Texts
 from fedpriv.errors import InputError
 from fedpriv.files import append_line, is_empty, write_whole, writing_to
 from fedpriv.randomness import Secret
-from fedpriv.records import Ledger, Origin, Prompts, parse_json, read_file, read_text
+from fedpriv.records import Failure, Ledger, Origin, Prompts, parse_json, read_file, read_text
 from fedpriv.records.reading import Record
 
-__all__ = ["FILE", "PromptFolder", "Votes"]
+__all__ = ["FILE", "NoisyCounts", "PromptFolder", "Votes"]
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ FILE = "icl.toml"
 """The resolved settings; they tell such a folder from that of a run."""
 
 _SECRET, _ORIGIN, _VOTES = "private/secret.key", "private/origin.json", "private/votes.jsonl"
+_COUNTS = "private/counts.json"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,22 @@ class Votes(Record):
     zero_shot: int
 
 
+@dataclass(frozen=True)
+class NoisyCounts(Record):
+    """private/counts.json: what secure aggregation left the server, which is as private as what is proven.
+
+    Attributes:
+        counts: of each question, one a label: the sum of votes and shares of the noise.
+        clients: who is in it, ascending.
+        failures: who is not, and why.
+    """
+
+    counts: tuple[tuple[float, ...], ...]
+    clients: tuple[int, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+_COUNTS_RECORD = TypeAdapter(NoisyCounts)
 _LINE, _LEDGER, _PROMPTS = TypeAdapter(Votes), TypeAdapter(Ledger), TypeAdapter(Prompts)
 _ORIGINS = TypeAdapter(Origin)
 
@@ -197,6 +214,21 @@ class PromptFolder:
                     f"{where}, line {number} is damaged: wanted are {voters} votes, each from 0 to {labels - 1}"
                 )
         return kept
+
+    def counts(self, questions: int, labels: int) -> NoisyCounts | None:
+        """Return the sum of noisy counts; ``None``: clients were not asked yet.
+
+        Raises:
+            InputError: the file is damaged, or of another run.
+        """
+        known = read_file(self.path / _COUNTS, _COUNTS_RECORD)
+        if known is not None and [len(row) for row in known.counts] != [labels] * questions:
+            raise InputError(f"{self.path / _COUNTS} is damaged: wanted are {questions} questions of {labels} counts")
+        return known
+
+    def keep_counts(self, known: NoisyCounts) -> None:
+        """Keep the sum: clients are asked once."""
+        write_whole(self.path / _COUNTS, f"{json.dumps(asdict(known))}\n".encode(), mode=0o600, durable=True)
 
     def keep_votes(self, known: Sequence[Votes]) -> None:
         """Write these votes, and no cut-off line."""

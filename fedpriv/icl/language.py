@@ -62,9 +62,9 @@ class Language(ABC):
         Raises:
             InputError: two do.
         """
-        found: dict[int | str, str] = {}
+        by_token: dict[int | str, str] = {}
         for candidate in candidates:
-            other = found.setdefault(self.token(candidate), candidate)
+            other = by_token.setdefault(self.token(candidate), candidate)
             if other != candidate:
                 raise InputError(
                     f"data.labels: {other.strip()!r} and {candidate.strip()!r} begin with the same token of this "

@@ -53,9 +53,9 @@ def membership(classifier: Classifier, config: LeaksConfig, noises: Sequence[Noi
         InputError: there are too few examples or questions.
     """
     asked = candidates(classifier, config.pairs)
-    members = np.array([one.is_member for one in asked])
-    truth = np.array([one.asked.label for one in asked])
-    scores = np.array([log_softmax(_asked(classifier, one), axis=1) for one in asked])
+    members = np.array([candidate.is_member for candidate in asked])
+    truth = np.array([candidate.asked.label for candidate in asked])
+    scores = np.array([log_softmax(_asked(classifier, candidate), axis=1) for candidate in asked])
     single = scores[np.arange(len(truth)), 0, truth]  # each candidate's own prompt is its first
     figures = [_figure("true label's probability, one prompt", single, members, None)]
     votes, labels = scores.argmax(axis=2), len(classifier.wording.texts.labels)

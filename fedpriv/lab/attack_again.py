@@ -16,11 +16,11 @@ from fedpriv.attacks.observation import list_observations
 from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment, load_run
-from fedpriv.config.texts import refuse_texts
+from fedpriv.config.texts import unsuited
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, locked, target_error, writing
 from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
-from fedpriv.lab.finished import finished_world
+from fedpriv.lab.finished import rebuilt_world
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
@@ -71,15 +71,14 @@ def attack_run(
     """
     source = RunFolder.open(path)
     before = source.experiment()
-    refuse_texts(before, "attack")
     experiment = load_run(path, _checked(overrides, names))
     attacks = plan_attacks(before, experiment, names or _meant(overrides))
     earlier = source.final_summary()
     if not attacks:
-        raise InputError(f"{path}: its settings name no attack; name one with --attack: {', '.join(ATTACKS)}")
+        raise InputError(f"{path}: its settings name no attack; name one with --attack: {_those(before)}")
     if not list_observations(source.observations):
         raise InputError(f"{path} holds no observations: {_why_none(before)}")
-    world = finished_world(source, experiment)
+    world = rebuilt_world(source, experiment)
     wanted = chosen(targets(world, source), victims)
     _refuse_unsuited(attacks, wanted)
     _refuse_withheld(attacks, experiment)
@@ -93,6 +92,11 @@ def attack_run(
     with locked(folder.path), writing(attack_command(folder.path, names, victims, overrides)):
         leakage = attack_observations(world, folder, attacks, progress, victims)
         return write_attacked(folder, before, earlier, command, leakage, warnings)
+
+
+def _those(experiment: Experiment) -> str:
+    """The attacks that read such data."""
+    return ", ".join(name for name in ATTACKS if unsuited(experiment, name) is None)
 
 
 def attack_command(
@@ -118,6 +122,8 @@ def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str
     """
     for number, name in enumerate(names):
         known_attack(name)
+        if reason := unsuited(before, name):
+            raise InputError(f"attack {reason}")
         if name in names[:number]:
             raise InputError(f"attack {name} is named twice")
     chosen = names or before.adversary.attacks
@@ -300,7 +306,7 @@ def write_attacked(
         "verdict": (*_on_the_wire(folder), *sentences),
         "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refusals))),
         "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refusals))),
-        "threat_model": threat_model(experiment.adversary, kind_of(scores) == "row"),
+        "threat_model": threat_model(experiment.adversary, kind_of(scores)),
         "command": folder.command(),
     }
     summary = earlier.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""Pictures of the attack stage, and rows of tables: originals, guesses and what the attacks made of the uploads."""
+"""What the attack stage shows, pictures, rows or sentences: originals, guesses, and what attacks made of uploads."""
 
 import io
 from collections import Counter
@@ -8,24 +8,35 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedpriv.attacks.texts.scores import bare
 from fedpriv.attacks.truth import Truth
 from fedpriv.columns import Column, cell_texts
+from fedpriv.data.tokenizers import Tokenizer
 from fedpriv.runs import RunFolder, picture_name
 
 __all__ = ["png", "save_pictures", "save_shared"]
 
 
 def save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
-    """Write images (C, H, W) on [0, 1] as PNG, or rows as JSON, numbered where a client has several."""
+    """Write images (C, H, W) on [0, 1] as PNG, or rows and sentences as JSON, numbered where a client has several."""
     sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
     for number, image in pictures.items():
         client, place = known.place(number)
         name = picture_name(known.round, client, what, place if sizes[client] > 1 else None, "")
-        save_shared(folder, name, image, known.columns)
+        save_shared(folder, name, image, known.columns, known.tokenizer)
 
 
-def save_shared(folder: RunFolder, name: str, image: Tensor, columns: Sequence[Column]) -> None:
-    """Write one image, or the cells of one row, under a name without ending."""
+def save_shared(
+    folder: RunFolder, name: str, image: Tensor, columns: Sequence[Column], tokenizer: Tokenizer | None = None
+) -> None:
+    """Write one image, the cells of one row, or one sentence and its tokens, under a name without ending."""
+    if tokenizer is not None:
+        tokens = bare(image)
+        pieces = [tokenizer.decode([token]) for token in tokens]
+        folder.write_json(
+            f"reconstructions/{name}.json", {"text": tokenizer.decode(tokens), "tokens": tokens, "pieces": pieces}
+        )
+        return
     if not columns:
         folder.write_bytes(f"reconstructions/{name}.png", png(image))
         return

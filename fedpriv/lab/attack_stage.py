@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.baselines import guesses, recovery_chance
+from fedpriv.attacks.baselines import Guess, guesses, recovery_chance
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
@@ -26,9 +26,10 @@ from fedpriv.attacks.reconstruction import (
     stackable,
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
+from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Truth
-from fedpriv.columns import of_rows
+from fedpriv.columns import worded
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
@@ -137,7 +138,7 @@ def _attack_observations(
 ) -> Leakage:
     recorded = targets(world, folder)
     wanted = chosen(recorded, victims)
-    threat = threat_model(world.experiment.adversary, bool(world.dataset.columns))
+    threat = threat_model(world.experiment.adversary, world.dataset.kind)
     progress.stage(threat.describe())
     allowed, leakage = _allowed(attacks, threat)
     wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
@@ -151,8 +152,9 @@ def _attack_observations(
         heard, leakage = _joined(heard, leakage, progress)
     # The test images are public in this laboratory; no client has any of them.
     images = unit_scale(world.dataset.x_test)
-    told, columns = world.dataset.y_test if Access.LABELS in threat.grants else None, world.dataset.columns
-    public = guesses(images, told, world.dataset.classes, columns)
+    columns, kind = world.dataset.columns, world.dataset.kind
+    tokenizer = None if world.dataset.text is None else world.dataset.text.tokenizer
+    public = _guesses(world, images, threat)
     known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}
     silent: list[Score] = []
@@ -170,7 +172,7 @@ def _attack_observations(
             upload = suited[number]
             attacked |= dict.fromkeys(upload.targets, upload)
             note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
-            result = replace(result, attack=attack.label, note=of_rows(note) if columns else note)
+            result = replace(result, attack=attack.label, note=worded(note, kind))
             threshold = world.experiment.adversary.success_ssim
             scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
             leakage, made_of[number] = leakage.plus(scored), scored.scores
@@ -182,7 +184,7 @@ def _attack_observations(
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
-            leakage = leakage.refused(of_rows(text) if columns else text, progress)
+            leakage = leakage.refused(worded(text, kind), progress)
     progress.stage("scoring and writing the report")
     for upload in {id(upload): upload for upload in attacked.values()}.values():
         scored = score_guesses(public, upload.truth, world.dataset.std)
@@ -190,15 +192,29 @@ def _attack_observations(
         save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
         save_pictures(folder, "guess-class", upload.truth, scored.pictures)
     for guess in public:
-        save_shared(folder, guess.name, guess.image, columns)
+        save_shared(folder, guess.name, guess.image, columns, tokenizer)
     unread = len({upload.target for upload in heard} - attacked.keys())
     scores = _merged(folder.scores(), leakage.scores)
     folder.write_scores(scores)
     rates = leakage_rates(world, (*scores, *silent))
     if any(rate.ceiling is not None for rate in rates):
-        threshold = world.experiment.adversary.success_ssim
-        rates += recovery_rates(world, (*scores, *silent), recovery_chance(images, public, threshold, columns))
+        rates += recovery_rates(world, (*scores, *silent), _recovery_chance(world, images, public))
     return replace(leakage, scores=scores, unattacked=leakage.unattacked + unread, rates=rates)
+
+
+def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
+    """What is offered by whoever never saw an upload, made of public examples."""
+    if world.dataset.text is not None:
+        return sentence_guesses(images)
+    told = world.dataset.y_test if Access.LABELS in threat.grants else None
+    return guesses(images, told, world.dataset.classes, world.dataset.columns)
+
+
+def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> float:
+    """How often such a guess counts as a recovered example, estimated on public ones."""
+    if world.dataset.text is not None:
+        return exact_chance(images, public)
+    return recovery_chance(images, public, world.experiment.adversary.success_ssim, world.dataset.columns)
 
 
 def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
@@ -240,8 +256,8 @@ def _heard(
             known = replace(known, candidates=candidates(world, target, known))
             observation = replace(observation, candidates=known.candidates)
             if known.candidates is None:
-                kind = "rows" if world.dataset.columns else "images"
-                text = f"two of its {kind} are the same, or there are no others, so there are no lists to pick from"
+                kind = world.dataset.kind
+                text = f"two of its {kind}s are the same, or there are no others, so there are no lists to pick from"
                 leakage = leakage.refused(f"{target.title}: {text}", progress)
         heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:
@@ -281,7 +297,7 @@ def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], 
 
 def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
     """Each client's uploads of other batches, as one."""
-    groups = [members for members in _groups(heard).values() if stackable([one.observation for one in members])]
+    groups = [members for members in _groups(heard).values() if stackable([member.observation for member in members])]
     return [replace(members[0], truth=_union(members), stacked=tuple(members)) for members in groups]
 
 
@@ -322,7 +338,8 @@ def _with_best_decisions(
 ) -> tuple[list[_Heard], Leakage]:
     """Have the referee know how often the best decision among the candidates of each protected upload is right."""
     protected = [upload for upload in heard if upload.kind == PROTECTED]
-    if not world.experiment.adversary.best_decision or not world.experiment.mechanism.protects or not protected:
+    wanted = world.experiment.adversary.best_decision and world.dataset.text is None
+    if not wanted or not world.experiment.mechanism.protects or not protected:
         return list(heard), leakage
     progress.stage("computing the best decision among the candidates")
     known = {}

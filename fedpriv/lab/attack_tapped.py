@@ -101,10 +101,10 @@ def attack_tapped(
         judge = _truth(upload, everything)
         for name in chosen:
             progress.stage(f"{name} on {upload.observation.title}")
-            found, remarks = _attacked(tapped, upload.observation, name, settings.get(name, {}))
+            reconstruction, remarks = _attacked(tapped, upload.observation, name, settings.get(name, {}))
             told += remarks
-            scores += _scored(found, upload, judge, name)
-            pictures.append(_pictured(folder, found, judge, name))
+            scores += _scored(reconstruction, upload, judge, name)
+            pictures.append(_pictured(folder, reconstruction, judge, name))
         scores += _guessed(upload, judge)
     for text in dict.fromkeys(told):
         progress.warn(text)
@@ -118,13 +118,13 @@ def attack_tapped(
 
 def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Settings by attack."""
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for text in overrides:
         keys, value = parse_override(text)
         if len(keys) != 3 or keys[0] != "adversary" or keys[1] not in ATTACKS or (names and keys[1] not in names):
             raise InputError(f"--set {'.'.join(keys)}: of a tap's folder adversary.NAME.KEY of an attack may be set")
-        found.setdefault(keys[1], {})[keys[2]] = value
-    return found
+        settings.setdefault(keys[1], {})[keys[2]] = value
+    return settings
 
 
 def _heard(folder: Path) -> tuple[_Upload, ...]:
@@ -158,7 +158,7 @@ def _attacked(
     network = built(tapped, public.shape, public.classes).train()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = reconstruct(
+        reconstruction = reconstruct(
             network,
             imported(tapped, tapped.loss),
             observation.upload,
@@ -177,7 +177,7 @@ def _attacked(
             std=public.std,
             **settings,
         )
-    placed = replace(found, round=observation.round, client=observation.client)
+    placed = replace(reconstruction, round=observation.round, client=observation.client)
     return placed, [str(each.message) for each in caught]
 
 
@@ -200,15 +200,15 @@ def _others(upload: _Upload, heard: Iterable[_Upload]) -> Tensor:
     """Other clients' images, no two of them alike and none like one of this client's."""
     client, own = upload.observation.client, _on_unit_scale(upload)
     seen = {image.numpy().tobytes() for image in own}
-    found: list[Tensor] = []
+    others: list[Tensor] = []
     for other in heard:
         if other.known is None or other.observation.client == client:
             continue
         for image in _on_unit_scale(other):
-            if (key := image.numpy().tobytes()) not in seen and len(found) < OTHERS:
+            if (key := image.numpy().tobytes()) not in seen and len(others) < OTHERS:
                 seen.add(key)
-                found.append(image)
-    return torch.stack(found) if found else own[:0]
+                others.append(image)
+    return torch.stack(others) if others else own[:0]
 
 
 def _on_unit_scale(upload: _Upload) -> Tensor:
@@ -226,15 +226,17 @@ def _offers(judge: Truth) -> tuple[Guess, ...]:
     return (Guess("guess-grey", torch.full_like(judge.images[0], GREY)),)
 
 
-def _scored(found: Reconstruction, upload: _Upload, judge: Truth | None, name: str) -> tuple[Score, ...]:
+def _scored(reconstruction: Reconstruction, upload: _Upload, judge: Truth | None, name: str) -> tuple[Score, ...]:
     if judge is None:
         return ()
     if bool((judge.labels < 0).any()):  # they were not seen, so those that the attack names are not compared
-        unnamed = (replace(each, labels=torch.full_like(each.labels, -1)) for each in found.attempts)
-        found = replace(found, attempts=tuple(unnamed))
+        unnamed = (replace(each, labels=torch.full_like(each.labels, -1)) for each in reconstruction.attempts)
+        reconstruction = replace(reconstruction, attempts=tuple(unnamed))
     kind = "protected" if upload.line is not None else "unprotected"
     std, threshold = upload.observation.settings.std, AdversaryConfig().success_ssim
-    return score(replace(found, attack=name), kind, judge, _offers(judge), std, threshold, perceptual=False).scores
+    return score(
+        replace(reconstruction, attack=name), kind, judge, _offers(judge), std, threshold, perceptual=False
+    ).scores
 
 
 def _guessed(upload: _Upload, judge: Truth | None) -> tuple[Score, ...]:
@@ -243,13 +245,13 @@ def _guessed(upload: _Upload, judge: Truth | None) -> tuple[Score, ...]:
     return score_guesses(_offers(judge), judge, upload.observation.settings.std, perceptual=False).scores
 
 
-def _pictured(folder: Path, found: Reconstruction, judge: Truth | None, name: str) -> str:
+def _pictured(folder: Path, reconstruction: Reconstruction, judge: Truth | None, name: str) -> str:
     """Write originals, where they are known, above what the attack made of them, in no order."""
-    rows = [found.images] if judge is None else [judge.images, found.images]
+    rows = [reconstruction.images] if judge is None else [judge.images, reconstruction.images]
     strips = [torch.cat([*row[:16].cpu()], dim=2) for row in rows]
     wide = max(strip.shape[2] for strip in strips)
     image = torch.cat([torch.nn.functional.pad(strip, (0, wide - strip.shape[2])) for strip in strips], dim=1)
-    path = f"reconstructions/{found.round:04d}-{found.client:04d}-{name}.png"
+    path = f"reconstructions/{reconstruction.round:04d}-{reconstruction.client:04d}-{name}.png"
     with writing(""):
         (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
         write_whole(folder / path, png(image))
@@ -265,14 +267,14 @@ def _measured(results: Sequence[AttackResult], heard: Sequence[_Upload]) -> tupl
     else:
         left = ""
     offered = [result for result in results if result.upload == "none"]
-    guess = min(offered, key=lambda result: result.mse)
+    guess = min(offered, key=lambda result: result.error)
     lines = []
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
         among = f" among {result.candidates} (chance 1 in {result.candidates})" if picked else ""
         lines.append(
-            f"Guess: {guess.attack} has a mean squared error of {guess.mse:.2g}. Measured: {result.attack} has "
-            f"{result.mse:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
+            f"Guess: {guess.attack} has a mean squared error of {guess.error:.2g}. Measured: {result.attack} has "
+            f"{result.error:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
         )
     return (*lines, left) if left else tuple(lines)
 

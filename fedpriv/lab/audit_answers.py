@@ -2,8 +2,8 @@
 
 Some training examples are replaced, one at a time, by test images, and the model is trained anew each time, with the
 same random choices. What moved most is then played against the original: neighbours that both answer one question with
-fresh noise, a game whose outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own. Where
-an endpoint claims nothing there is nothing to audit.
+fresh noise, a game whose outcome is a lower bound of epsilon. Nothing is charged: the noise is the auditor's own, and
+seeded noise also where OpenDP draws the endpoint's. Where an endpoint claims nothing there is nothing to audit.
 """
 
 from collections.abc import Sequence
@@ -214,11 +214,11 @@ def _judged(policy: AnswerPolicy, service: Service, neighbours: _Neighbours) -> 
         bound = _exact_game(policy, service, neighbours)
         return audit.model_copy(update={"bound": bound, "recovered": _recovered(policy, service, neighbours)})
     # What stands in the settings may be the epsilon of all answers together; here it is about one.
-    one = type(policy).model_validate({**policy.model_dump(), "noise": service.scale, "target_epsilon": None})
-    delta = service.delta if one.law == "gaussian" else 0.0
-    level = one.unit(neighbours.facts) / service.scale
-    claimed = answer_guarantee(one.release(neighbours.facts, 1, delta, level)).epsilon
-    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(one, service, delta, neighbours)})
+    noisy = type(policy).model_validate({**policy.model_dump(), "noise": service.scale, "target_epsilon": None})
+    delta = service.delta if noisy.law == "gaussian" else 0.0
+    level = noisy.unit(neighbours.facts) / service.scale
+    claimed = answer_guarantee(noisy.release(neighbours.facts, 1, delta, level)).epsilon
+    return audit.model_copy(update={"claimed": claimed, "bound": _head_game(noisy, service, delta, neighbours)})
 
 
 def _head_game(policy: HeadPolicy, service: Service, delta: float, neighbours: _Neighbours) -> EpsilonBound:
@@ -232,7 +232,7 @@ def _head_game(policy: HeadPolicy, service: Service, delta: float, neighbours: _
         rows = np.repeat(neighbours.scores[model][question][None], _TRIALS, axis=0)
         if policy.once and neighbours.features is not None:
             asked = neighbours.features[question]
-            released = (policy.released(neighbours.weights[model], service.scale, each) for each in generators)
+            released = (policy.released(neighbours.weights[model], Draws(service.scale, [each])) for each in generators)
             rows = np.stack([weights @ asked for weights in released])
         answers = policy.answer(rows, Draws(service.scale, generators, neighbours.facts))
         named = (answers.labels == high).astype(float) - (answers.labels == low)

@@ -63,9 +63,9 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
         _tell_time(model, config, progress)
         progress.stage(f"certifying {config.examples} images with {config.selection} + {config.votes} votes")
         norms = model.norms()
-        found = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
+        certificates = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
         noiseless = _noiseless(world, model, torch.from_numpy(rows))
-    robustness = _robustness(model, norms, config, found, noiseless, time.monotonic() - began)
+    robustness = _robustness(model, norms, config, certificates, noiseless, time.monotonic() - began)
     again = ["fedpriv", "certify", str(folder.path), "--examples", str(config.examples), "--votes", str(config.votes)]
     with writing(shlex.join(again)):
         (folder.path / "robustness").mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
         folder.remove_evasion()
         folder.remove_robustness()
         write_noise(folder, model)
-        folder.write_certificates(found)
+        folder.write_certificates(certificates)
         folder.write_json("robustness.json", robustness.model_dump(mode="json"))
         folder.write_summary(summary.model_copy(update={"robustness": robustness, "evasion": None}))
     return robustness
@@ -112,16 +112,16 @@ def certificate(
 def _certificates(
     world: World, model: SmoothedModel, rows: Tensor, config: CertifyConfig, norms: LayerNorms, progress: Progress
 ) -> list[Certificate]:
-    found: list[Certificate] = []
+    certificates: list[Certificate] = []
     for chunk in rows.split(_AT_ONCE):
         images, numbers = pixel_images(world, chunk), chunk.tolist()
         chosen = model.network.votes(images, config.selection, "robustness-selection", numbers).argmax(dim=1).tolist()
         counts = model.network.votes(images, config.votes, "robustness-votes", numbers).tolist()
         labels = world.dataset.y_test[chunk].tolist()
         for row, label, first, votes in zip(numbers, labels, chosen, counts, strict=True):
-            found.append(certificate(row, label, first, votes, config, norms))
-        progress.images_certified(len(found), len(rows))
-    return found
+            certificates.append(certificate(row, label, first, votes, config, norms))
+        progress.images_certified(len(certificates), len(rows))
+    return certificates
 
 
 def _noiseless(world: World, model: SmoothedModel, rows: Tensor) -> int:
@@ -137,7 +137,7 @@ def _robustness(
     model: SmoothedModel,
     norms: LayerNorms,
     config: CertifyConfig,
-    found: Sequence[Certificate],
+    certificates: Sequence[Certificate],
     noiseless: int,
     seconds: float,
 ) -> Robustness:
@@ -145,17 +145,17 @@ def _robustness(
     return Robustness(
         noise=model.noise,
         norms=NormFacts(**asdict(norms)),
-        examples=len(found),
+        examples=len(certificates),
         selection=config.selection,
         votes=config.votes,
         alpha=config.alpha,
         rivals=config.rivals,
-        wrong_at_most=wrong_at_most(len(found), config.alpha),
-        voted=rate_interval(sum(each.right for each in found), len(found)),
-        noiseless=rate_interval(noiseless, len(found)),
-        abstained=sum(each.abstains for each in found),
-        curves=tuple(_curve(found, norm, bound, sizes[norm]) for norm in sizes for bound in MARGINS),
-        radii=tuple(mean_radius(found, bound) for bound in MARGINS),
+        wrong_at_most=wrong_at_most(len(certificates), config.alpha),
+        voted=rate_interval(sum(each.right for each in certificates), len(certificates)),
+        noiseless=rate_interval(noiseless, len(certificates)),
+        abstained=sum(each.abstains for each in certificates),
+        curves=tuple(_curve(certificates, norm, bound, sizes[norm]) for norm in sizes for bound in MARGINS),
+        radii=tuple(mean_radius(certificates, bound) for bound in MARGINS),
         reach=_reach(model.network.classes, config, norms),
         seconds=seconds,
     )
@@ -167,9 +167,9 @@ def _reach(classes: int, config: CertifyConfig, norms: LayerNorms) -> Reach:
     return Reach(best.radius_l2, best.radius_linf)
 
 
-def _curve(found: Sequence[Certificate], norm: str, bound: str, sizes: tuple[float, ...]) -> CertifiedCurve:
-    held = [sum(each.holds(norm, size, bound) for each in found) for size in sizes]
-    return CertifiedCurve(norm, bound, sizes, tuple(rate_interval(count, len(found)) for count in held))
+def _curve(certificates: Sequence[Certificate], norm: str, bound: str, sizes: tuple[float, ...]) -> CertifiedCurve:
+    held = [sum(each.holds(norm, size, bound) for each in certificates) for size in sizes]
+    return CertifiedCurve(norm, bound, sizes, tuple(rate_interval(count, len(certificates)) for count in held))
 
 
 def _tell_time(model: SmoothedModel, config: CertifyConfig, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.released import check_data
 from fedpriv.world import State, World, build_world
 
-__all__ = ["completed_summary", "final_checkpoint", "final_state", "finished_world"]
+__all__ = ["completed_summary", "final_checkpoint", "final_state", "finished_world", "rebuilt_world"]
 
 
 def completed_summary(folder: RunFolder) -> Summary:
@@ -27,7 +27,21 @@ def completed_summary(folder: RunFolder) -> Summary:
     return summary
 
 
+<<<<<<< HEAD
 def finished_world(folder: RunFolder, experiment: Experiment, *, reads_texts: bool = False) -> World:
+=======
+def finished_world(folder: RunFolder, experiment: Experiment) -> World:
+    """Build the experiment of a run whose model is looked at, as :func:`rebuilt_world`.
+
+    Raises:
+        InputError: as there, or its data are texts.
+    """
+    refuse_texts(experiment, "what looks at a finished run")
+    return rebuilt_world(folder, experiment)
+
+
+def rebuilt_world(folder: RunFolder, experiment: Experiment) -> World:
+>>>>>>> main
     """Build the experiment of a run that is looked at again, on the data that it was made with.
 
     Args:
@@ -38,8 +52,11 @@ def finished_world(folder: RunFolder, experiment: Experiment, *, reads_texts: bo
     Raises:
         InputError: its secret is needed and not there, its data were changed, or something does not fit.
     """
+<<<<<<< HEAD
     if not reads_texts:
         refuse_texts(experiment, "what looks at a finished run")
+=======
+>>>>>>> main
     world = build_world(experiment, folder.world_secret(experiment))
     check_data(world, folder)
     return world
@@ -72,11 +89,11 @@ def final_state(folder: RunFolder, world: World, checkpoint: Checkpoint) -> Stat
     Raises:
         InputError: they are not of this model.
     """
-    found = {}
+    tensors = {}
     for kind, wanted in (("parameters", world.initial.parameters), ("buffers", world.initial.buffers)):
-        found[kind] = {
+        tensors[kind] = {
             name: checkpoint.tensors[f"{kind}/{name}"] for name in wanted if f"{kind}/{name}" in checkpoint.tensors
         }
-        if {name: value.shape for name, value in found[kind].items()} != {n: v.shape for n, v in wanted.items()}:
+        if {name: value.shape for name, value in tensors[kind].items()} != {n: v.shape for n, v in wanted.items()}:
             raise InputError(f"{folder.path}: the checkpoint is not of this model")
-    return State(found["parameters"], found["buffers"])
+    return State(tensors["parameters"], tensors["buffers"])

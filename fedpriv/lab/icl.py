@@ -4,7 +4,7 @@ Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.report`)
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from fedpriv.icl.generate import Writer, noise_of_label
 from fedpriv.icl.language import Language, open_language
 from fedpriv.icl.leaks import candidates, membership, repeating
 from fedpriv.icl.prompts import Wording
+from fedpriv.lab.icl_masked import noisy_counts
+from fedpriv.masking import least_survivors
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
@@ -138,13 +140,18 @@ def _noises(icl: IclConfig, texts: Texts) -> tuple[Noise, ...]:
 
 def _finish(bench: _Bench, folder: PromptFolder, began: float, progress: Progress) -> Prompts:
     with cpu_threads(bench.settings.model.threads), writing(folder.to_resume):
-        finish = _classified if bench.settings.icl.mode == "classify" else _generated
-        results, ledger = finish(bench, folder, progress)
+        results, ledger = _way(bench.settings.icl)(bench, folder, progress)
         leaks, refusals = _attacked(bench, progress)
         results = results.model_copy(update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began})
         folder.write_json("ledger.json", ledger.to_json())
         folder.write_json("icl.json", results.model_dump(mode="json"))
     return results
+
+
+def _way(icl: IclConfig) -> Callable[[_Bench, PromptFolder, Progress], tuple[Prompts, Ledger]]:
+    if icl.mode == "generate":
+        return _generated
+    return _masked if icl.noise_at == "clients" else _classified
 
 
 # ---- answers by vote -------------------------------------------------------------------------------------------------
@@ -160,10 +167,7 @@ def _classified(bench: _Bench, folder: PromptFolder, progress: Progress) -> tupl
         released = noise.epsilon == icl.target_epsilon
         levels.append(PromptLevel(noise.epsilon, noise.sigma, bench.right(said), released))
         if released:
-            lines = zip(bench.questions, said.tolist(), strict=True)
-            folder.write_jsonl(
-                "answers.jsonl", [{"question": one.text, "answer": bench.texts.labels[label]} for one, label in lines]
-            )
+            _release(bench, folder, said)
     plain = answers(votes, labels, 0.0, bench.secret, 0)
     levels.append(PromptLevel(None, 0.0, bench.right(plain)))
     one_prompt = (votes == bench.truth[:, None]).mean(axis=1)
@@ -175,8 +179,42 @@ def _classified(bench: _Bench, folder: PromptFolder, progress: Progress) -> tupl
         together=together(icl, len(bench.texts.examples), noises).epsilon if len(noises) > 1 else None,
     )
     (own,) = [noise for noise in noises if noise.epsilon == icl.target_epsilon]
-    sizes = [len(share) for share in classifier.shares()]
-    return results, _ledger(bench, [(number, size, own) for number, size in enumerate(sizes)])
+    return results, _ledger_of_clients(bench, own)
+
+
+def _masked(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple[Prompts, Ledger]:
+    """Answers from the sum of the clients' noisy counts, which is all that the server gets."""
+    texts, (noise,) = bench.texts, bench.noises
+    summed = folder.counts(len(bench.questions), len(texts.labels))
+    if summed is None:
+        progress.stage(f"{bench.settings.icl.clients} clients vote on {len(bench.questions)} texts, under masks")
+        summed = noisy_counts(bench.classifier, [question.text for question in bench.questions], noise.sigma)
+        folder.keep_counts(summed)
+    said = np.array(summed.counts).argmax(axis=1)
+    _release(bench, folder, said)
+    progress.stage(f"asking {bench.language.title} without examples")
+    zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
+    results = _result(
+        bench,
+        zero_shot=bench.right(zero_shot),
+        levels=(PromptLevel(noise.epsilon, noise.sigma, bench.right(said), released=True),),
+        noise_at="clients",
+        voted=len(summed.clients),
+        failures=summed.failures,
+    )
+    return results, _ledger_of_clients(bench, noise)
+
+
+def _release(bench: _Bench, folder: PromptFolder, said: NDArray[np.int64]) -> None:
+    lines = zip(bench.questions, said.tolist(), strict=True)
+    folder.write_jsonl(
+        "answers.jsonl", [{"question": one.text, "answer": bench.texts.labels[label]} for one, label in lines]
+    )
+
+
+def _ledger_of_clients(bench: _Bench, noise: Noise) -> Ledger:
+    sizes = [len(share) for share in bench.classifier.shares()]
+    return _ledger(bench, [(number, size, noise) for number, size in enumerate(sizes)])
 
 
 def _votes(
@@ -202,7 +240,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
     icl, texts = bench.settings.icl, bench.texts
     noises = bench.noises
     own, plain = (_written(bench, sigmas, progress) for sigmas in ([noise.sigma for noise in noises], None))
-    folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[one.label], "text": one.text} for one in own])
+    folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[row.label], "text": row.text} for row in own])
     progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")
     zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
     worst = max(noises, key=lambda noise: noise.sigma)
@@ -213,7 +251,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
             PromptLevel(icl.target_epsilon, worst.sigma, _served(bench, own), released=True),
             PromptLevel(None, 0.0, _served(bench, plain)),
         ),
-        synthetic=tuple(Synthetic(texts.labels[one.label], one.text) for one in own),
+        synthetic=tuple(Synthetic(texts.labels[row.label], row.text) for row in own),
     )
     sizes = [sum(example.label == label for example in texts.examples) for label in range(len(texts.labels))]
     return results, _ledger(bench, [(label, sizes[label], noise) for label, noise in enumerate(noises)])
@@ -235,7 +273,7 @@ def _served(bench: _Bench, written: Sequence[Example]) -> Interval:
     """How many questions are answered correctly behind synthetic examples."""
     classifier = bench.classifier
     prefix = classifier.wording.prefix(written)
-    return bench.right([int(classifier.scores([prefix], one.text).argmax()) for one in bench.questions])
+    return bench.right([int(classifier.scores([prefix], question.text).argmax()) for question in bench.questions])
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -269,6 +307,7 @@ def _result(bench: _Bench, **figures: object) -> Prompts:
             "queries": len(bench.questions),
             "majority": float(np.bincount(bench.truth).max() / len(bench.truth)),
             "delta": icl.delta,
+            "clients": icl.clients,
             "seconds": 0.0,
             **figures,
         }
@@ -303,11 +342,28 @@ def _notes(bench: _Bench, noise: Noise) -> Iterator[str]:
     icl = bench.settings.icl
     yield from noise.guarantee.notes
     yield _PARTICIPATION if icl.unit == "example" else "A participation is a question, in which every client votes."
-    yield _SEEN
+    if icl.noise_at == "clients":
+        yield from _masked_notes(icl)
+    else:
+        yield _SEEN
+    if icl.unit == "client" and icl.noise_at == "server":
+        yield "The server sees every vote, and so does whoever listens to it."
     if icl.mode == "generate":
         yield "Labels and how many examples each has are public; a line is a label, whose examples are its own."
     if bench.settings.noise == "reproducible":
         yield "noise = 'reproducible': whoever knows the seed can subtract the noise."
+
+
+def _masked_notes(icl: IclConfig) -> Iterator[str]:
+    yield (
+        "The claim holds against a server that follows the protocol, too: secure aggregation leaves it the sum of "
+        "noisy counts. The language model, and whoever runs it, reads the examples."
+    )
+    yield (
+        f"Each client adds a share of the noise, which is whole with {least_survivors(icl.clients)} of {icl.clients} "
+        "in the sum; no sum of fewer is unmasked. A client that gives its share away takes it from the others."
+    )
+    yield "Shares are rounded before they are masked, which the theorem does not cover."
 
 
 def _mean_interval(values: NDArray[np.float64]) -> Interval:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fedpriv.attacks.referee import Scores
+from fedpriv.attacks.scored import Scores
 from fedpriv.progress import Progress
 from fedpriv.records import LeakageRate, Score
 

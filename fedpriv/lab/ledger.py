@@ -70,12 +70,12 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
 
 
 def _proven(world: World, release: Release) -> Guarantee:
-    found, data = guarantee(release), world.experiment.data
+    proven, data = guarantee(release), world.experiment.data
     if data.bounds_epsilon:
-        found = with_bounds(found, data.bounds_epsilon)
+        proven = with_bounds(proven, data.bounds_epsilon)
     if data.overlaps and world.experiment.mechanism.protects:
-        found = replace(found, notes=(*found.notes, _COPIES))
-    return found
+        proven = replace(proven, notes=(*proven.notes, _COPIES))
+    return proven
 
 
 def _kinds(world: World, asked: Mapping[int, Sequence[int]]) -> dict[_Kind, list[int]]:
@@ -121,5 +121,5 @@ def _ceilings(release: Release, largest: float, bounds: float) -> dict[str, Ceil
     baselines = {"told": 1 / (OTHERS + 1), "label": largest}
     # Where all examples are of one class there is nothing to tell.
     uncertain = {name: k0 for name, k0 in baselines.items() if k0 < 1}
-    found = ceilings(release, [surer(k0, bounds) for k0 in uncertain.values()])
-    return {name: told_from(each, uncertain[name], bounds) for name, each in zip(uncertain, found, strict=True)}
+    limits = ceilings(release, [surer(k0, bounds) for k0 in uncertain.values()])
+    return {name: told_from(each, uncertain[name], bounds) for name, each in zip(uncertain, limits, strict=True)}

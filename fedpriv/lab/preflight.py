@@ -9,7 +9,7 @@ from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
 from fedpriv.clients.stack import stack_of
-from fedpriv.columns import of_rows
+from fedpriv.columns import worded
 from fedpriv.config import Experiment
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.lab.erm import erm_warnings
@@ -53,17 +53,17 @@ def _one_at_a_time(world: World) -> tuple[str, ...]:
     """Say why the stacked engine trains clients one at a time, if it does."""
     if world.experiment.engine.name != "stacked":
         return ()
-    found = stack_of(world)
-    if not isinstance(found, Entangled):
+    stack = stack_of(world)
+    if not isinstance(stack, Entangled):
         return ()
-    return (f"engine.name = 'stacked': clients are trained one at a time: {found.reason}",)
+    return (f"engine.name = 'stacked': clients are trained one at a time: {stack.reason}",)
 
 
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     """Return one line for each thing that makes these attacks on this run refused or misleading."""
     experiment = world.experiment
-    rows = bool(world.dataset.columns)
-    threat = threat_model(experiment.adversary, rows)
+    kind = world.dataset.kind
+    threat = threat_model(experiment.adversary, kind)
     refused = {name: reason for name in names if (reason := threat.refusal(name, ATTACKS[name].needs))}
     lines = [f"attack {name} refused: {reason}" for name, reason in refused.items()]
     possible = [name for name in names if name not in refused and not ATTACKS[name].active()]
@@ -72,7 +72,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
         settings = replace(settings, clients=_asked(experiment))
     world.model.train()  # as the clients do before they compute an upload
     try:
-        lines += [of_rows(line) if rows else line for line in attack_preflight(world.model, settings, possible)]
+        lines += [worded(line, kind) for line in attack_preflight(world.model, settings, possible)]
     except AttackRefused as error:
         lines.append(f"attacks will be refused: {error}")
     return tuple(lines)

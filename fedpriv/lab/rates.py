@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from fedpriv.accounting import Ceiling, Release, ceilings
 from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.intervals import best_interval, rate_interval
-from fedpriv.columns import of_rows
+from fedpriv.columns import worded
 from fedpriv.errors import RunFailedError
 from fedpriv.records import Interval, LeakageRate, Score
 from fedpriv.world import World
@@ -70,10 +70,11 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
     limit = _limits(world)
     groups = [group for group in _groups(scores) if not group[0].picked]
     rates = []
-    reason = of_rows(_ESTIMATED) if world.dataset.columns else _ESTIMATED
+    kind = world.dataset.kind
+    reason = worded(_ESTIMATED, kind)
     for group in groups:
         trials = [_trial(score, score.recovered, min(1.0, chance * score.offered), limit) for score in group]
-        rate = _rate("row" if world.dataset.columns else "recovered", trials)
+        rate = _rate("recovered" if kind == "image" else kind, trials)
         rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{reason}: {rate.theorem}"))
     return tuple(rates)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.randomness import numpy_stream
-from fedpriv.records import AttackResult, RowResult, Score
+from fedpriv.records import AttackResult, RowResult, Score, sentence_result
 
 __all__ = ["attack_results", "row_result"]
 
@@ -47,8 +47,8 @@ def _condense(
         victims=len(group),
         recovered=sum(score.recovered for score in group),
         success_ssim=success_ssim,
-        mse=statistics.median(score.mse for score in group),
-        mse_normalised=statistics.median(score.mse_normalised for score in group),
+        mse=_median(score.mse for score in group),
+        mse_normalised=_median(score.mse_normalised for score in group),
         psnr=_median(score.psnr for score in group),
         ssim=_median(score.ssim for score in group),
         lpips=_median(perceptual),
@@ -61,11 +61,12 @@ def _condense(
         active=is_active(group[0].attack),
         picked=group[0].picked,
         rows=row_result(group),
+        sentences=sentence_result(score.words for score in group),
     )
 
 
 def row_result(group: Sequence[Score]) -> RowResult | None:
-    """Return what was read of rows, column by column; ``None`` where these are images."""
+    """Return what was read of rows, column by column; ``None`` where these are no rows."""
     cells = [score.cells for score in group if score.cells is not None]
     if not cells:
         return None

@@ -263,13 +263,13 @@ def _close(
         versions=versions(),
         data=_data(world),
         model=_model(world),
-        threat_model=threat_model(experiment.adversary, bool(world.dataset.columns)),
+        threat_model=threat_model(experiment.adversary, world.dataset.kind),
         device=str(world.device),
         engine=engine,
         command=folder.command(),
     )
     # What was found of the finished model stays when the run is resumed, which changes no model.
-    found = (
+    findings = (
         {
             "membership": folder.membership(),
             "robustness": folder.robustness(),
@@ -281,7 +281,7 @@ def _close(
         if status == COMPLETED
         else {}
     )
-    kept = {key: record for key, record in found.items() if record is not None}
+    kept = {key: record for key, record in findings.items() if record is not None}
     folder.write_summary(summary.model_copy(update=kept) if kept else summary)
     return summary
 

@@ -53,6 +53,10 @@ _REPRODUCIBLE = (
     "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
     "holds against everybody else"
 )
+_EXACT = (
+    "service.randomness = 'opendp': OpenDP draws the noise from the operating system, and no seed repeats it; its "
+    "normal and Laplace noise is discrete, on multiples of 2^-1074, and accounted for as continuous"
+)
 _UNASKED = (
     "no --set service.KEY=VALUE: answers are exact probabilities, nothing is proven about them, and this choice is "
     "fixed for this folder"
@@ -107,7 +111,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
                 # Its files are of one policy: one process makes them, and the others find them.
                 with locked(place, wait=True):
                     known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
-        if config is not None and known.settings != config.model_dump(mode="json"):
+        if config is not None and known.settings != config.told():
             raise InputError(
                 f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
                 "--set, or serve a copy of the run without this folder"
@@ -184,7 +188,9 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     made = _made(world, policy)
     scale = policy.scale(made.facts, config.answers, delta)
     guarantee = policy.guarantee(made.facts, config.answers, delta, ledger)
-    if scale and world.experiment.noise == "reproducible":
+    if not policy.repeats_noise:
+        guarantee = replace(guarantee, notes=(*guarantee.notes, _EXACT))
+    elif scale and world.experiment.noise == "reproducible":
         progress.warn(_REPRODUCIBLE)
         guarantee = replace(guarantee, notes=(*guarantee.notes, _REPRODUCIBLE))
     secret = _secret(place, world.experiment, config)
@@ -197,7 +203,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
         write_whole(place / "voters.safetensors", save(dict(made.voters.stack)), mode=0o600, durable=True)
     if made.head is not None:
         write_whole(
-            place / "model.safetensors", save({"weights": _released(policy, made.head, scale, secret)}), durable=True
+            place / "model.safetensors", save({"weights": _released(policy, made, scale, secret)}), durable=True
         )
     trial = _oracle(world, policy, made, scale, Secret.drawn())
     referee = _referee(world, trial, made, config.answers, guarantee)
@@ -207,7 +213,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     service = Service(
         method=config.method,
         title=policy.title,
-        settings=config.model_dump(mode="json"),
+        settings=config.told(),
         answers=config.answers,
         scale=scale,
         delta=delta,
@@ -229,6 +235,8 @@ def _opened(place: Path, world: World, service: Service, experiment: Experiment)
     stored = StoredAnswers(place / "answers.jsonl", ledger) if config.repeats == "stored" else None
     policy: AnswerPolicy = config.policy
     facts = network_facts(world, policy) if service.source == "network" else service_facts(service)
+    if policy.draws:
+        policy.draws_of(service.scale, (), facts)  # says now whether there is something that draws
     oracle = Oracle(
         policy,
         facts,
@@ -316,14 +324,14 @@ def _oracle(world: World, policy: AnswerPolicy, made: _Made, scale: float, secre
     elif made.head is None or not isinstance(policy, HeadPolicy):
         scores = network_scores(world.model.eval(), world.dataset)
     else:
-        scores = head_scores(_released(policy, made.head, scale, secret), policy.pooled, policy.feature_norm)
+        scores = head_scores(_released(policy, made, scale, secret), policy.pooled, policy.feature_norm)
     return Oracle(policy, made.facts, world.dataset.shape, scores, scale, secret)
 
 
-def _released(policy: AnswerPolicy, head: Minimum, scale: float, secret: Secret) -> Scores:
-    if not isinstance(policy, HeadPolicy):
+def _released(policy: AnswerPolicy, made: _Made, scale: float, secret: Secret) -> Scores:
+    if made.head is None or not isinstance(policy, HeadPolicy):
         raise TypeError(f"{policy.name} does not answer from the convex head")
-    return policy.released(head.weights, scale, secret.stream("model").numpy())
+    return policy.released(made.head.weights, policy.draws_of(scale, [secret.stream("model").numpy()], made.facts))
 
 
 def _referee(world: World, oracle: Oracle, made: _Made, planned: int, guarantee: Guarantee) -> Referee:
@@ -360,7 +368,7 @@ def _secret(place: Path, experiment: Experiment, config: ServiceConfig) -> Secre
 
     Each policy and budget has noise of its own: one noise at two scales could be subtracted.
     """
-    settings = sha256(_json(config.model_dump(mode="json"))).digest()
+    settings = sha256(_json(config.told())).digest()
     if experiment.noise == "reproducible":
         return Secret.of_seed(experiment.seed).derived("service", settings)
     path = place / "secret.key"

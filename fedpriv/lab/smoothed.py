@@ -15,6 +15,7 @@ from fedpriv.config import RobustnessConfig
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.finished import final_checkpoint, final_state
+from fedpriv.network import first_layer
 from fedpriv.randomness import torch_stream
 from fedpriv.records import NoiseFacts
 from fedpriv.runs import RunFolder
@@ -27,7 +28,7 @@ from fedpriv.smoothing import (
     layer_norms,
     with_noise,
 )
-from fedpriv.world import State, World, first_layer
+from fedpriv.world import State, World
 
 __all__ = ["SmoothedModel", "pixel_images", "read_smoothed", "smoothed_model", "write_noise"]
 

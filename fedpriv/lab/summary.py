@@ -31,6 +31,7 @@ from fedpriv.records import (
     best_rates,
     kind_of,
     recovered,
+    sentence_result,
     shown_epsilon,
 )
 
@@ -89,6 +90,7 @@ def verdict(
     sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += _cells(scores)
+    sentences += _tokens(scores)
     sentences += [_between(ties, kind_of(scores)) for ties in _notable(rates, scores)]
     sentences += _about_the_figures(experiment, parts, unattacked)
     sentences += _without_result(experiment, scores, refusals)
@@ -105,7 +107,7 @@ def verdict(
     if labels is not None:
         sentences += label_sentences(labels)
     if not adversary.attacks and experiment.pate is None:
-        sentences.append(_NO_ATTACK_ON_TEXTS if experiment.data.is_text else _NO_ATTACK)
+        sentences.append(_NO_ATTACK)
     if stops:
         sentences.append(_stopped(experiment, stops))
     if finished and (reason := early_end(experiment, last, stops)):
@@ -114,7 +116,6 @@ def verdict(
 
 
 _NO_ATTACK = "No attack on uploads was run, so nothing is said about what they leak."
-_NO_ATTACK_ON_TEXTS = "There is no attack on texts yet, so nothing is said about what uploads leak."
 
 
 def _utility(rounds: str, last: RoundRecord, part: str, next_token: bool) -> str:
@@ -229,6 +230,26 @@ def _cells(scores: Sequence[Score]) -> list[str]:
             best = max(mine, key=lambda attack: (mine[attack].share_right or 0.0, -(mine[attack].median_error or 0.0)))
             guess = max(guessed, key=lambda result: result.share_right or 0.0)
             sentences.append(f"Cells read {how}: {best} {_cells_words(mine[best])}; a guess {_cells_words(guess)}.")
+    return sentences
+
+
+def _tokens(scores: Sequence[Score]) -> list[str]:
+    """Of sentences: the best attack's ROUGE and share of tokens in their places, beside the best guess's."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.chosen:
+            groups.setdefault((score.attack, score.upload), []).append(score)
+    results = {key: result for key, group in groups.items() if (result := sentence_result(one.words for one in group))}
+    guess = max((result.rouge1 for (_, upload), result in results.items() if upload == "none"), default=0.0)
+    sentences = []
+    for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
+        mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
+        if mine:
+            best = max(mine, key=lambda attack: mine[attack].rouge1)
+            sentences.append(
+                f"Tokens read {how}: {best} ROUGE-1 {mine[best].rouge1:.3f}, {mine[best].share_right:.1%} of the "
+                f"tokens in their places; a guess ROUGE-1 {guess:.3f}."
+            )
     return sentences
 
 

@@ -30,7 +30,7 @@ from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
 from fedpriv.world import World, build_world
 
-__all__ = ["TrialTask", "check_trials", "run_sweep", "run_trial"]
+__all__ = ["TrialTask", "check_trials", "kinds_of", "run_sweep", "run_trial"]
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
@@ -58,12 +58,9 @@ def check_trials(sweep: Sweep) -> tuple[str, ...]:
     Raises:
         InputError: some trials cannot run; all of them are named.
     """
-    kinds: dict[Experiment, list[Trial]] = {}
-    for trial in sweep.trials:
-        kinds.setdefault(_kind(trial.experiment), []).append(trial)
     refused: dict[str, list[str]] = {}
     warnings: dict[str, None] = {}
-    for experiment, trials in kinds.items():
+    for experiment, trials in kinds_of(sweep.trials).items():
         try:
             warnings |= dict.fromkeys(_check(experiment, trials, audited=sweep.audit is not None))
         except InputError as error:
@@ -72,6 +69,14 @@ def check_trials(sweep: Sweep) -> tuple[str, ...]:
             )
     refuse_trials(refused, len(sweep.trials), sweep.source)
     return tuple(warnings)
+
+
+def kinds_of(trials: Sequence[Trial]) -> dict[Experiment, list[Trial]]:
+    """Return what trials have in common, with any seed and noise -> the trials that have it, in their order."""
+    kinds: dict[Experiment, list[Trial]] = {}
+    for trial in trials:
+        kinds.setdefault(_kind(trial.experiment), []).append(trial)
+    return kinds
 
 
 def run_sweep(sweep: Sweep, folder: SweepFolder, progress: SweepProgress, retry: bool = False) -> list[TrialRecord]:

@@ -292,7 +292,7 @@ def _trial(
     return Trial(
         values=values,
         images=len(scores),
-        mse=median_interval([line.mse for line in scores], stream, groups=[number for number, _ in lines]),
+        mse=median_interval([line.error for line in scores], stream, groups=[number for number, _ in lines]),
         psnr=result.psnr,
         ssim=result.ssim,
         rows=result.rows,
@@ -312,7 +312,7 @@ def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: Wor
     errors: dict[str, list[float]] = {}
     for victim in rehearsed:
         for line in score_guesses(public, victim.truth, world.dataset.std, perceptual=False).scores:
-            errors.setdefault(line.attack, []).append(line.mse)
+            errors.setdefault(line.attack, []).append(line.error)
     return min(statistics.median(values) for values in errors.values())
 
 

@@ -165,15 +165,16 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
         round=target.round,
         client=target.client,
         images=unit_scale(world.dataset.x_train[chosen_rows]),
-        labels=world.true_labels[chosen_rows],
-        used_labels=world.dataset.y_train[chosen_rows],
+        labels=world.dataset.kinds(world.true_labels[chosen_rows]),
+        used_labels=world.dataset.kinds(world.dataset.y_train[chosen_rows]),
         owners=tuple(owners),
         clients=len(target.clients),
         others=unit_scale(world.dataset.x_train[others]),
-        other_labels=world.dataset.y_train[others],
+        other_labels=world.dataset.kinds(world.dataset.y_train[others]),
         labels_known=_labels_told(world),
         releases=None if asked is None else _releases(world, target, rows, asked),
         columns=world.dataset.columns,
+        tokenizer=None if world.dataset.text is None else world.dataset.text.tokenizer,
     )
 
 

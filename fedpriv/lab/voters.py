@@ -95,7 +95,7 @@ def vote_counts(world: World, policy: NoisyVotes, voters: Voters) -> Callable[[T
             return network.outputs(stack, inputs).argmax(dim=2).cpu().numpy()
 
     def counts(images: Tensor) -> Scores:
-        named = np.concatenate([votes(some) for some in images.split(_AT_ONCE)], axis=1)
+        named = np.concatenate([votes(batch) for batch in images.split(_AT_ONCE)], axis=1)
         return np.stack([(named == number).sum(axis=0) for number in range(classes)], axis=1).astype(np.float64)
 
     return counts

@@ -5,13 +5,10 @@
 
 from fedpriv.records.attacks import (
     CONFIDENCE,
-    NUMBER_TOLERANCE,
     AttackResult,
     Interval,
     LeakageRate,
     Recovered,
-    RowResult,
-    RowScore,
     Score,
     ThreatModel,
     best_rates,
@@ -51,8 +48,10 @@ from fedpriv.records.rounds import (
     RoundRecord,
     last_evaluated,
 )
+from fedpriv.records.rows import NUMBER_TOLERANCE, RowResult, RowScore
 from fedpriv.records.service import AnswersAudit, AnswersCurve, HeadFacts, Referee, Service, UserFacts
 from fedpriv.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
+from fedpriv.records.texts import Sentence, SentenceResult, SentenceScore, sentence_result
 
 __all__ = [
     "BOUNDS",
@@ -115,6 +114,9 @@ __all__ = [
     "RowResult",
     "RowScore",
     "Score",
+    "Sentence",
+    "SentenceResult",
+    "SentenceScore",
     "Service",
     "Shown",
     "Stop",
@@ -136,5 +138,6 @@ __all__ = [
     "read_file",
     "read_text",
     "recovered",
+    "sentence_result",
     "shown_epsilon",
 ]

@@ -7,16 +7,15 @@ from typing import Any
 from pydantic import model_validator
 
 from fedpriv.records.reading import Record
+from fedpriv.records.rows import RowResult, RowScore
+from fedpriv.records.texts import SentenceResult, SentenceScore
 
 __all__ = [
     "CONFIDENCE",
-    "NUMBER_TOLERANCE",
     "AttackResult",
     "Interval",
     "LeakageRate",
     "Recovered",
-    "RowResult",
-    "RowScore",
     "Score",
     "ThreatModel",
     "best_rates",
@@ -27,10 +26,8 @@ __all__ = [
 CONFIDENCE = 0.95
 """Nominal coverage of all intervals."""
 
-NUMBER_TOLERANCE = 0.01
-"""By how much of its column's range a number may be off in a row that counts as recovered."""
-
 _OF_IMAGES = ("psnr", "ssim", "lpips")
+_OF_NUMBERS = ("mse", "mse_normalised")
 
 
 @dataclass(frozen=True)
@@ -56,40 +53,12 @@ class Interval(Record):
 
 
 @dataclass(frozen=True)
-class RowScore(Record):
-    """How well the cells of one row of a table were read.
-
-    Attributes:
-        categories: name of a column of categories -> whether its value is right.
-        numbers: name of a column of numbers -> the error as a share of the column's range, from 0 to 1; 1 where a
-            number is told and there is none, or the other way round.
-    """
-
-    categories: dict[str, bool]
-    numbers: dict[str, float]
-
-    @property
-    def share_right(self) -> float | None:
-        """Of the categories."""
-        return sum(self.categories.values()) / len(self.categories) if self.categories else None
-
-    @property
-    def mean_error(self) -> float | None:
-        """Of the numbers."""
-        return sum(self.numbers.values()) / len(self.numbers) if self.numbers else None
-
-    @property
-    def is_recovered(self) -> bool:
-        """Whether every category is right, and every number within :data:`NUMBER_TOLERANCE` of its column's range."""
-        return all(self.categories.values()) and all(error <= NUMBER_TOLERANCE for error in self.numbers.values())
-
-
-@dataclass(frozen=True)
 class Score(Record):
     """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
 
     Or one true row of a table: then the key ``image`` is written as ``row``, there is no PSNR, SSIM and LPIPS, and
-    ``cells`` says what was read.
+    ``cells`` says what was read. Or one true sentence: the key is ``sentence``, there is no MSE either, and ``words``
+    says what was read.
 
     Attributes:
         round: the round.
@@ -103,13 +72,13 @@ class Score(Record):
         label: the label that this restart gives; ``None`` for guesses, and where it gives none.
         true_label: the label.
         label_correct: whether they agree; ``None`` without a label.
-        mse: on the [0, 1] scale.
-        mse_normalised: on the scale of the network's input.
-        psnr: in dB, at most 200; ``None`` of a row.
+        mse: on the [0, 1] scale; ``None`` of a sentence.
+        mse_normalised: on the scale of the network's input; likewise.
+        psnr: in dB, at most 200; ``None`` of a row or a sentence.
         ssim: at most 1; likewise.
         lpips: ``None`` where not computed; only chosen restarts and guesses have one.
         recovered: SSIM of at least the threshold and an MSE below every guess's; of a row :attr:`RowScore.is_recovered`
-            instead of the former.
+            instead of the former; of a sentence :attr:`SentenceScore.exact`, where no guess is.
         note: what the attack said about its result; may be empty.
         clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
         rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
@@ -122,7 +91,8 @@ class Score(Record):
         releases: in how many releases the image was used by the time of the upload; ``None`` where that is not known.
         best: how often the best decision among the candidates is right (estimated); ``None`` where it was not computed.
         draws: uploads from which that was estimated.
-        cells: of a row of a table; ``None``: it is an image.
+        cells: of a row of a table; ``None``: it is something else.
+        words: of a sentence; ``None``: it is something else.
     """
 
     round: int
@@ -136,8 +106,8 @@ class Score(Record):
     label: int | None
     true_label: int
     label_correct: bool | None
-    mse: float
-    mse_normalised: float
+    mse: float | None
+    mse_normalised: float | None
     psnr: float | None
     ssim: float | None
     lpips: float | None
@@ -153,21 +123,42 @@ class Score(Record):
     best: float | None = None
     draws: int = 0
     cells: RowScore | None = None
+    words: SentenceScore | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _read_row(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "row" not in given:
+    def _read_other_kinds(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "image" in given:
             return given
-        return {**dict.fromkeys(_OF_IMAGES), **given, "image": given["row"]}
+        named = given.get("row", given.get("sentence"))
+        absent = (*_OF_IMAGES, *_OF_NUMBERS) if "sentence" in given else _OF_IMAGES
+        return {**dict.fromkeys(absent), **given, "image": named}
 
     def to_json(self) -> dict[str, Any]:
         """The line, plain values."""
         tree = asdict(self)
-        cells = tree.pop("cells")
-        if cells is None:
+        cells, words = tree.pop("cells"), tree.pop("words")
+        if cells is None and words is None:
             return tree
-        return {"row" if key == "image" else key: tree[key] for key in tree if key not in _OF_IMAGES} | {"cells": cells}
+        absent = _OF_IMAGES if words is None else (*_OF_IMAGES, *_OF_NUMBERS)
+        named = {self.kind if key == "image" else key: tree[key] for key in tree if key not in absent}
+        return named | ({"cells": cells} if words is None else {"words": words})
+
+    @property
+    def kind(self) -> str:
+        """What it is about: image, row or sentence."""
+        return "sentence" if self.words is not None else "row" if self.cells is not None else "image"
+
+    @property
+    def error(self) -> float:
+        """The MSE of an image or a row.
+
+        Raises:
+            ValueError: it is a sentence.
+        """
+        if self.mse is None:
+            raise ValueError("a sentence has no mean squared error")
+        return self.mse
 
     @property
     def victim(self) -> tuple[int, int, int]:
@@ -207,25 +198,8 @@ def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
 
 
 def kind_of(scores: Iterable[Score]) -> str:
-    """Return what the scores are about: image or row."""
-    return "row" if any(score.cells is not None for score in scores) else "image"
-
-
-@dataclass(frozen=True)
-class RowResult(Record):
-    """What an attack read of all rows, column by column.
-
-    Attributes:
-        categories: name of a column of categories -> the share of rows in which its value is right.
-        numbers: name of a column of numbers -> the median error as a share of the column's range.
-        share_right: of all categories of all rows; ``None`` where there are none.
-        median_error: of the rows' mean errors; ``None`` where there are no numbers.
-    """
-
-    categories: dict[str, float]
-    numbers: dict[str, float]
-    share_right: float | None
-    median_error: float | None
+    """Return what the scores are about: image, row or sentence."""
+    return next((score.kind for score in scores if score.kind != "image"), "image")
 
 
 @dataclass(frozen=True)
@@ -249,7 +223,8 @@ class AttackResult(Record):
             what a listener finds.
         picked: whether the images were picked out of lists that the adversary held: then the errors say nothing, and
             ``identified`` is the result.
-        rows: what was read of a table's rows, which have no PSNR, SSIM and LPIPS; ``None``: these are images.
+        rows: what was read of a table's rows, which have no PSNR, SSIM and LPIPS; ``None``: these are no rows.
+        sentences: what was read of sentences, which have no MSE either; ``None``: these are no sentences.
     """
 
     attack: str
@@ -257,8 +232,8 @@ class AttackResult(Record):
     victims: int
     recovered: int
     success_ssim: float
-    mse: float
-    mse_normalised: float
+    mse: float | None
+    mse_normalised: float | None
     psnr: float | None
     ssim: float | None
     lpips: float | None
@@ -272,6 +247,18 @@ class AttackResult(Record):
     active: bool = False
     picked: bool = False
     rows: RowResult | None = None
+    sentences: SentenceResult | None = None
+
+    @property
+    def error(self) -> float:
+        """The MSE of images or rows.
+
+        Raises:
+            ValueError: these are sentences.
+        """
+        if self.mse is None:
+            raise ValueError("sentences have no mean squared error")
+        return self.mse
 
 
 @dataclass(frozen=True)
@@ -280,7 +267,7 @@ class LeakageRate(Record):
 
     Attributes:
         event: what counts as success. told: the original is picked out of the candidates, as the nearest to a picture
-            or directly; label: its label is named; recovered: the picture is similar; row: the row is recovered.
+            or directly; label: its label is named; recovered: the picture is similar; row or sentence: it is recovered.
         attack: the attack's name, with the settings by which it differs from the run's.
         upload: protected or unprotected.
         hits: successes.
@@ -320,9 +307,13 @@ class LeakageRate(Record):
         """The event in words."""
         if self.event == "told":
             return f"picked out of {self.candidates or 'other images'}"
-        return {"label": "label named", "recovered": "image recovered", "row": "row recovered"}.get(
-            self.event, self.event
-        )
+        words = {
+            "label": "label named",
+            "recovered": "image recovered",
+            "row": "row recovered",
+            "sentence": "sentence recovered",
+        }
+        return words.get(self.event, self.event)
 
 
 def best_rates(rates: Iterable[LeakageRate]) -> tuple[LeakageRate, ...]:

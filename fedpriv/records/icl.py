@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fedpriv.records.attacks import Interval
 from fedpriv.records.probe import ProbeFigure
 from fedpriv.records.reading import Model, Record
+from fedpriv.records.rounds import Failure
 
 __all__ = ["PromptLeak", "PromptLevel", "Prompts", "Synthetic"]
 
@@ -68,11 +69,15 @@ class Prompts(Model):
         majority: accuracy of whoever always names the commonest label of the questions asked.
         zero_shot: accuracy of the model without examples.
         one_prompt: mean accuracy of single prompts, no noise; its interval is over questions.
-        levels: by falling noise, then without.
+        levels: by falling noise, then without; where clients add the noise, with theirs alone.
         together: epsilon of all levels with noise, released together; ``None``: one level at most.
         leaks: attacks on the prompts.
         synthetic: examples that were generated; empty with classify.
         refusals: attacks that were not made, and why.
+        noise_at: who adds the noise to votes: server or clients.
+        clients: who share the examples; 1: nobody does.
+        voted: of these, whose votes are in the sum under masks; ``None``: there are no masks.
+        failures: who was left out of it, and why.
         seconds: wall time, of this process.
     """
 
@@ -92,9 +97,26 @@ class Prompts(Model):
     leaks: tuple[PromptLeak, ...] = ()
     synthetic: tuple[Synthetic, ...] = ()
     refusals: tuple[str, ...] = ()
+    noise_at: str = "server"
+    clients: int = 1
+    voted: int | None = None
+    failures: tuple[Failure, ...] = ()
     seconds: float
+
+    @property
+    def masked(self) -> tuple[str, ...]:
+        """Sentences about votes under masks; none without masks."""
+        if self.voted is None:
+            return ()
+        return (
+            f"{self.voted} of {self.clients} clients voted under masks: the server had the sum of their noisy counts "
+            "and nothing else.",
+            *(f"Left out: client {failure.client} {failure.reason}." for failure in self.failures),
+        )
 
     @property
     def exceeded(self) -> tuple[str, ...]:
         """Figures that are above what is claimed to be proven."""
-        return tuple(f"{leak.title}: {one.what}" for leak in self.leaks for one in leak.figures if one.exceeded)
+        return tuple(
+            f"{leak.title}: {figure.what}" for leak in self.leaks for figure in leak.figures if figure.exceeded
+        )

@@ -21,14 +21,14 @@ def member_ranges(text: str) -> tuple[range, ...]:
     """
     ranges: list[range] = []
     for part in text.split(", "):
-        found = _PART.fullmatch(part)
-        if found is None:
+        match = _PART.fullmatch(part)
+        if match is None:
             raise ValueError(f"{part[:40]!r} names no clients; 0-3, 5 names five")
-        first = int(found[1])
-        one = range(first, int(found[2] or first) + 1)
-        if not one or (ranges and first < ranges[-1].stop):
+        first = int(match[1])
+        members = range(first, int(match[2] or first) + 1)
+        if not members or (ranges and first < ranges[-1].stop):
             raise ValueError(f"{part!r}: names of clients ascend")
-        ranges.append(one)
+        ranges.append(members)
     return tuple(ranges)
 
 
@@ -51,5 +51,5 @@ def _runs(clients: Iterable[int]) -> Iterator[range]:
         yield range(first, last + 1)
 
 
-def _named(one: range) -> str:
-    return str(one.start) if len(one) == 1 else f"{one.start}-{one.stop - 1}"
+def _named(members: range) -> str:
+    return str(members.start) if len(members) == 1 else f"{members.start}-{members.stop - 1}"

@@ -135,11 +135,11 @@ class Probe(Model):
     @property
     def bounded(self) -> bool:
         """Whether anything is proven about any of the figures."""
-        return any(figure.ceiling is not None for one in self.results for figure in one.figures)
+        return any(figure.ceiling is not None for result in self.results for figure in result.figures)
 
     @property
     def exceeded(self) -> tuple[str, ...]:
         """Figures that are above what is claimed to be proven."""
         return tuple(
-            f"{one.attack}: {figure.what}" for one in self.results for figure in one.figures if figure.exceeded
+            f"{result.attack}: {figure.what}" for result in self.results for figure in result.figures if figure.exceeded
         )

@@ -209,7 +209,7 @@ def _key(record: TrialRecord) -> str:
 def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
     errors = [result for each in records for result in each.reconstruction if result.attack == chosen.reconstruction]
     areas = [attack for each in records for attack in each.memberships if attack.attack == chosen.membership]
-    proven = [found for each in records if (found := certified_at(each, chosen.certified))]
+    proven = [figures for each in records if (figures := certified_at(each, chosen.certified))]
     left = [left for each in records if (left := right_at(each, chosen.attacked))]
     return Setting(
         records=records,

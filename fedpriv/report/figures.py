@@ -243,7 +243,8 @@ def _write_counts(axes: Axes, counts: np.ndarray, theme: Theme) -> None:
         # Dark ink on pale cells and pale ink on dark ones, in either theme.
         ink = theme.surface if number > 0.45 * most else theme.text if number else theme.muted
         text = count(int(number)) if number else "·"
-        axes.text(client, label, text, ha="center", va="center", fontsize=8, color=ink)
+        # Cells hold their texts: the layout need not measure them.
+        axes.text(client, label, text, ha="center", va="center", fontsize=8, color=ink, in_layout=False)
 
 
 def _curve(

@@ -4,7 +4,9 @@ import base64
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from jinja2 import Template
@@ -36,6 +38,7 @@ from fedpriv.report.robustness import (
 )
 from fedpriv.report.rows import column_table, row_table
 from fedpriv.report.sandwich import sandwich_plot
+from fedpriv.report.sentences import sentence_lines
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
 from fedpriv.runs import RunFolder
@@ -54,8 +57,10 @@ NAMES = {
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
     "guess-mode": "Guess: most frequent values",
+    "guess-frequent": "Guess: most frequent tokens",
+    "guess-model": "Guess: a language model’s sample",
 }
-EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2}  # the order in which a reader wants them
+EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2, "sentence": 2}  # the order in which a reader wants them
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
@@ -164,6 +169,7 @@ def render_page(view: View) -> str:
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
         ledger=view.ledger,
+        ledger_lines=_merged(lines),
         ledger_mechanism=mechanism_name(view.ledger.mechanism) if view.ledger else "",
         ledger_notes=_notes(lines),
         own_noise=_own_noise(view.ledger) if view.ledger else "",
@@ -191,7 +197,7 @@ def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
         "report.html", attack_name=_attack_name, evasion_title=evasion_title, picture_uri=_picture_uri,
-        score_rows=_score_rows, row_table=row_table, column_table=column_table,
+        score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
         members=_members, stopped_after=_stopped_after,
         share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
     )  # fmt: skip
@@ -264,6 +270,19 @@ def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((note, "" if len(who) == len(lines) else _members(*who)) for note, who in holders.items())
 
 
+def _merged(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """One line where several differ in nothing that the table shows: ceilings stand elsewhere."""
+    alike: dict[str, list[LedgerLine]] = {}
+    for line in lines:
+        alike.setdefault(repr(replace(line, client=0, count=1, members="", ceilings={})), []).append(line)
+    return [
+        same[0]
+        if len(same) == 1
+        else same[0].of_all(sorted(chain.from_iterable(chain(*(each.ranges for each in same)))))
+        for same in alike.values()
+    ]
+
+
 def _members(*lines: LedgerLine) -> str:
     """The clients of these lines; of very many parts the first, and how many clients are left out."""
     return named_members(sorted((part for line in lines for part in line.ranges), key=lambda part: part.start), NAMED)
@@ -300,7 +319,7 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
     score = candidate.score
     if score is None:
         return [("Scores", "n/a")]
-    if score.picked:
+    if score.picked or score.mse is None:
         probability = "n/a" if score.loss is None else numbers.percent(math.exp(-score.loss))
         return [("Probability", probability)]
     rows = [

@@ -61,7 +61,7 @@ def galleries(probe: Probe, pictures: Mapping[str, Picture], most: int) -> list[
         Gallery(
             f"{probe_title(result.attack)}{f', {result.variant}' if result.variant else ''}",
             pictures.get(result.guess_picture),
-            tuple((pictures.get(one.picture), one) for one in result.inverted[:most]),
+            tuple((pictures.get(shown.picture), shown) for shown in result.inverted[:most]),
             max(0, len(result.inverted) - most),
         )
         for result in probe.results

@@ -65,8 +65,6 @@ class Tile:
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
 
-_NO_TEXTS = Tile("Uploads", "not attacked", words=True, remark="There is no attack on texts yet.")
-
 
 def mechanism_name(name: str) -> str:
     """Return the mechanism in words."""
@@ -85,8 +83,7 @@ def tiles(view: View) -> tuple[Tile, ...]:
     measured = (*_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
     leakage = _leakage(view)
     # What was not tried stands below what was.
-    unattacked = _NO_TEXTS if view.experiment.data.is_text else _UNATTACKED
-    return (*measured, unattacked) if leakage is None else (*leakage, *measured)
+    return (*measured, _UNATTACKED) if leakage is None else (*leakage, *measured)
 
 
 def _those(view: View) -> str:
@@ -99,7 +96,7 @@ def _cells(view: View) -> list[Tile]:
     results = view.summary.attacks if view.summary else ()
     guesses = [result.rows.share_right for result in results if result.rows is not None and result.upload == "none"]
     guess = max((share for share in guesses if share is not None), default=None)
-    found = []
+    cells = []
     for upload, how in (
         ("unprotected", "without protection"),
         ("protected", f"with {view.experiment.mechanism.title}"),
@@ -113,10 +110,10 @@ def _cells(view: View) -> list[Tile]:
             continue
         share, attack = max(shares)
         conditions = (("attack", attack), ("guess", f"{percent(guess)}: the most frequent values"))
-        found.append(
+        cells.append(
             Tile(f"Categories right {how}", percent(share), conditions=conditions, share=share, alarm=share > guess)
         )
-    return found
+    return cells
 
 
 def _membership(view: View) -> list[Tile]:

@@ -32,6 +32,7 @@ from fedpriv.records import (
     Robustness,
     RoundRecord,
     Score,
+    Sentence,
     Service,
     Summary,
     VotedAnswer,
@@ -56,7 +57,7 @@ class Picture:
 class Candidate:
     """One attempt at a victim's image: by which attack, from which upload (protected, unprotected, none), how good.
 
-    Of a row of a table ``cells`` has the text of each column.
+    Of a row of a table ``cells`` has the text of each column, of a text ``sentence`` its tokens.
     """
 
     attack: str
@@ -64,11 +65,12 @@ class Candidate:
     score: Score | None
     picture: Picture | None
     cells: Mapping[str, str] | None = None
+    sentence: Sentence | None = None
 
     @property
     def is_shown(self) -> bool:
         """Whether there is something to show."""
-        return self.picture is not None or self.cells is not None
+        return any(part is not None for part in (self.picture, self.cells, self.sentence))
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Victim:
     true_label: int | None
     candidates: tuple[Candidate, ...]
     cells: Mapping[str, str] | None = None
+    sentence: Sentence | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,9 @@ class View:
 
     @property
     def kind(self) -> str:
-        """What was attacked: image or row."""
+        """What was attacked: image, row or sentence."""
+        if self.experiment.data.is_text:
+            return "sentence"
         return "row" if any(victim.cells is not None for victim in self.victims) else kind_of(self.scores)
 
 
@@ -204,14 +209,14 @@ def _endpoint(run: RunFolder) -> Endpoint | None:
 
 
 def _probe_pictures(folder: Path) -> dict[str, Picture]:
-    found = {path.name: _load_picture(path) for path in sorted(folder.glob("*.png"))}
-    return {name: picture for name, picture in found.items() if picture is not None}
+    pictures = {path.name: _load_picture(path) for path in sorted(folder.glob("*.png"))}
+    return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
 _ENDINGS = (".png", ".json")  # of pictures, and of rows
 _ORIGINAL = re.compile(r"(\d+)-(\d+)-original(?:-(\d+))?\.(?:png|json)")
-_COMMON_GUESSES = ("guess-mean", "guess-grey", "guess-mode")
-_CELLS = TypeAdapter(dict[str, str])
+_COMMON_GUESSES = ("guess-mean", "guess-grey", "guess-mode", "guess-frequent", "guess-model")
+_TEXTS: TypeAdapter[Sentence | dict[str, str]] = TypeAdapter(Sentence | dict[str, str])
 
 _Key = tuple[int, int, int]  # round, client, image
 _Pictures = Mapping[str, Path]  # name of a file -> where it is
@@ -241,9 +246,12 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
     possible += [(guess, "none") for guess in _COMMON_GUESSES]
     pictured = [pair for pair in possible if _find(pictures, key, _stem(*pair))]
     tried = sorted(dict.fromkeys([*scored, *pictured]), key=lambda pair: _rank(pair, attacks))
-    candidates = [Candidate(*pair, scored.get(pair), *_load(_find(pictures, key, _stem(*pair)))) for pair in tried]
+    candidates = []
+    for attack, upload in tried:
+        picture, row, read = _load(_find(pictures, key, _stem(attack, upload)))
+        candidates.append(Candidate(attack, upload, scored.get((attack, upload)), picture, row, read))
     guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.is_shown]
-    original, cells = _load(_find(pictures, key, "original"))
+    original, cells, sentence = _load(_find(pictures, key, "original"))
     return Victim(
         round=key[0],
         client=key[1],
@@ -252,6 +260,7 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
         true_label=mine[0].true_label if mine else None,
         candidates=(*(each for each in candidates if each.upload != "none"), *sorted(guesses, key=_error)[:1]),
         cells=cells,
+        sentence=sentence,
     )
 
 
@@ -264,7 +273,10 @@ def _rank(pair: tuple[str, str], attacks: tuple[str, ...]) -> tuple[int, int, st
 
 
 def _error(candidate: Candidate) -> float:
-    return math.inf if candidate.score is None else candidate.score.mse
+    score = candidate.score
+    if score is None:
+        return math.inf
+    return score.error if score.words is None else -score.words.rouge1
 
 
 def _stem(attack: str, upload: str) -> str:
@@ -272,11 +284,12 @@ def _stem(attack: str, upload: str) -> str:
     return attack if upload == "none" else f"{attack}-{upload}"
 
 
-def _load(path: Path | None) -> tuple[Picture | None, Mapping[str, str] | None]:
-    """A picture, or the cells of a row."""
+def _load(path: Path | None) -> tuple[Picture | None, Mapping[str, str] | None, Sentence | None]:
+    """A picture, the cells of a row, or a sentence."""
     if path is None or path.suffix == ".png":
-        return _load_picture(path), None
-    return None, read_file(path, _CELLS)
+        return _load_picture(path), None, None
+    found = read_file(path, _TEXTS)
+    return (None, None, found) if isinstance(found, Sentence) else (None, found, None)
 
 
 def _load_picture(path: Path | None) -> Picture | None:

@@ -103,13 +103,13 @@ class Findings(Files):
         robustness = self.robustness()
         if robustness is None:
             return ()
-        found = self._whole_lines(_CERTIFICATES, _CERTIFICATE)
-        if len(found) != robustness.examples:
+        lines = self._whole_lines(_CERTIFICATES, _CERTIFICATE)
+        if len(lines) != robustness.examples:
             raise InputError(
-                f"{self.path / _CERTIFICATES} is damaged: it has {len(found)} lines; robustness.json is of "
+                f"{self.path / _CERTIFICATES} is damaged: it has {len(lines)} lines; robustness.json is of "
                 f"{robustness.examples} images"
             )
-        return found
+        return lines
 
     def write_certificates(self, certificates: Sequence[Certificate]) -> None:
         """Write certificates.jsonl."""
@@ -132,12 +132,12 @@ class Findings(Files):
         evasion = self.evasion()
         if evasion is None:
             return ()
-        found = self._whole_lines(_ATTEMPTS, _ATTEMPT)
-        if len(found) != evasion.attempts:
+        lines = self._whole_lines(_ATTEMPTS, _ATTEMPT)
+        if len(lines) != evasion.attempts:
             raise InputError(
-                f"{self.path / _ATTEMPTS} is damaged: it has {len(found)} lines; evasion.json is of {evasion.attempts}"
+                f"{self.path / _ATTEMPTS} is damaged: it has {len(lines)} lines; evasion.json is of {evasion.attempts}"
             )
-        return found
+        return lines
 
     def write_evasion(self, evasion: Evasion, attempts: Sequence[Attempt]) -> None:
         """Write evasion.json and attacks.jsonl, in place of what an earlier probe found."""

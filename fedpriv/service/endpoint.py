@@ -14,7 +14,7 @@ from fedpriv.data.datasets import Dataset
 from fedpriv.errors import InputError
 from fedpriv.randomness import Secret
 from fedpriv.service.features import pooled_features
-from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores
+from fedpriv.service.policies import AnswerPolicy, Facts, Scores
 from fedpriv.service.questions import Answers
 
 __all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "digest", "head_scores", "network_scores", "pixels"]
@@ -47,7 +47,7 @@ class Oracle:
     secret: Secret
 
     def answers(self, images: Tensor, numbers: Sequence[int]) -> Answers:
-        """Answer images whose answers have these numbers; the same image and number give the same noise again.
+        """Answer images whose answers have these numbers; the same image and number give the same noise again, if any.
 
         A number alone does not: with a query ledger of yesterday it comes twice, and the difference of two answers with
         one noise is exact.
@@ -56,10 +56,11 @@ class Oracle:
             images: (n, C, H, W), from :func:`checked_images`.
             numbers: n of them.
         """
-        return self.policy.answer(self.scores(images), Draws(self.scale, self._streams(images, numbers), self.facts))
+        draws = self.policy.draws_of(self.scale, self._streams(images, numbers), self.facts)
+        return self.policy.answer(self.scores(images), draws)
 
     def _streams(self, images: Tensor, numbers: Sequence[int]) -> list[np.random.Generator]:
-        if not self.policy.draws:
+        if not (self.policy.draws and self.policy.repeats_noise):
             return []
         asked = zip(numbers, map(digest, pixels(images)), strict=True)
         return [self.secret.stream("answer", number, bytes.fromhex(question)).numpy() for number, question in asked]

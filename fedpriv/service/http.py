@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from typing import Any
@@ -82,8 +82,10 @@ class _Batches:
         """Answer for ever."""
         while True:
             waiting = [await self._queue.get()]
-            while not self._queue.empty() and sum(len(each.question.images) for each in waiting) < _AT_ONCE:
+            images = len(waiting[0].question.images)
+            while not self._queue.empty() and images < _AT_ONCE:
                 waiting.append(self._queue.get_nowait())
+                images += len(waiting[-1].question.images)
             await self._answer(waiting)
 
     async def _answer(self, waiting: list[_Waiting]) -> None:
@@ -148,7 +150,7 @@ def build_app(served: Served, users: tuple[UserFacts, ...], about: Mapping[str, 
         outcome = await batches.answered(Question(user, images))
         if outcome.refusal:
             raise Refused(429, outcome.refusal)
-        return JSONResponse({"answers": [asdict(given) for given in outcome.given], "charged": outcome.charged})
+        return JSONResponse({"answers": [vars(given) for given in outcome.given], "charged": outcome.charged})
 
     return app
 

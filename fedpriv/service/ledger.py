@@ -14,10 +14,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -80,6 +80,14 @@ class Request:
 
     user: str
     questions: tuple[str, ...]
+
+
+class _Entry(NamedTuple):
+    """A charge, its line with the end of it, and the line's hash."""
+
+    charge: Charge
+    line: bytes
+    digest: str
 
 
 _OPENING, _CHARGE = TypeAdapter(Opening), TypeAdapter(Charge)
@@ -151,7 +159,7 @@ class QueryLedger:
             RunFailedError: it cannot be written; nothing of all this may be answered.
         """
         with self._locked():
-            charges: list[Charge] = []
+            charges: list[_Entry] = []
             decided: list[range | str] = []
             taken: Counter[str] = Counter()
             for request in requests:
@@ -160,7 +168,7 @@ class QueryLedger:
                 decided.append(refusal or range(first, first + len(request.questions)))
                 if refusal is None:
                     taken[request.user] += len(request.questions)
-                    charges += self._made(request, first, charges[-1:] and sha256(_line(charges[-1])).hexdigest())
+                    charges += self._made(request, first, charges[-1].digest if charges else self._last)
             self._write(charges)
             return decided
 
@@ -179,18 +187,19 @@ class QueryLedger:
             return f"{wanted} answers are asked for, and {max(left, 0)} of {self.answers} are left"
         return None
 
-    def _made(self, request: Request, first: int, last: Any) -> list[Charge]:
-        previous, made = last or self._last, []
+    def _made(self, request: Request, first: int, previous: str) -> list[_Entry]:
+        made = []
         for number, question in enumerate(request.questions, first):
             charge = Charge(number, request.user, question, previous)
-            previous = sha256(_line(charge)).hexdigest()
-            made.append(charge)
+            line = _line(charge)
+            previous = sha256(line).hexdigest()
+            made.append(_Entry(charge, line, previous))
         return made
 
-    def _write(self, charges: Sequence[Charge]) -> None:
+    def _write(self, charges: Sequence[_Entry]) -> None:
         if not charges:
             return
-        content = b"".join(map(_line, charges))
+        content = b"".join(entry.line for entry in charges)
         try:
             written = os.write(self._descriptor, content)
             if written < len(content):
@@ -198,8 +207,8 @@ class QueryLedger:
             os.fsync(self._descriptor)
         except OSError as error:
             raise RunFailedError(f"{self.path} cannot be written: {error.strerror}; nothing was answered") from None
-        for charge in charges:
-            self._enter(_line(charge)[:-1], charge)
+        for entry in charges:
+            self._enter(entry)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -236,7 +245,7 @@ class QueryLedger:
             raise InputError(
                 f"{self.path}, line {self._lines + 1}: the chain of charges is broken; nothing is answered"
             )
-        self._enter(line, charge)
+        self._enter(_Entry(charge, line + b"\n", sha256(line + b"\n").hexdigest()))
 
     def _stands_for(self, following: Sequence[bytes], line: bytes) -> bool:
         """Whether the next line was written in the place of this one, which had been cut off."""
@@ -257,14 +266,17 @@ class QueryLedger:
         self._read(_line(mark)[:-1], [])
 
     def _skip(self, line: bytes) -> None:
-        self._offset += len(line) + 1
-        self._lines += 1
-        self._last = sha256(line + b"\n").hexdigest()
+        self._pass(line + b"\n", sha256(line + b"\n").hexdigest())
 
-    def _enter(self, line: bytes, charge: Charge) -> None:
-        self._skip(line)
-        self._charges.append(charge)
-        self._used[charge.user] += 1
+    def _pass(self, line: bytes, digest: str) -> None:
+        self._offset += len(line)
+        self._lines += 1
+        self._last = digest
+
+    def _enter(self, entry: _Entry) -> None:
+        self._pass(entry.line, entry.digest)
+        self._charges.append(entry.charge)
+        self._used[entry.charge.user] += 1
 
     def _check_opening(self, opening: Opening) -> None:
         first = os.pread(self._descriptor, 4096, 0).split(b"\n")[0]
@@ -284,4 +296,4 @@ def _parsed(line: bytes) -> Charge | None:
 
 
 def _line(value: Opening | Charge) -> bytes:
-    return json.dumps(asdict(value)).encode() + b"\n"
+    return json.dumps(vars(value)).encode() + b"\n"

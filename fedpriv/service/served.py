@@ -1,9 +1,10 @@
 """The endpoint that outlives its process: questions of many users, each charged before it is answered."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,7 @@ class StoredAnswers:
             RunFailedError: they cannot be written; they were paid for all the same.
         """
         try:
-            os.write(self._descriptor, b"".join(json.dumps(asdict(each)).encode() + b"\n" for each in given))
+            os.write(self._descriptor, b"".join(json.dumps(vars(each)).encode() + b"\n" for each in given))
         except OSError as error:
             raise RunFailedError(f"answers cannot be kept: {error.strerror}; they are charged, and lost") from None
         self.refresh()
@@ -228,14 +229,14 @@ class Served:
         if self._stored is None:
             return Outcome(tuple(fresh[number] for number in numbers), len(numbers))
         own = {fresh[number].question: fresh[number] for number in numbers}
-        found = (own.get(digest) or self._stored.get(digest) for digest in digests)
-        return Outcome(tuple(given for given in found if given is not None), len(numbers))
+        stored = (own.get(digest) or self._stored.get(digest) for digest in digests)
+        return Outcome(tuple(given for given in stored if given is not None), len(numbers))
 
 
 def _given(answers: Answers, at: int, number: int, question: str) -> Given:
     if answers.probabilities is None:
         return Given(number, question, int(answers.labels[at]), None)
-    shown = tuple(None if np.isnan(value) else float(value) for value in answers.probabilities[at])
+    shown = tuple(None if math.isnan(value) else value for value in answers.probabilities[at].tolist())
     return Given(number, question, int(answers.labels[at]), shown)
 
 

@@ -213,7 +213,7 @@ def _largest(function: Callable[[float], float], low: float, high: float) -> flo
     values = [function(float(point)) for point in grid]
     best = int(np.argmax(values))
     ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _POINTS - 1)])
-    found = optimize.minimize_scalar(
+    peak = optimize.minimize_scalar(
         lambda x: -function(float(x)), bounds=ends, method="bounded", options={"xatol": 1e-7}
     )
-    return max(values[best], float(-found.fun), 0.0)
+    return max(values[best], float(-peak.fun), 0.0)

@@ -30,13 +30,13 @@ def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Genera
         return f"it has {len(layers)} RobustnessNoise layers; exactly one, around its first affine layer, is wanted"
     (layer,) = layers
     images = torch.randn(2 * _IMAGES, *shape, generator=stream)
-    some, others = images.split(_IMAGES)
-    calls = _calls(network, layer, some)
+    first, others = images.split(_IMAGES)
+    calls = _calls(network, layer, first)
     if calls != 1:
         return f"its noise layer is called {calls} times in a forward pass; once is wanted"
-    if not _is_affine(network, layer, some, others):
+    if not _is_affine(network, layer, first, others):
         return "what reaches the noise layer is not affine in the image; put it around the first affine layer"
-    if _goes_past(network, layer, some, others):
+    if _goes_past(network, layer, first, others):
         return "something of the image goes past the noise layer; no certificate would hold"
     return None
 
@@ -50,9 +50,9 @@ def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generat
         stream: draws the images, on the CPU.
     """
     weights = next(network.parameters())
-    some, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)
+    first, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)
     answers = []
-    for batch in (some, torch.cat([some[:1], others[1:]])):
+    for batch in (first, torch.cat([first[:1], others[1:]])):
         with torch.no_grad(), seeded_generators(0, weights.device):
             answers.append(network(batch)[0])
     return bool((answers[0] - answers[1]).abs().max() > _ROUNDING * answers[0].abs().max())

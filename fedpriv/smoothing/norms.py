@@ -123,22 +123,22 @@ def layer_norms(first: FirstLayer, deviations: Tensor) -> LayerNorms:
         raise InputError("the noise is not above 0 and finite: the first layer's weights are too small or not finite")
     if first.layer.place == "input":
         return _on_the_image(first, deviations)
-    found = gram(first, deviations)
-    values, vectors = torch.linalg.eigh(found.matrix)
+    product = gram(first, deviations)
+    values, vectors = torch.linalg.eigh(product.matrix)
     largest = float(values[-1])
     if not largest > 0:
         raise InputError("the first layer is zero: the network does not see the image, and its norm is 0")
     l2 = math.sqrt(largest) * _UPWARDS
-    sums = found.matrix.abs().sum(dim=1)
+    sums = product.matrix.abs().sum(dim=1)
     bounds = {
-        "norms of the layer's rows": math.sqrt(found.rows) * _UPWARDS,
+        "norms of the layer's rows": math.sqrt(product.rows) * _UPWARDS,
         "sqrt(d) S_2": math.sqrt(len(sums)) * l2,
         "sum of |G|": math.sqrt(float(sums.sum())) * _UPWARDS,
-        "dual bound": dual_bound(found.matrix, sums),
+        "dual bound": dual_bound(product.matrix, sums),
     }
     how = min(bounds, key=lambda name: bounds[name])
     starts = torch.stack([torch.ones_like(sums), vectors[:, -1]])
-    return LayerNorms(l2, bounds[how], how, sign_ascent(lambda signs: signs @ found.matrix, starts))
+    return LayerNorms(l2, bounds[how], how, sign_ascent(lambda signs: signs @ product.matrix, starts))
 
 
 def gram(first: FirstLayer, deviations: Tensor) -> Gram:

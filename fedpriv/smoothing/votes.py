@@ -87,8 +87,8 @@ class SmoothedNetwork:
         stream = torch_stream(self.seed, purpose, row, device=value.device)
         won = torch.zeros(self.classes, dtype=torch.int64)
         for start in range(0, count, step):
-            some = min(step, count - start)
-            z = self.layer.drawn(value, some, stream)
+            taken = min(step, count - start)
+            z = self.layer.drawn(value, taken, stream)
             won += torch.bincount(self._onwards(z, inputs).argmax(dim=1).cpu(), minlength=self.classes)
         return won
 

@@ -267,24 +267,24 @@ def _accuracy_interval(accuracy: float | None, examples: int | None) -> tuple[fl
 
 
 def _robust(robustness: Robustness | None, evasion: Evasion | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if robustness is not None:
         voted = robustness.voted
-        found |= {"voted": voted.value, "voted_low": voted.low, "voted_high": voted.high}
-        found["certified"] = tuple(
+        figures |= {"voted": voted.value, "voted_low": voted.low, "voted_high": voted.high}
+        figures["certified"] = tuple(
             CertifiedFigures(norm=norm, size=size, share=share.value, low=share.low, high=share.high)
             for norm in ("l2", "linf")
             for size, share in zip(robustness.curve(norm).sizes, robustness.curve(norm).shares, strict=True)
         )
     if evasion is not None:
         shares = {EVERY: evasion.least} | {curve.attack: curve.shares for curve in evasion.curves}
-        found["evasions"] = tuple(
+        figures["evasions"] = tuple(
             _evasion(name, evasion.norm, size, share)
             for name, each in shares.items()
             for size, share in zip(evasion.sizes, each, strict=True)
         )
-        found["broken"] = None if evasion.certified is None else evasion.broken
-    return found
+        figures["broken"] = None if evasion.certified is None else evasion.broken
+    return figures
 
 
 def _knowledge(knowledge: Knowledge | None) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _answers(service: Service | None, referee: Referee | None, audit: AnswersAud
     if service is None:
         return {}
     proven = service.guarantee
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "answers": service.method,
         "answers_planned": service.answers,
         "answers_noise": service.scale,
@@ -312,11 +312,15 @@ def _answers(service: Service | None, referee: Referee | None, audit: AnswersAud
         "answers_delta": proven.delta,
     }
     if referee is not None:
-        found |= {"answers_exact": referee.accuracy.value, "answers_right": referee.answered.value}
+        figures |= {"answers_exact": referee.accuracy.value, "answers_right": referee.answered.value}
     if audit is not None:
-        found |= {"answers_moved": audit.moved, "answers_shifted": audit.shifted, "answers_recovered": audit.recovered}
-        found["answers_bound"] = None if audit.bound is None else audit.bound.epsilon
-    return found
+        figures |= {
+            "answers_moved": audit.moved,
+            "answers_shifted": audit.shifted,
+            "answers_recovered": audit.recovered,
+        }
+        figures["answers_bound"] = None if audit.bound is None else audit.bound.epsilon
+    return figures
 
 
 def _evasion(attack: str, norm: str, size: float, share: Interval) -> EvasionFigures:

@@ -26,15 +26,15 @@ class Size:
 
 def certified_size(records: Sequence[TrialRecord]) -> Size | None:
     """The middle size, Euclidean if there is one, of the first trial that was certified; ``None``: there is none."""
-    found = next((record.certified for record in records if record.certified), ())
-    norm = next((each.norm for each in found), "")  # l2 comes first
-    return _middle(norm, [each.size for each in found if each.norm == norm])
+    certified = next((record.certified for record in records if record.certified), ())
+    norm = next((each.norm for each in certified), "")  # l2 comes first
+    return _middle(norm, [each.size for each in certified if each.norm == norm])
 
 
 def right_size(records: Sequence[TrialRecord]) -> Size | None:
     """The middle size of the first trial that was attacked; ``None``: there is none."""
-    found = next((record.evasions for record in records if record.evasions), ())
-    every = [each for each in found if each.attack == EVERY]
+    evasions = next((record.evasions for record in records if record.evasions), ())
+    every = [each for each in evasions if each.attack == EVERY]
     return _middle(every[0].norm if every else "", [each.size for each in every])
 
 

@@ -69,7 +69,7 @@ def test_description_names_every_item(name: str) -> None:
 
 
 def test_of_a_table_it_speaks_of_rows() -> None:
-    model = threat_model(AdversaryConfig(knows_public_data=False), rows=True)
+    model = threat_model(AdversaryConfig(knows_public_data=False), kind="row")
     assert "the rows" in model.withheld and "public rows of the same kind" in model.withheld
     assert "image" not in model.describe() and "needs public rows" in str(model.refusal("map", (Access.PUBLIC_DATA,)))
 

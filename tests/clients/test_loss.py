@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from fedpriv.attacks.membership.audit import build_pool
@@ -39,6 +40,29 @@ def test_it_is_the_formula_and_between_mean_and_largest() -> None:
     assert found == sorted(found)
     assert found[0] == pytest.approx(float(losses.mean()), rel=1e-5) and found[-1] == pytest.approx(2.0, rel=1e-3)
     assert float(batch_loss(losses, even, None)) == pytest.approx(float(losses.mean()))
+
+
+def test_the_objective_of_a_network_is_not_convex() -> None:
+    """Lu et al. claim it is. The signs of hidden units change nothing, so a convex objective is least at hidden 0."""
+    digits, stream = load_digits(), torch.Generator().manual_seed(0)
+    x, y = torch.from_numpy(digits.data / 16)[:200], torch.from_numpy(digits.target)[:200]
+    shapes = (64, 32), (32, 10)
+    weights = [torch.randn(shape, dtype=torch.float64, generator=stream) / 8 for shape in shapes]
+
+    def objective(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        losses = functional.cross_entropy(torch.tanh(x @ first) @ second, y, reduction="none")
+        even = torch.full_like(losses.detach(), 1 / len(y))
+        return batch_loss(losses, even, 1.0) + 2 * 5e-4 * (first.square().sum() + second.square().sum())
+
+    for _ in range(150):
+        tracked = [value.detach().requires_grad_() for value in weights]
+        slopes = torch.autograd.grad(objective(*tracked), tracked)
+        weights = [value.detach() - 0.3 * slope for value, slope in zip(tracked, slopes, strict=True)]
+    first, second = weights
+    signs = torch.where(torch.rand(32, generator=stream) < 0.5, -1.0, 1.0).double()
+    there = float(objective(first, second))
+    assert float(objective(first * signs, signs[:, None] * second)) == pytest.approx(there, rel=1e-9)
+    assert float(objective(0 * first, 0 * second)) > there + 1
 
 
 def test_short_and_empty_batches_of_a_stack() -> None:

@@ -50,9 +50,8 @@ NOISE_OF_ANSWERS = {
     "fedpriv/mechanisms/objective.py",
     "fedpriv/mechanisms/output.py",
     "fedpriv/lab/audit_answers.py",
+    "fedpriv/service/draws.py",
     "fedpriv/service/policies/__init__.py",
-    "fedpriv/service/policies/logits.py",
-    "fedpriv/service/policies/model.py",
     "fedpriv/service/policies/paper.py",
     "fedpriv/service/policies/votes.py",
 }

@@ -56,8 +56,9 @@ def test_of_networks_too(model: dict[str, object]) -> None:
 
 def test_everything_is_in_it() -> None:
     for name, kind in MECHANISMS.items():
-        noise = {kind.parameter or "target_epsilon": 1.0} if kind.protects else {}
-        jsonschema.validate({"mechanism": {"name": name, **noise}}, SCHEMA)
+        needed = {key for key, field in kind.model_fields.items() if field.is_required()} - {"name"}
+        keys = needed if kind.parameter is None else {*needed, kind.parameter}
+        jsonschema.validate({"mechanism": {"name": name, **dict.fromkeys(keys, 1.0)}}, SCHEMA)
     jsonschema.validate({"mechanism": {"delta": 1e-6}, "adversary": {"attacks": list(ATTACKS)}}, SCHEMA)
     assert set(ATTACKS) <= set(SCHEMA["$defs"]["AdversaryConfig"]["properties"])
     for name in [*MODELS, "my.package:network"]:

@@ -20,7 +20,7 @@ from fedpriv.models.mlp import MlpSettings
 from fedpriv.randomness import torch_stream
 from tests.noise import stream
 
-BATCH, CLASSES = 64, 10
+BATCH, CLASSES = 16, 10
 MODELS = {
     "lenet": (LenetSettings(), (3, 32, 32)),
     "mlp(1024,1024)": (MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),

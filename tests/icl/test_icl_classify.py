@@ -105,7 +105,7 @@ def test_replacing_any_example_moves_one_vote() -> None:
 
 def test_each_question_has_draws_of_its_own() -> None:
     answering = classifier(IclConfig(shots=1, prompts=3))
-    draws = [next(answering._prompts(number)) for number in range(20)]
+    draws = [next(answering._prompts(number, 0)) for number in range(20)]
     assert len({example.text for (example,) in draws}) > 5
 
 
@@ -114,7 +114,7 @@ def test_clients_make_prompts_of_their_own_examples() -> None:
     shares = answering.shares()
     assert sorted(np.concatenate(shares).tolist()) == list(range(60))
     examples = answering.wording.texts.examples
-    prompts = list(answering._prompts(0))
+    prompts = [prompt for client in range(5) for prompt in answering._prompts(0, client)]
     assert len(prompts) == 15
     for number, prompt in enumerate(prompts):
         own = {examples[row].text for row in shares[number // 3]}

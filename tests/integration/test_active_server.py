@@ -238,7 +238,7 @@ def test_in_much_noise_the_worst_case_has_a_row_of_nothing(tmp_path: Path) -> No
     row = next(row for row in summary.attacks if (row.attack, row.upload) == ("imprint", "protected"))
     assert (row.recovered, row.victims, row.label_accuracy) == (0, 16, None)
     assert "0 of 16 images with gaussian" in summary.verdict[0]
-    assert "Label not guessed" in write_report(tmp_path / "run").read_text()
+    assert "<dt>Label</dt><dd>not guessed" in write_report(tmp_path / "run").read_text()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from scipy.stats import kstest
 
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.clients import app as client_module
+from fedpriv.clients.cohort import CohortApp
 from fedpriv.clients.secure import give_shares
+from fedpriv.clients.stack import Stack
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
@@ -121,7 +123,8 @@ def app_where(kind: str, clients: set[int], how: Callable[[Message], Message]) -
     """What makes the real app, except that some clients answer one kind of message otherwise."""
 
     def make(secret: Secret | None) -> ClientApp:
-        honest, app = client_module.client_app(secret), ClientApp()
+        honest, app = client_module.client_app(secret), CohortApp()
+        app.cohort = honest.cohort
         app.query()(client_module.identify)
         for name in STEPS:
             category, action = name.split(".")
@@ -158,6 +161,43 @@ def test_a_client_may_vanish_at_any_step(kind: str, tmp_path: Path, monkeypatch:
         mean = sum(n * upload[name].double() for n, upload in zip(sizes, uploads, strict=True)) / sizes.sum()
         expected = value.double() - settings.training.learning_rate * mean
         assert float((parameters(tmp_path / "run")[f"parameters/{name}"] - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [{"name": "none"}, {"name": "gaussian", "sigma": 1.0}, {"name": "distributed", "sigma": 0.5, "clip_norm": 0.4}],
+    ids=["none", "gaussian", "distributed"],
+)
+def test_a_stack_of_clients_masks_the_sum_that_inline_clients_do(
+    mechanism: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one of them vanishes after it was trained with the others.
+
+    Uploads that differ by 1e-15 are rounded to other whole numbers once in 10^9 runs.
+    """
+    groups: list[list[int]] = []
+    train = Stack.uploads
+
+    def noted(stack: Stack, clients: Sequence[int], *rest: Any) -> Any:
+        groups.append(list(clients))
+        return train(stack, clients, *rest)
+
+    monkeypatch.setattr(Stack, "uploads", noted)
+    monkeypatch.setattr(lab_run, "client_app", app_where("train.masked", {1}, vanish))
+    for name in ("inline", "stacked"):
+        engine = {"name": name, "precision": "float64"}
+        federation: dict[str, object] = {"rounds": 1, "weighting": "uniform"}
+        start_run(secure(mechanism=mechanism, engine=engine, federation=federation), tmp_path / name, "", Silent())
+    assert groups == [[0, 1, 2, 3]]
+    (inline, stacked) = (parameters(tmp_path / name) for name in ("inline", "stacked"))
+    for key, value in inline.items():
+        torch.testing.assert_close(stacked[key], value, rtol=0, atol=1e-12)
+    records = [RunFolder.open(tmp_path / name).rounds()[1] for name in ("inline", "stacked")]
+    assert [(record.used, [failure.client for failure in record.failures]) for record in records] == [
+        ((0, 2, 3), [1]),
+        ((0, 2, 3), [1]),
+    ]
+    assert (tmp_path / "inline" / "ledger.json").read_text() == (tmp_path / "stacked" / "ledger.json").read_text()
 
 
 @pytest.mark.parametrize("kind", STEPS)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
-from fedpriv.lab import resume_run, start_run
+from fedpriv.lab import attack_run, resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.progress import Silent
 from fedpriv.report import write_report
@@ -57,9 +57,9 @@ def test_a_whole_run(task: str, mechanism: str, tmp_path: Path) -> None:
         assert any(unit in sentence for sentence in summary.verdict)
     said = " ".join(summary.verdict)
     assert ("nats per token" in said) == (task == "next")
-    assert "There is no attack on texts yet" in said
+    assert "No attack on uploads was run" in said
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
-    assert "There is no attack on texts yet" in page
+    assert "No attack on uploads was run" in page
     assert ("nats per token" in page) == (task == "next")
 
 
@@ -70,6 +70,28 @@ def test_a_finished_run_is_resumed_and_not_audited(tmp_path: Path) -> None:
         audit_run(RunFolder.open(tmp_path / "run"), 6, 2, Silent())
 
 
+def test_a_run_whose_uploads_are_read(tmp_path: Path) -> None:
+    change: dict[str, Any] = {
+        "adversary": {"attacks": ["dager"], "victims": 1},
+        "model": {"name": "gpt", "width": 96, "depth": 2, "heads": 2},
+        "mechanism": {"name": "gaussian", "sigma": 1.0},
+    }
+    summary = start_run(experiment(tmp_path, "classify", 1, **change), tmp_path / "run", "", Silent())
+    (read,) = (result for result in summary.attacks if result.upload == "unprotected")
+    assert read.sentences is not None and read.sentences.rouge1 == 1 and read.recovered == read.victims == 4
+    assert not any(result.upload == "protected" for result in summary.attacks)
+    assert any("noise edge" in refusal for refusal in summary.refusals)  # never a silent failure
+    assert any("Tokens read without protection: dager ROUGE-1 1.000" in sentence for sentence in summary.verdict)
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert '<span class="read">' in page and "ROUGE-L" in page
+    folder = RunFolder.open(tmp_path / "run")
+    before = folder.scores()
+    attack_run(tmp_path / "run", ["dager"], [], [], None, "", Silent())
+    assert folder.scores() == before
+    with pytest.raises(InputError, match="iga reads images or rows of tables"):
+        attack_run(tmp_path / "run", ["iga"], [], [], None, "", Silent())
+
+
 def test_attacks_say_that_they_read_no_texts(tmp_path: Path) -> None:
     assert experiment(tmp_path, "next").adversary.attacks == ()
     with pytest.raises(ValueError, match=r"adversary\.attacks: iga reads images or rows of tables"):
@@ -77,7 +99,7 @@ def test_attacks_say_that_they_read_no_texts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"section \[pate\] is for images"):
         experiment(tmp_path, "next", federation={"clients": 3, "algorithm": "pate"})
     listed = CliRunner().invoke(app, ["attack", "list"]).output
-    assert "None of these reads texts yet" in " ".join(listed.split())
+    assert "reads texts (data.name = " in " ".join(listed.split())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The endpoint of a finished run: made once, fixed from then on, and its figures in the folder."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from fedpriv.progress import Silent
 from fedpriv.report.answers import endpoint_facts
 from fedpriv.report.view import Endpoint
 from fedpriv.runs import RunFolder
+from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
 from fedpriv.service.made import made_service, users
@@ -195,6 +198,46 @@ def test_reproducible_noise_is_said_where_an_epsilon_is(run: RunFolder, tmp_path
     reproducible = run.experiment().noise == "reproducible"
     notes = made_service(folder.path).guarantee.notes
     assert reproducible == any("follows from the seed" in note for note in notes)
+
+
+def test_opendps_noise_repeats_for_nobody_and_proves_the_same(run: RunFolder, tmp_path: Path) -> None:
+    pytest.importorskip("opendp.prelude", reason="OpenDP is not installed: pip install fedpriv[opendp]")
+    images = build_world(run.experiment()).dataset.x_test[:40]
+    logits, proven = [], []
+    for name, by in (("one", "opendp"), ("two", "opendp"), ("three", "seeded")):
+        folder = copied(run, tmp_path / name)
+        wanted = config("logits", target_epsilon=5.0, randomness=by, repeats="charged", **QUICK)
+        logits.append(np.log(open_service(folder, wanted, Silent()).ask(images[:20]).probabilities))
+        service = made_service(folder.path)
+        proven.append(replace(service.guarantee, notes=()))
+        assert any("no seed repeats it" in note for note in service.guarantee.notes) == (by == "opendp")
+        assert any("follows from the seed" in note for note in service.guarantee.notes) == (by == "seeded")
+        assert ("randomness" in service.settings) == (by == "opendp")
+        open_service(folder, wanted, Silent())
+    assert proven[0] == proven[1] == proven[2]
+    assert not np.isclose(logits[0], logits[1]).any()
+    again = np.log(open_service(RunFolder.open(tmp_path / "one"), None, Silent()).ask(images[:20]).probabilities)
+    assert not np.isclose(logits[0], again).any()
+
+
+def test_without_opendp_nothing_is_made_or_answered(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(run, tmp_path / "run")
+    opendp.cache_clear()
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(
+        InputError, match=r"service.randomness = 'opendp' needs OpenDP .*pip install 'fedpriv\[opendp\]'"
+    ):
+        open_service(folder, config("label", noise=1.0, randomness="opendp", **QUICK), Silent())
+    assert folder.service() is None
+    open_service(folder, config("label", noise=1.0, **QUICK), Silent())
+    path = folder.path / "service" / "service.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, "settings": {**known["settings"], "randomness": "opendp"}}))
+    (folder.path / "service" / "charges.jsonl").unlink()
+    with pytest.raises(InputError, match="needs OpenDP"):
+        open_service(folder, None, Silent())
 
 
 @pytest.mark.parametrize("weights", [np.zeros((3, 5)), np.full((10, 16), np.nan)])

@@ -86,7 +86,11 @@ def run_alone(settings: Experiment, folder: Path) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(("mechanism", "federation"), list(itertools.product(MECHANISMS, FEDERATIONS)))
+# Each mechanism with two of the federations in turn.
+PAIRS = [pair for place, pair in enumerate(itertools.product(MECHANISMS, FEDERATIONS)) if (place // 4 + place) % 2 == 0]
+
+
+@pytest.mark.parametrize(("mechanism", "federation"), PAIRS)
 def test_a_reference_on_the_targets_data_is_the_target(
     mechanism: str, federation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def answered(policy: HeadPolicy, weights: Scores, question: NDArray[np.float64],
     """Independent answers, each with noise of its own also where one noisy model serves all."""
     streams = [np.random.default_rng([side, number]) for number in range(TRIALS)]
     if policy.once:
-        released = (policy.released(weights, scale, stream) @ question for stream in streams)
+        released = (policy.released(weights, Draws(scale, [stream])) @ question for stream in streams)
         return policy.answer(np.stack(list(released)), Draws(scale))
     return policy.answer(np.tile(weights @ question, (TRIALS, 1)), Draws(scale, streams))
 

@@ -1,11 +1,14 @@
 """What the figures rest on is named by papers that a reader can open, never by a file of this project."""
 
+import ast
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedpriv import accounting
 from fedpriv.accounting import Release, guarantee
 from fedpriv.report.citations import PAPERS, cited
 
@@ -44,6 +47,19 @@ def test_every_paper_is_a_link_and_no_file_is_named(case: tuple[str, str, str]) 
         links = re.findall(r'<a href="https://[^"]+">[^<]+ (?:19|20)\d\d</a>', cited(text))
         assert len(links) == len(re.findall(r"\b(?:19|20)\d\d\b", text))
         assert not re.search(r"\.md\b|\.py\b|docs/", text)
+
+
+def test_every_paper_in_the_texts_of_the_accountant_has_an_address() -> None:
+    paper = re.compile(r"[A-Z]\w+(?:(?:, [A-Z]\w+)* and [A-Z]\w+| et al\.) (?:19|20)\d\d")
+    cites: set[str] = set()
+    for path in Path(accounting.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+                cites |= set(paper.findall(node.value))
+    assert len(cites) > 10
+    assert cites - PAPERS.keys() == set()
 
 
 def test_what_is_around_a_citation_is_escaped() -> None:

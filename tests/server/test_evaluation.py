@@ -8,12 +8,13 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 
 from fedpriv.config import Experiment
+from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.progress import Silent
 from fedpriv.records import RoundRecord
 from fedpriv.report import write_report
 from fedpriv.runs import RunFolder
-from fedpriv.server.evaluation import evaluate, evaluate_round
+from fedpriv.server.evaluation import evaluate, evaluate_all, evaluate_round
 from fedpriv.world import build_world
 from tests.integration.small import experiment
 
@@ -58,8 +59,13 @@ def test_a_part_of_the_test_data_is_drawn_once_and_the_last_round_is_on_all(tmp_
     assert len({each.loss for each in rounds[:5]}) == 1
     rows = torch.arange(50)
     assert rounds[0].loss not in (evaluate(world, world.initial)[0], evaluate(world, world.initial, rows)[0])
-    more = settings.model_copy(update={"federation": settings.federation.model_copy(update={"evaluate_examples": 999})})
-    assert evaluate_round(build_world(more), world.initial, 1).evaluated == 360
+    every = experiment(federation={"rounds": 5, "evaluate_examples": 360})
+    assert evaluate_round(build_world(every), world.initial, 1) == evaluate_all(world, world.initial, 1)
+
+
+def test_more_test_examples_than_there_are_are_refused() -> None:
+    with pytest.raises(InputError, match=r"federation\.evaluate_examples = 361: digits has 360 test examples$"):
+        build_world(experiment(federation={"evaluate_examples": 361}))
 
 
 @pytest.mark.essential

@@ -79,7 +79,7 @@ def test_the_last_bits_of_noise_leave_nothing_of_what_it_was_added_to(distributi
 
     low = np.stack([spread_noise(distribution, scale, (4,), each) for each in draws(500, 1).generators])
     assert coarse(5 + low) == 1 > 0.2 > coarse(low)
-    released = [named_policy("model", noise).released(np.full((4, 4), at), scale, draws(1, 1).generators[0])
+    released = [named_policy("model", noise).released(np.full((4, 4), at), draws(1, scale))
                 for at in (0.0, 5.0)]  # fmt: skip
     assert [coarse(weights) for weights in released] == [1, 1]
     assert (np.mod(np.stack(released) / step, 1) == 0).all()
@@ -175,6 +175,25 @@ def test_two_answers_of_the_paper_give_the_exact_vector(epsilon: float, distribu
     assert right.mean() >= 0.95
     # At most as often as two draws differ, within 4 deviations.
     assert right.mean() < 29 / 30 + 4 * math.sqrt(29 / 900 / 1000)
+
+
+def test_group_privacy_refutes_the_papers_claim_from_half_of_the_answers() -> None:
+    """However small epsilon is, half of a right model's answers are right, and hardly any of one with shifted labels.
+
+    If all n labels change, n epsilon bounds the logarithm of the ratio. Half, within 4 deviations: (1 - 1/C) / 2 where
+    another class was drawn and its noise is negative, 1 / (2 C) where the right one was and its noise is positive.
+    """
+    epsilon, answers, classes = 1e-6, 1500, 30
+    policy = named_policy("paper", {"epsilon_each": epsilon})
+    scale, truth = policy.scale(CLAIMED, 1, DELTA), np.random.default_rng(1).integers(0, classes, answers)
+    shares = []
+    for shift in (0, 1):
+        logits = 8.0 * np.eye(classes)[(truth + shift) % classes]
+        generators = [np.random.default_rng([9, shift, number]) for number in range(answers)]
+        right = (policy.answer(logits, Draws(scale, generators, CLAIMED)).labels == truth).mean()
+        shares.append(float(right))
+    assert abs(shares[0] - 0.5) < 4 * math.sqrt(0.25 / answers) and shares[1] < 0.05
+    assert math.log(shares[0] / shares[1]) > 1200 * epsilon + 2
 
 
 def test_the_papers_figure_is_nominal_and_its_formulas_are_for_one_hidden_layer() -> None:

@@ -1,14 +1,17 @@
-"""Answers against OpenDP, an implementation of others: what its maps prove, and what its noisy maximum draws."""
+"""Answers against OpenDP, an implementation of others: what its maps prove, what it draws, answers with its noise."""
 
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from fedpriv.accounting.answers import AnswerRelease, answer_guarantee, zcdp_epsilon
-from fedpriv.service.policies import Draws, Facts, NoisyPolicy, named_policy
+from fedpriv.errors import InputError
+from fedpriv.service.draws import ExactDraws
+from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, named_policy
+from tests.service.test_policies import LEDGER
 
 FACTS = Facts(classes=10, sensitivity=0.2, norm=1.5, features=4, models=50)
 CHANGE = FACTS.sensitivity * FACTS.norm  # of the logits, in length
@@ -81,3 +84,50 @@ def test_drawn_labels_are_like_opendps_noisy_maximum(dp: Any) -> None:
     answers = named_policy("label", {"noise": scale}).answer(np.tile(row, (count, 1)), Draws(scale, streams))
     ours = np.bincount(answers.labels, minlength=4)
     assert stats.chi2_contingency([theirs, ours]).pvalue > ONE_IN_TEN_THOUSAND
+
+
+@pytest.mark.usefixtures("dp")
+@pytest.mark.parametrize("scale", [0.3, 40.0])
+def test_exact_noise_has_the_laws_that_are_accounted_for(scale: float) -> None:
+    """Each number by Kolmogorov and Smirnov's test, against scipy; the same number twice has other noise."""
+    draws, count = ExactDraws(scale, facts=FACTS), 1500
+    normal = draws.spread("gaussian", np.full((count, 2, 2), 5.0)) - 5.0
+    assert stats.kstest(normal.ravel(), stats.norm(0, scale).cdf).pvalue > ONE_IN_TEN_THOUSAND
+    laplace = draws.laplace(np.full(count, -1.0)) + 1.0
+    assert stats.kstest(laplace, stats.laplace(scale=scale).cdf).pvalue > ONE_IN_TEN_THOUSAND
+    row = np.array([0.3, -0.2, 1.1, 0.0]) * scale
+    counts = np.bincount(draws.named(np.tile(row, (4000, 1))), minlength=4)
+    assert stats.chisquare(counts, 4000 * special.softmax(row / scale)).pvalue > ONE_IN_TEN_THOUSAND
+    assert len(np.unique(normal)) == normal.size and len(np.unique(laplace)) == count
+
+
+@pytest.mark.usefixtures("dp")
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("model", {}), ("logits", {}), ("label", {}), ("label-confidence", {}), ("votes", {}),
+     ("votes", {"distribution": "laplace"})],
+)  # fmt: skip
+def test_who_draws_the_noise_changes_no_figure_and_no_law(name: str, keys: dict[str, object]) -> None:
+    """Labels of two policies that differ in who draws, chi-squared; what is proven is the same to the last bit."""
+    seeded, exact = (named_policy(name, {"noise": 0.8, "randomness": by, **keys}) for by in ("seeded", "opendp"))
+    assert (seeded.repeats_noise, exact.repeats_noise) == (True, False)
+    assert seeded.guarantee(FACTS, 20, 1e-5, LEDGER) == exact.guarantee(FACTS, 20, 1e-5, LEDGER)
+    row = np.array([0.9, 0.1, 1.3, 0.0])
+    labels = []
+    for policy in (seeded, exact):
+        every = [policy.draws_of(0.8, [np.random.default_rng([4, number])], FACTS) for number in range(1000)]
+        # Weights of one feature, which is 1, are logits.
+        rows = (
+            policy.released(row[:, None], each).T if isinstance(policy, HeadPolicy) else row[None] for each in every
+        )
+        answers = [policy.answer(rows, draws).labels for rows, draws in zip(rows, every, strict=True)]
+        labels.append(np.bincount(np.concatenate(answers), minlength=4))
+    assert stats.chi2_contingency(labels).pvalue > ONE_IN_TEN_THOUSAND
+
+
+def test_opendp_is_asked_for_what_it_draws_only() -> None:
+    for name in ("model", "logits"):
+        with pytest.raises(InputError, match="density falls with a vector's length, which OpenDP does not draw"):
+            named_policy(name, {"noise": 1.0, "distribution": "laplace", "randomness": "opendp"})
+    with pytest.raises(InputError, match="randomness: Input should be 'seeded' or 'opendp'"):
+        named_policy("label", {"noise": 1.0, "randomness": "openssl"})

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from fedpriv.config import Experiment
 from fedpriv.errors import InputError
+from fedpriv.network import first_layer as of_world
 from fedpriv.randomness import torch_stream
 from fedpriv.smoothing import RobustnessNoise, layer_norms
 from fedpriv.smoothing.norms import FirstLayer, dual_bound, estimated_norm, gram, sign_ascent
 from fedpriv.smoothing.shares import uniform_spread
 from fedpriv.world import build_world
-from fedpriv.world import first_layer as of_world
 from tests.smoothing.smoothed_networks import first_layer, jacobian, seeded
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, int, int]]] = {

@@ -48,9 +48,9 @@ class AttributeInference(EndpointAttack):
         game = draw_game(scene.known_training(), count, scene.seed)
         rows = torch.from_numpy(game.candidates.rows)
         images, labels = unit_scale(game.images[rows], torch.float64), game.pool.labels.cpu()[rows].numpy()
-        truth = np.stack([truth_of(one, images) for one in hidden])
-        right = np.stack([guessed_values(endpoint, one, images, labels) for one in hidden]) == truth
-        prior = np.array([one.prior > 0.5 for one in hidden])[:, None] == truth
+        truth = np.stack([truth_of(attribute, images) for attribute in hidden])
+        right = np.stack([guessed_values(endpoint, attribute, images, labels) for attribute in hidden]) == truth
+        prior = np.array([attribute.prior > 0.5 for attribute in hidden])[:, None] == truth
         member, total = game.candidates.truth, right[:, game.candidates.truth].size
         figures = [
             ProbeFigure(

@@ -85,14 +85,14 @@ class CloakedQuestions(EndpointAttack):
         else:
             teacher, asked = scene.model, 0
         clean = game.untouched()
-        *found, last = (
+        *pictures, last = (
             self._finding(game, clean, words, trial, asked)
             for number, weight in enumerate(self.weights)
             for words, trial in self._trials(game, teacher, weight, number)
         )
         # Said once, and not of each variant.
         result = replace(last.result, sentences=(*last.result.sentences, _HEURISTIC))
-        return (*found, replace(last, result=result))
+        return (*pictures, replace(last, result=result))
 
     def _game(self, scene: "Scene", referee: "Referee") -> "Game":
         """Who plays.
@@ -176,7 +176,7 @@ def _pictures(game: "Game", cloaked: "Trial", uniform: "Trial", most: float) -> 
         "Uniform noise": uniform.cloak.hide(images, torch_stream(game.seed, "probe-shown")),
     }
     shots = {
-        (kind, f"Test image {number + 1}"): image for number in range(len(images)) for kind, some in sent.items()
-        for image in [some[number].clamp(0, 1)]
+        (kind, f"Test image {number + 1}"): image for number in range(len(images)) for kind, batch in sent.items()
+        for image in [batch[number].clamp(0, 1)]
     }  # fmt: skip
     return {("Noise", "White: the most"): cloaked.cloak.sigma / most, **shots}

@@ -77,7 +77,7 @@ class MembershipBySynthesis(EndpointAttack):
             return Finding(ProbeResult(self.name, way, self.surface, asked, (), sentences=(sentence,)))
         told, inside = _shadows(rehearsal, made, self.references, generator)
         target = ask_rows(endpoint, game, game.candidates.rows)
-        records = np.stack([predictions(one.logits, one.others) for one in told])
+        records = np.stack([predictions(answer.logits, answer.others) for answer in told])
         scores = judged(records, inside, predictions(target.logits, target.others))
         figures = membership_figures({"shadow models": scores}, game.candidates.truth, scene.proven, scene.seed)
         sentence = (

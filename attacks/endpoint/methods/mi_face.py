@@ -67,7 +67,7 @@ class MiFace(EndpointAttack):
         floor = floor if scene.public is None else scene.public.images.mean(dim=0)
         inverted = inverted_classes(referee, pictures, names)
         figures = inversion_figures(referee, inverted, floor)
-        shown = {one.picture: pictures[one.label] for one in inverted}
+        shown = {shown_class.picture: pictures[shown_class.label] for shown_class in inverted}
         result = ProbeResult(
             self.name, self._variant(), self.surface, asked(), figures,
             inverted=inverted, guess_picture="floor.png", sentences=two_sentences(figures),

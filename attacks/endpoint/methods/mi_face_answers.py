@@ -43,5 +43,5 @@ class MiFaceByAnswers(MiFace):
         from fedpriv.attacks.endpoint.inversion import by_answers
 
         endpoint = scene.open()
-        found = by_answers(endpoint, scene.budget, self.costs(), self.auxiliary(scene), self.difference)
-        return found, lambda: endpoint.asked
+        estimate = by_answers(endpoint, scene.budget, self.costs(), self.auxiliary(scene), self.difference)
+        return estimate, lambda: endpoint.asked

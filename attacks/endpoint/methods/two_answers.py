@@ -50,12 +50,12 @@ class TwoAnswers(EndpointAttack):
         asked = public.images[: min(self.images, scene.budget // 2)]
         if not len(asked):
             raise InputError(f"{self.name} asks everything twice, and {scene.budget} question is answered")
-        one, two = endpoint.ask(asked).log_probabilities, endpoint.ask(asked).log_probabilities
-        if one is None or two is None or np.isnan(one).any():
+        first, second = endpoint.ask(asked).log_probabilities, endpoint.ask(asked).log_probabilities
+        if first is None or second is None or np.isnan(first).any():
             raise InputError(f"{self.name} needs every probability, and this policy withholds some")
-        found = softmax(np.stack([exact_logits(*pair) for pair in zip(one, two, strict=True)]))
+        inferred = softmax(np.stack([exact_logits(*pair) for pair in zip(first, second, strict=True)]))
         truth = referee.scores(asked).softmax(dim=1).numpy()
-        hits, once = ((np.abs(shown - truth).max(axis=1) < EXACT).sum() for shown in (found, np.exp(one)))
+        hits, once = ((np.abs(shown - truth).max(axis=1) < EXACT).sum() for shown in (inferred, np.exp(first)))
         figure = ProbeFigure(
             "raw vectors recovered",
             rate_interval(int(hits), len(asked)),

@@ -132,11 +132,11 @@ class _Estimate:
             direction = columns @ (columns.mT @ _unit(direction))
         return _unit(direction)
 
-    def _direction(self, found: "_Inferred") -> tuple[Tensor, float]:
+    def _direction(self, inferred: "_Inferred") -> tuple[Tensor, float]:
         """The errors' direction given the image, and how strongly it is seen in units of the squared noise."""
-        seen = self._weight @ found.product
+        seen = self._weight @ inferred.product
         if self._bias is not None:
-            seen = seen + found.length / self._bias_noise**2 * self._bias
+            seen = seen + inferred.length / self._bias_noise**2 * self._bias
         return _unit(seen), float(seen.norm())
 
     def _deviation(self, unit: Tensor) -> float:

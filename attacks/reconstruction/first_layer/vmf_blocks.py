@@ -216,17 +216,17 @@ class LengthSearch:
             lengths = self.refine(lengths, self._mismatch(sign))
         return lengths
 
-    def refine(self, found: Lengths, mismatch: Mismatch) -> Lengths:
+    def refine(self, rough: Lengths, mismatch: Mismatch) -> Lengths:
         """Search from there on, with the noise that belongs to these lengths.
 
         Args:
             found: where to start.
             mismatch: of the rows, or of the whole upload.
         """
-        unit = found.sign * self._unit
+        unit = rough.sign * self._unit
         # Noise grows with the lengths, and behind more noise images may be longer: that of a typical image stops this.
-        typical = found.lengths * (self._typical / found.lengths.norm().clamp(min=1e-30))
-        pixels = PixelFilter(self._prior, self._seen(replace(found, lengths=typical))[1])
+        typical = rough.lengths * (self._typical / rough.lengths.norm().clamp(min=1e-30))
+        pixels = PixelFilter(self._prior, self._seen(replace(rough, lengths=typical))[1])
         energy = pixels.of_parts(unit, self._heard.parts)
         gates = self._gates(pixels)
 
@@ -237,13 +237,13 @@ class LengthSearch:
             (gradient,) = torch.autograd.grad(value, leaf)
             return value.item(), gradient.numpy()
 
-        start = found.lengths.clamp(min=1e-6).log().numpy()
+        start = rough.lengths.clamp(min=1e-6).log().numpy()
         least = minimize(surprise, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
-        return Lengths(found.sign, torch.from_numpy(least.x).exp(), float(least.fun))
+        return Lengths(rough.sign, torch.from_numpy(least.x).exp(), float(least.fun))
 
-    def image(self, found: Lengths) -> Tensor:
+    def image(self, lengths: Lengths) -> Tensor:
         """The image (P,) with these lengths, on the scale of the network's input, without the noise in directions."""
-        seen, noise = self._seen(found)
+        seen, noise = self._seen(lengths)
         return PixelFilter(self._prior, noise).image(seen)
 
     def _of_parts(self, image: Tensor) -> Tensor:

@@ -173,10 +173,10 @@ def _found(scene: Scene, rows: Sequence[Victim]) -> dict[int, tuple[Tensor, Tens
     for victim in _distinct(rows):
         for read in (read_starts, read_feature_starts) if victim.model.examples > 1 else (read_starts,):
             try:
-                (found,) = read(scene, [victim])
+                (reading,) = read(scene, [victim])
             except AttackRefused:  # the network or the upload is not of the kind: then there is no such start
                 continue
-            starts[id(victim)] = whitening.coordinates(found.images), found.labels
+            starts[id(victim)] = whitening.coordinates(reading.images), reading.labels
             break
     return starts
 

@@ -174,8 +174,8 @@ def _found(name: str, scene: Scene, rows: Sequence[Victim]) -> list[Start | None
     return [starts[id(victim)] for victim in rows]
 
 
-def _around(found: Sequence[Tensor], rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+def _around(images: Sequence[Tensor], rows: Sequence[Victim], numbers: Tensor) -> Tensor:
     """Images (N, B, C, H, W) around those found; each victim's first row starts at the very images."""
     first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
     spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
-    return torch.stack(list(found)) + spread[:, None, None, None, None] * numbers
+    return torch.stack(list(images)) + spread[:, None, None, None, None] * numbers

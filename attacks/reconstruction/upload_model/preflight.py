@@ -37,6 +37,9 @@ def preflight(
     """
     if not attacks:
         return ()
+    if settings.text is not None:
+        reason = refusal(settings)
+        return tuple(_about_layers(model, attacks)) if reason is None else (f"attacks will be refused: {reason}",)
     reason = refusal(settings) or whole_numbers(model)
     if reason is not None:
         return (f"attacks will be refused: {reason}",)

@@ -110,8 +110,8 @@ def answered_poll(poll: Poll) -> PollAnswer:
     if poll.sampling_rate is not None:
         return _sampled(poll, poll.sampling_rate)
     if poll.answers is not None and poll.target_epsilon is not None and poll.sigma is None and poll.scale is None:
-        found = least_sigma(max(1, poll.answers), poll.target_epsilon, poll.delta, poll.votes)
-        return _answered(poll, NoisyMax(found), poll.answers, poll.answers)
+        sigma = least_sigma(max(1, poll.answers), poll.target_epsilon, poll.delta, poll.votes)
+        return _answered(poll, NoisyMax(sigma), poll.answers, poll.answers)
     aggregator = _aggregator(poll)
     if poll.answers is not None:
         return _answered(poll, aggregator, poll.answers if poll.asked is None else poll.asked, poll.answers)
@@ -150,8 +150,8 @@ def _sampled(poll: Poll, rate: float) -> PollAnswer:
     if poll.answers is None or (poll.sigma is None) == (poll.target_epsilon is None):
         raise InputError("--sampling-rate needs --answers, and exactly one of --sigma and --target-epsilon")
     use = SampledUse(math.sqrt(2), rate, poll.answers, poll.delta)
-    found = poll.sigma if poll.target_epsilon is None else use.least_sigma(poll.target_epsilon)
-    aggregator = NoisyMax(found or 0.0)
+    sigma = poll.sigma if poll.target_epsilon is None else use.least_sigma(poll.target_epsilon)
+    aggregator = NoisyMax(sigma or 0.0)
     proven = use.guarantee(aggregator.sigma)
     if proven.epsilon is None:
         raise InputError(f"--sigma {aggregator.sigma:g}: nothing finite is proven")

@@ -32,8 +32,8 @@ class OwnTexts(Corpus):
         path, config = home(place.path), place.text or CorpusConfig()
         rows = read_texts(path, Columns(config.text, config.label, config.key))
         check_splits(path, rows)
-        found = sorted({row.label for row in rows if row.label is not None})
-        labels = {label: label for label in found}
+        words = sorted({row.label for row in rows if row.label is not None})
+        labels = {label: label for label in words}
         part = _split(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
         made = arrays_of(part, labels, config, place.root, place.path)
         return (replace(made, notes=(*made.notes, _LABELS)) if labels else made), place.path

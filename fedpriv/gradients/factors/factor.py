@@ -113,7 +113,7 @@ class Factor(ABC):
 
     def combine_each(self, weights: Tensor) -> Tensor:
         """Return the sums of G groups of the same size with weights (G, B / G), a new tensor (G, *shape)."""
-        return torch.stack([part.combine(some) for part, some in zip(self._cut(len(weights)), weights, strict=True)])
+        return torch.stack([part.combine(own) for part, own in zip(self._cut(len(weights)), weights, strict=True)])
 
     def add_to_each(self, totals: Tensor, scale: float, weights: Tensor) -> None:
         """Replace G tensors (G, *shape) by ``scale`` times themselves plus the sums of :meth:`combine_each`."""

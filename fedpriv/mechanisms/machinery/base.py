@@ -66,7 +66,7 @@ class Mechanism(ABC):
 
         pairs = zip(gradients.each(), noises, strict=True)
         released = [self.release(own, batch_size, noise) for own, noise in pairs]
-        return {name: torch.stack([one[name] for one in released]) for name in gradients.shapes}
+        return {name: torch.stack([vector[name] for vector in released]) for name in gradients.shapes}
 
     def _release_at_once(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
         """As :meth:`release_each`, all models together."""

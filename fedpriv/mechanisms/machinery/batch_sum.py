@@ -203,12 +203,12 @@ def _draw_groups(
     rng: np.random.Generator,
 ) -> Vector:
     """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
-    size, found = gradients.examples // groups, directions_of(gradients, groups, block)
-    if found is None:
+    size, spanned = gradients.examples // groups, directions_of(gradients, groups, block)
+    if spanned is None:
         step = size if groups > 1 else 1
         each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
         return _added(_draw_groups(group, 1, kappa, scale, block, noise, rng) for group in each)
-    directions, basis = found
+    directions, basis = spanned
     dimension, small = gradients.dimension(block), basis.rank * gradients.examples
     drawn = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
     normal = drawn[:small].cpu().double().view(groups, basis.rank, size)

@@ -51,12 +51,12 @@ def draw_sums(
     """
     cut = cut_groups(next(gradients.each()), block)
     groups = gradients.models * cut[0][1]
-    found = directions_of(gradients.flat, groups, block) if len(cut) == 1 else None
-    if found is None or found[1].rank == gradients.dimension(block):
+    directions = directions_of(gradients.flat, groups, block) if len(cut) == 1 else None
+    if directions is None or directions[1].rank == gradients.dimension(block):
         each = zip(gradients.each(), noises, rngs, strict=True)
         sums = [draw_sum(own, kappa, scale, block, noise, rng) for own, noise, rng in each]
-        return {name: torch.stack([one[name] for one in sums]) for name in block}
-    return _draw_together(gradients, *found, kappa, scale, noises, rngs)
+        return {name: torch.stack([vector[name] for vector in sums]) for name in block}
+    return _draw_together(gradients, *directions, kappa, scale, noises, rngs)
 
 
 def _draw_together(

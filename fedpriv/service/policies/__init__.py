@@ -3,26 +3,23 @@
 These files are read whenever an experiment is, so they import torch and scipy where they use them.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 from typing_extensions import override
 
 from fedpriv.convex import softmax
 from fedpriv.errors import InputError
 from fedpriv.registry import POLICIES
+from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
 from fedpriv.service.questions import Answers
 from fedpriv.settings import Epsilon, Positive, Real, Section, allowed_words
 
 if TYPE_CHECKING:
     from fedpriv.accounting.answers import AnswerRelease, Law
-    from fedpriv.accounting.convexified import ClaimedSensitivity
     from fedpriv.records import Guarantee, Ledger
 
 __all__ = [
@@ -30,6 +27,7 @@ __all__ = [
     "EXAMPLE",
     "REGULARISATION",
     "AnswerPolicy",
+    "DrawnPolicy",
     "Draws",
     "Facts",
     "HeadKeys",
@@ -43,51 +41,6 @@ __all__ = [
     "rivals",
     "softmax",
 ]
-
-_GRID = 20  # bits of the noise's scale that an answer shows
-
-Scores = NDArray[np.float64]
-"""(n, classes): logits, or counts of votes."""
-
-EXAMPLE = "replace-one: one example of any client is another one; the number of examples is public"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Public sizes that a guarantee rests on.
-
-    Attributes:
-        classes: C.
-        sensitivity: Delta of the convex head's weights; 0 without one.
-        norm: R, the length of its features.
-        features: d, how many.
-        models: that vote; 0 without votes.
-        adjacency: which two data sets must look alike, in words.
-        claimed: what Lu et al. claim of the run's network; ``None``: their formulas are not for it.
-    """
-
-    classes: int
-    sensitivity: float = 0.0
-    norm: float = 0.0
-    features: int = 0
-    models: int = 0
-    adjacency: str = EXAMPLE
-    claimed: "ClaimedSensitivity | None" = None
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What noise some answers take.
-
-    Attributes:
-        scale: of the noise; what it is the scale of is the policy's business.
-        generators: one an image.
-        facts: public sizes, for a policy whose noise depends on them.
-    """
-
-    scale: float = 0.0
-    generators: Sequence[np.random.Generator] = ()
-    facts: Facts | None = None
 
 
 class AnswerPolicy(Section):
@@ -133,6 +86,24 @@ class AnswerPolicy(Section):
     def scale(self, facts: Facts, answers: int, delta: float) -> float:
         """Return the scale of the noise with which so many answers keep to the settings; 0: there is none."""
         return 0.0
+
+    @property
+    def repeats_noise(self) -> bool:
+        """Whether its noise is a function of a secret."""
+        return True
+
+    def draws_of(self, scale: float, generators: Sequence[np.random.Generator], facts: Facts) -> Draws:
+        """Return the noise of an endpoint's answers.
+
+        Args:
+            scale: of it.
+            generators: one an answer; not asked where nothing repeats the noise.
+            facts: public sizes.
+
+        Raises:
+            InputError: what draws it is not installed.
+        """
+        return Draws(scale, generators, facts)
 
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
         """Return what is proven about so many answers together; nothing, unless a policy says otherwise.
@@ -233,6 +204,33 @@ class NoisyPolicy(AnswerPolicy):
         return answer_guarantee(self.release(facts, answers, delta, level))
 
 
+class DrawnPolicy(NoisyPolicy):
+    """A proven policy that takes its noise through the methods of :class:`~fedpriv.service.draws.Draws` alone."""
+
+    randomness: Literal["seeded", "opendp"] = Field(
+        "seeded",
+        description="proven methods: what draws noise. seeded: the run's secret, or its seed with noise = "
+        "'reproducible'; opendp: OpenDP's exact samplers, which nothing repeats (pip install 'fedpriv[opendp]')",
+    )
+
+    @property
+    @override
+    def repeats_noise(self) -> bool:
+        return self.randomness == "seeded"
+
+    @override
+    def check(self, ledger: "Ledger") -> None:
+        super().check(ledger)
+        self.draws_of(1.0, (), Facts(2))  # says now whether there is something that draws
+
+    @override
+    def draws_of(self, scale: float, generators: Sequence[np.random.Generator], facts: Facts) -> Draws:
+        if self.repeats_noise:
+            return super().draws_of(scale, generators, facts)
+        opendp()
+        return ExactDraws(scale, facts=facts)
+
+
 class HeadKeys(Section):
     """The keys of convex heads."""
 
@@ -258,15 +256,29 @@ class HeadPolicy(HeadKeys, NoisyPolicy):
 
     source: ClassVar[Literal["network", "head", "votes"]] = "head"
 
-    def released(self, weights: Scores, scale: float, generator: np.random.Generator) -> Scores:
-        """Return the weights that answers are computed from: as they are, unless a policy adds its noise to them."""
+    def released(self, weights: Scores, draws: Draws) -> Scores:
+        """Return the weights that answers are computed from: as they are, unless a policy adds its noise to them.
+
+        Args:
+            weights: (classes, d).
+            draws: noise for one release.
+        """
         return weights
 
 
-class VectorPolicy(HeadPolicy):
+class VectorPolicy(DrawnPolicy, HeadPolicy):
     """A policy of the convex head whose noise is a vector: normal, or of density falling with its length."""
 
     distribution: Distribution = DISTRIBUTION
+
+    @model_validator(mode="after")
+    def _is_drawn(self) -> Self:
+        if self.distribution == "laplace" and not self.repeats_noise:
+            raise ValueError(
+                f"method = {self.name!r} with distribution = 'laplace' takes noise whose density falls with a vector's "
+                "length, which OpenDP does not draw; use randomness = 'seeded'"
+            )
+        return self
 
     @property
     @override
@@ -297,39 +309,16 @@ def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> Answer
 
 
 def rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:
-    """Every proven policy that answers from the same model, with as much noise as an epsilon takes.
+    """Every proven policy that answers from the same model, with as much noise as an epsilon takes; all of it seeded.
 
     Args:
         policy: whose other keys they have.
         epsilon: of all answers together, at ``delta``.
         delta: 0: noise with a pure epsilon, since normal noise proves nothing then.
     """
-    known: dict[str, Any] = {**policy.model_dump(), "target_epsilon": epsilon, "noise": None}
+    known: dict[str, Any] = {**policy.model_dump(), "target_epsilon": epsilon, "noise": None, "randomness": "seeded"}
     if delta == 0:
         known["distribution"] = "laplace"
     for kind in POLICIES.values():
         if issubclass(kind, NoisyPolicy) and kind.source == policy.source:
             yield kind.model_validate({key: value for key, value in known.items() if key in kind.model_fields})
-
-
-def one_a_row(shares: Scores, generators: Sequence[np.random.Generator]) -> NDArray[np.int64]:
-    """Draw a class for each row of probabilities (n, classes), each from a generator of its own; returns (n,)."""
-    uniform = np.array([generator.random() for generator in generators])
-    bounds = shares.cumsum(axis=1)
-    drawn: NDArray[np.int64] = (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
-    return drawn
-
-
-def on_grid(noisy: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-    """Round what has noise on it to multiples of a power of two, about a millionth of the noise's scale.
-
-    Noise in floating point is no normal or Laplace noise to its last bits, and these tell which number it was added to
-    (Mironov 2012). Rounding afterwards is post-processing: no figure changes, and those bits are gone.
-
-    Args:
-        noisy: of any shape.
-        scale: of the noise, above 0.
-    """
-    step = 2.0 ** (math.floor(math.log2(scale)) - _GRID)
-    rounded: NDArray[np.float64] = np.round(noisy / step) * step
-    return rounded

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.registry import POLICIES
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, Scores, one_a_row, softmax
+from fedpriv.service.policies import DrawnPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ __all__ = ["DrawnLabel"]
 
 
 @POLICIES.register
-class DrawnLabel(HeadPolicy):
+class DrawnLabel(DrawnPolicy, HeadPolicy):
     """Class v with probability proportional to exp(z_v / temperature).
 
     With d the change of the logits, |d| <= Delta R, the log ratio of two probabilities ranges over at most
@@ -44,4 +44,4 @@ class DrawnLabel(HeadPolicy):
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
-        return Answers(one_a_row(softmax(scores / draws.scale), draws.generators))
+        return Answers(draws.named(scores))

@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedpriv.registry import POLICIES
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, Scores, on_grid, one_a_row, softmax
+from fedpriv.service.policies import DrawnPolicy, Draws, Facts, HeadPolicy, Scores, on_grid
 from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["LabelConfidence"]
 
 
 @POLICIES.register
-class LabelConfidence(HeadPolicy):
+class LabelConfidence(DrawnPolicy, HeadPolicy):
     """The confidence is the logistic of the class's log-odds with Laplace noise; of the others nothing is shown."""
 
     name: ClassVar[str] = "label-confidence"
@@ -41,12 +41,11 @@ class LabelConfidence(HeadPolicy):
     def answer(self, scores: Scores, draws: Draws) -> Answers:
         from scipy import special
 
-        labels = one_a_row(softmax(scores / draws.scale), draws.generators)
+        labels = draws.named(scores)
         rows = np.arange(len(labels))
         others = scores.copy()
         others[rows, labels] = -np.inf
         odds = scores[rows, labels] - special.logsumexp(others, axis=1)
-        noise = np.array([generator.laplace(scale=draws.scale) for generator in draws.generators])
         shown = np.full(scores.shape, np.nan)
-        shown[rows, labels] = special.expit(on_grid(odds + noise, draws.scale))
+        shown[rows, labels] = special.expit(on_grid(draws.laplace(odds), draws.scale))
         return Answers(labels, shown)

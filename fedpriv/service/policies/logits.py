@@ -3,10 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
-from fedpriv.convex import spread_noise
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
     Draws,
@@ -59,6 +57,5 @@ class NoisyLogits(VectorPolicy):
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
-        noise = [spread_noise(self.distribution, draws.scale, scores.shape[1:], each) for each in draws.generators]
-        noisy = on_grid(scores + np.stack(noise), draws.scale)
+        noisy = on_grid(draws.spread(self.distribution, scores), draws.scale)
         return Answers(noisy.argmax(axis=1), softmax(noisy))

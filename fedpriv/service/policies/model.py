@@ -2,10 +2,8 @@
 
 from typing import ClassVar
 
-import numpy as np
 from typing_extensions import override
 
-from fedpriv.convex import spread_noise
 from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
     Draws,
@@ -40,8 +38,8 @@ class NoisyModel(VectorPolicy):
         return "noise on the weights of a strongly convex model (Chaudhuri et al. 2011), answers are post-processing"
 
     @override
-    def released(self, weights: Scores, scale: float, generator: np.random.Generator) -> Scores:
-        return on_grid(weights + spread_noise(self.distribution, scale, weights.shape, generator), scale)
+    def released(self, weights: Scores, draws: Draws) -> Scores:
+        return on_grid(draws.spread(self.distribution, weights[None])[0], draws.scale)
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:

@@ -3,7 +3,6 @@
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -11,13 +10,11 @@ from fedpriv.registry import POLICIES
 from fedpriv.service.policies import (
     DISTRIBUTION,
     Distribution,
+    DrawnPolicy,
     Draws,
     Facts,
     HeadKeys,
-    NoisyPolicy,
     Scores,
-    one_a_row,
-    softmax,
 )
 from fedpriv.service.questions import Answers
 from fedpriv.settings import Count, Integer
@@ -29,7 +26,7 @@ __all__ = ["NoisyVotes"]
 
 
 @POLICIES.register
-class NoisyVotes(HeadKeys, NoisyPolicy):
+class NoisyVotes(HeadKeys, DrawnPolicy):
     """Each model names a class; one example, or one client, is in one model's data and so moves one vote.
 
     Normal noise on all counts has sensitivity sqrt(2). Of the exponential mechanism on counts the log ratio of two
@@ -69,9 +66,5 @@ class NoisyVotes(HeadKeys, NoisyPolicy):
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
         if self.law == "range":
-            return Answers(one_a_row(softmax(scores / draws.scale), draws.generators))
-        from fedpriv.votes import NoisyMax
-
-        noisy = NoisyMax(draws.scale)
-        decided = [noisy.decide(row, each) for row, each in zip(scores, draws.generators, strict=True)]
-        return Answers(np.array(decided, dtype=np.int64))
+            return Answers(draws.named(scores))
+        return Answers(draws.spread("gaussian", scores).argmax(axis=1))

@@ -1,0 +1,154 @@
+"""Linear layers of a transformer as probes: what goes into each of them, and which tokens that depends on.
+
+The gradient of a Linear layer's weight is the sum of the outer products of its outputs' errors and its inputs, over
+all positions of all sequences. Its rows are in the span of the inputs. Layers that get the very same input, as those
+of queries, keys and values do, are one probe: their gradients are laid one below the other.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.names import END
+
+__all__ = ["Probe", "find_probes", "inputs_of"]
+
+Reach = Literal["token", "prefix", "sequence"]
+
+_CHANGED = 1e-5  # relative difference from which an input depends on a token
+_TOKENS = 1 << 16  # that go through the network at once
+_SEED = 20240513  # of the random tokens on which dependence is tried; it decides nothing
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Linear layers with one input.
+
+    Attributes:
+        layer: the name of the first of them, in the order in which they are called.
+        weights: the names of their weights, as far as these are trained.
+        width: n, of an input.
+        rows: of all their gradients.
+        reach: what an input depends on: token (and its position), prefix (the token and those before it) or sequence.
+    """
+
+    layer: str
+    weights: tuple[str, ...]
+    width: int
+    rows: int
+    reach: Reach
+
+
+class _EnoughError(Exception):
+    """The layers that were asked about have been called: what follows them need not be computed."""
+
+
+def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabulary: int) -> list[Probe]:
+    """Return the probes of a network in the order in which it calls them, first those that see single tokens.
+
+    Args:
+        network: takes tokens int64 (B, T).
+        names: of the trained parameters.
+        length: T, at least 2.
+        vocabulary: tokens that there are.
+    """
+    layers = _linear_layers(network, names)
+    stream = torch.Generator().manual_seed(_SEED)
+    tokens = torch.randint(min(END + 1, vocabulary - 1), vocabulary, (1, length), generator=stream)
+    place = length // 2
+    other = tokens.clone()
+    other[0, place] = END + 1 + (int(tokens[0, place]) - END) % max(vocabulary - END - 1, 1)
+    device = next(network.parameters()).device
+    heard, changed = (_record(network, layers, each.to(device)) for each in (tokens, other))
+    groups: list[tuple[Tensor, list[str]]] = []
+    for layer, given in heard.items():
+        if given.shape[:2] != (1, length) or given.ndim != 3:
+            continue
+        same = next((members for seen, members in groups if seen is given), None)
+        if same is None:
+            groups.append((given, [layer]))
+        else:
+            same.append(layer)
+    sizes = {name: len(value) for name, value in network.named_parameters()}
+    probes = []
+    for given, members in groups:
+        weights = tuple(name for layer in members for name in layers[layer])
+        rows = sum(sizes[name] for name in weights)
+        reach = _reach(given[0], changed[members[0]][0], place)
+        probes.append(Probe(members[0], weights, given.shape[2], rows, reach))
+    return sorted(probes, key=lambda probe: probe.reach != "token")
+
+
+def inputs_of(network: nn.Module, probes: Sequence[Probe], tokens: Tensor) -> dict[str, Tensor]:
+    """Return what goes into each probe, (B, T, n), by its layer, of tokens (B, T) on any device."""
+    device = next(network.parameters()).device
+    parts: dict[str, list[Tensor]] = {probe.layer: [] for probe in probes}
+    for chunk in tokens.split(max(1, _TOKENS // tokens.shape[1])):
+        heard = _record(network, parts, chunk.to(device), stop=True)
+        for layer, found in parts.items():
+            found.append(heard[layer])
+    return {layer: torch.cat(found) for layer, found in parts.items()}
+
+
+def _linear_layers(network: nn.Module, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Linear layers with a trained weight of their own, which no embedding shares."""
+    holders: dict[int, int] = {}
+    for layer in network.modules():
+        for value in layer._parameters.values():
+            holders[id(value)] = holders.get(id(value), 0) + 1
+    known = {id(value): name for name, value in network.named_parameters() if name in names}
+    return {
+        name: (known[id(layer.weight)],)
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and id(layer.weight) in known and holders[id(layer.weight)] == 1
+    }
+
+
+def _reach(given: Tensor, changed: Tensor, place: int) -> Reach:
+    differs = (given - changed).norm(dim=1) > _CHANGED * given.norm(dim=1)
+    if bool(differs[:place].any()):
+        return "sequence"
+    return "prefix" if bool(differs[place + 1 :].any()) else "token"
+
+
+@torch.no_grad()
+def _record(
+    network: nn.Module,
+    layers: Collection[str],
+    tokens: Tensor,
+    *,
+    stop: bool = False,
+) -> dict[str, Tensor]:
+    """What goes into layers, by name, in the order in which they are called."""
+    heard: dict[str, Tensor] = {}
+    with _listening(network, layers, heard, stop=stop), suppress(_EnoughError):
+        network(tokens)
+    return heard
+
+
+@contextmanager
+def _listening(
+    network: nn.Module,
+    layers: Collection[str],
+    heard: dict[str, Tensor],
+    *,
+    stop: bool,
+) -> Iterator[None]:
+    def hook(name: str) -> "torch.utils.hooks.RemovableHandle":
+        def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            heard[name] = given[0]
+            if stop and len(heard) == len(layers):
+                raise _EnoughError
+
+        return network.get_submodule(name).register_forward_pre_hook(note)
+
+    handles = [hook(name) for name in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

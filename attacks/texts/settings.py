@@ -1,0 +1,43 @@
+"""What the settings of every attack on texts have in common."""
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from fedpriv.attacks.settings import AttackSettings
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.scene import Progress
+    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.settings import Runs
+    from fedpriv.attacks.texts.scene import Reading, TextScene
+
+__all__ = ["TextAttackSettings"]
+
+
+class TextAttackSettings(AttackSettings):
+    """The section ``[adversary.NAME]`` of an attack on texts."""
+
+    is_text: ClassVar[bool] = True
+
+    @abstractmethod
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+        """Read the sentences behind one upload.
+
+        Args:
+            scene: the network, and what is public of the texts.
+            victim: the upload in gradient space, the parameters that it was computed from, and how it came about.
+            seed: of random starts; draw them by ``scene.stream(seed, name, victim, restart)``.
+            progress: told (steps done, all steps, loss); ``None``: nobody listens.
+
+        Raises:
+            AttackRefused: this upload cannot be read this way; with the reason in one line.
+        """
+
+    @classmethod
+    @override
+    def methods(cls) -> "tuple[Recipe | Runs, ...]":
+        """None: it is not made of the parts of attacks on images."""
+        return ()

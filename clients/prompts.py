@@ -1,0 +1,91 @@
+"""A client that votes with prompts of its own examples, of which the server gets the sum of noisy counts under masks.
+
+PATE's messages and secure aggregation, with prompts of a language model for teachers. What decides how much noise there
+is comes with the app and not from the server, and a client votes once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from flwr.app import Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from fedpriv.clients.knowledge import masked_counts
+from fedpriv.clients.memory import secret_for
+from fedpriv.clients.raising import discreet
+from fedpriv.clients.secure import give_shares, masked, offer_keys, share_secrets
+from fedpriv.clients.training import answer_secret
+from fedpriv.errors import RefusedError
+from fedpriv.masking import least_survivors
+from fedpriv.randomness import Secret
+
+__all__ = ["Prompter", "prompter_app"]
+
+_ROUND = 1
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """What the clients of a simulation know.
+
+    Attributes:
+        votes: (client, questions) -> what each of its prompts votes for, (t, Q) whole numbers from 0.
+        examples: how many each client has.
+        labels: how many there are.
+        sigma: deviation of the noise on each count of the sum, in votes.
+        secret: what the shares of the noise are drawn from.
+    """
+
+    votes: Callable[[int, Sequence[str]], Tensor]
+    examples: Sequence[int]
+    labels: int
+    sigma: float
+    secret: Secret
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.examples)
+
+
+def prompter_app(prompter: Prompter) -> ClientApp:
+    """Return the app of clients that vote under masks, and do nothing else."""
+    app = ClientApp()
+
+    @app.train("masked_votes")
+    def vote(message: Message, context: Context) -> Message:
+        """Vote on the questions in the message, and reply with noisy counts of which the server can read the sum only.
+
+        Raises:
+            RuntimeError: whatever goes wrong, in words that say nothing of the data.
+        """
+        client = int(context.node_config["partition-id"])
+        with discreet(client):
+            questions = _questions(message)
+            asked = sha256("\0".join(questions).encode()).digest()
+            own = answer_secret(secret_for(context, _ROUND, asked, prompter.secret), client, _ROUND, asked)
+            votes, clients = prompter.votes(client, questions), prompter.clients
+            words = masked_counts(votes, prompter.labels, prompter.sigma, clients, own.stream("votes"))
+            reply = masked(message, context, words, least_survivors(clients))
+        reply["client"] = MetricRecord({"partition": client, "examples": prompter.examples[client]})
+        return Message(reply, reply_to=message)
+
+    app.query("keys")(offer_keys)
+    app.query("shares")(share_secrets)
+    app.query("unmask")(give_shares)
+    return app
+
+
+def _questions(message: Message) -> list[str]:
+    """What is asked in the one round that there is.
+
+    Raises:
+        RefusedError: it is about another round, or no questions are asked.
+    """
+    task = message.content.config_records["task"]
+    questions = task["questions"]
+    if task["round"] != _ROUND or not isinstance(questions, list) or not questions:
+        raise RefusedError("prompts vote once, in round 1, on a list of questions")
+    return [str(question) for question in questions]

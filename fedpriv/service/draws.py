@@ -1,0 +1,171 @@
+"""The noise of answers: a function of a secret, or from OpenDP's samplers, which are exact and which nothing repeats.
+
+Read whenever an experiment is: OpenDP is imported where it is used.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from fedpriv.convex import softmax, spread_noise
+from fedpriv.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.convexified import ClaimedSensitivity
+
+__all__ = ["EXAMPLE", "Draws", "ExactDraws", "Facts", "Scores", "on_grid", "one_a_row", "opendp"]
+
+_GRID = 20  # bits of the noise's scale that an answer shows
+
+Array = NDArray[np.float64]
+
+Scores = NDArray[np.float64]
+"""(n, classes): logits, or counts of votes."""
+
+EXAMPLE = "replace-one: one example of any client is another one; the number of examples is public"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Public sizes that a guarantee rests on.
+
+    Attributes:
+        classes: C.
+        sensitivity: Delta of the convex head's weights; 0 without one.
+        norm: R, the length of its features.
+        features: d, how many.
+        models: that vote; 0 without votes.
+        adjacency: which two data sets must look alike, in words.
+        claimed: what Lu et al. claim of the run's network; ``None``: their formulas are not for it.
+    """
+
+    classes: int
+    sensitivity: float = 0.0
+    norm: float = 0.0
+    features: int = 0
+    models: int = 0
+    adjacency: str = EXAMPLE
+    claimed: "ClaimedSensitivity | None" = None
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What noise some answers take.
+
+    Attributes:
+        scale: of the noise; what it is the scale of is the policy's business.
+        generators: one an image.
+        facts: public sizes, for a policy whose noise depends on them.
+    """
+
+    scale: float = 0.0
+    generators: Sequence[np.random.Generator] = ()
+    facts: Facts | None = None
+
+    def spread(self, distribution: str, values: Array) -> Array:
+        """Return arrays (n, ...) with noise on each.
+
+        Args:
+            distribution: gaussian: normal, of deviation ``scale`` on each number; laplace: of density proportional to
+                exp(-length / scale).
+            values: without it.
+        """
+        shape = values.shape[1:]
+        return values + np.stack([spread_noise(distribution, self.scale, shape, each) for each in self.generators])
+
+    def laplace(self, values: Array) -> Array:
+        """Return numbers (n,) with Laplace noise on each."""
+        noise = np.array([generator.laplace(scale=self.scale) for generator in self.generators])
+        noisy: Array = values + noise
+        return noisy
+
+    def named(self, scores: Scores) -> NDArray[np.int64]:
+        """Return a class for each row (n, classes): v with probability proportional to exp(score_v / scale)."""
+        return one_a_row(softmax(scores / self.scale), self.generators)
+
+
+@dataclass(frozen=True)
+class ExactDraws(Draws):
+    """Noise by OpenDP's samplers, from the operating system's randomness; there are no generators.
+
+    Normal and Laplace noise are discrete, on the multiples of 2^-1074, which all float64 are; what was added up exactly
+    is rounded to float64 once (OpenDP's proofs of make_gaussian and make_laplace). A class is that of the largest score
+    with Gumbel noise, compared in as many digits as it takes, which is the exponential mechanism.
+    """
+
+    @override
+    def spread(self, distribution: str, values: Array) -> Array:
+        """Return arrays with normal noise; see :meth:`Draws.spread`.
+
+        Raises:
+            ValueError: other noise is wanted, which OpenDP does not have.
+        """
+        if distribution != "gaussian":
+            raise ValueError("OpenDP draws no noise whose density falls with a vector's length")
+        dp = opendp()
+        noisy = self._measured(dp.m.make_gaussian, dp.l2_distance(T=float))
+        return np.array([noisy(row.ravel().tolist()) for row in values]).reshape(values.shape)
+
+    @override
+    def laplace(self, values: Array) -> Array:
+        dp = opendp()
+        return np.array(self._measured(dp.m.make_laplace, dp.l1_distance(T=float))(values.tolist()))
+
+    @override
+    def named(self, scores: Scores) -> NDArray[np.int64]:
+        dp = opendp()
+        largest = self._measured(dp.m.make_noisy_max, dp.linf_distance(T=float), dp.zero_concentrated_divergence())
+        return np.array([largest(row) for row in scores.tolist()], dtype=np.int64)
+
+    def _measured(self, make: Callable[..., Any], *space: Any) -> Callable[[list[float]], Any]:
+        dp = opendp()
+        measurement: Callable[[list[float]], Any] = make(
+            dp.vector_domain(dp.atom_domain(T=float, nan=False)), *space, scale=self.scale
+        )
+        return measurement
+
+
+@cache
+def opendp() -> Any:
+    """Return OpenDP, with what it calls contributed: proofs of its noise that were not all vetted yet.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import opendp.prelude as dp
+    except ImportError as error:
+        raise InputError(
+            f"service.randomness = 'opendp' needs OpenDP ({one_line(error)}); pip install 'fedpriv[opendp]'"
+        ) from None
+    dp.enable_features("contrib")
+    return dp
+
+
+def one_a_row(shares: Scores, generators: Sequence[np.random.Generator]) -> NDArray[np.int64]:
+    """Draw a class for each row of probabilities (n, classes), each from a generator of its own; returns (n,)."""
+    uniform = np.array([generator.random() for generator in generators])
+    bounds = shares.cumsum(axis=1)
+    drawn: NDArray[np.int64] = (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
+    return drawn
+
+
+def on_grid(noisy: Array, scale: float) -> Array:
+    """Round what has noise on it to multiples of a power of two, about a millionth of the noise's scale.
+
+    Noise in floating point is no normal or Laplace noise to its last bits, and these tell which number it was added to
+    (Mironov 2012). Rounding afterwards is post-processing: no figure changes, and those bits are gone.
+
+    Args:
+        noisy: of any shape.
+        scale: of the noise, above 0.
+    """
+    step = 2.0 ** (math.floor(math.log2(scale)) - _GRID)
+    rounded: Array = np.round(noisy / step) * step
+    return rounded

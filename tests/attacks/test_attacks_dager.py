@@ -1,0 +1,191 @@
+"""DAGER against true sentences: decoders, encoders, a Llama, adapters, batches; and what it refuses, by name."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedpriv.attacks.methods.dager import DagerSettings
+from fedpriv.attacks.texts.dager.probes import find_probes, inputs_of
+from fedpriv.attacks.texts.dager.spans import Span, Unusable, span_of
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.models.gpt import GptSettings
+from fedpriv.models.machinery.encoder import Encoder
+from fedpriv.models.machinery.gpt import Gpt
+from fedpriv.models.machinery.llama import Llama, _Sizes
+from fedpriv.models.machinery.lora import with_adapters
+from tests.attacks.text_uploads import LENGTH, VOCABULARY, attacked, following, gradient, read_off, sentences, true
+
+WIDTH = 64
+
+
+def network(kind: str, classes: int | None = 2, width: int = WIDTH, depth: int = 2) -> nn.Module:
+    torch.manual_seed(1)
+    if kind == "gpt":
+        return Gpt(VOCABULARY, LENGTH, width, depth, 4, classes)
+    if kind == "encoder":
+        return Encoder(VOCABULARY, LENGTH, width, depth, 4, 2)
+    model = Llama(_Sizes(width, 2 * width, depth, 4, 2, VOCABULARY, LENGTH))
+    if classes is not None:
+        model.classify(classes)
+    return model
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("kind", ["gpt", "encoder", "llama"])
+def test_labelled_sentences_are_read_whole(kind: str, batch: int) -> None:
+    model, tokens, labels = network(kind), sentences(batch), torch.arange(batch) % 2
+    campaign = attacked("dager", model, gradient(model, tokens, labels), batch)
+    assert read_off(campaign) == true(tokens, labels)
+    assert "unexplained" in campaign.found[0].note and "missing" not in campaign.found[0].note
+    assert campaign.found[0].loss is not None and campaign.found[0].loss < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_next_tokens_are_read_whole(kind: str) -> None:
+    model, tokens = network(kind, None), sentences(4)
+    tokens[0, -2:] = 0  # so that all sentences end, and the last target is known
+    inputs, targets = following(tokens)
+    campaign = attacked("dager", model, gradient(model, inputs, targets), 4, "next")
+    assert read_off(campaign) == true(tokens)
+    assert (campaign.found[0].loss or 1.0) < 1e-3
+
+
+def test_one_block_that_predicts_the_next_token() -> None:
+    model, (inputs, targets) = network("gpt", None, depth=1), following(sentences(3))
+    assert read_off(attacked("dager", model, gradient(model, inputs, targets), 3, "next")) == true(sentences(3))
+
+
+def test_repeated_sentences_and_beginnings_of_others_are_counted() -> None:
+    tokens = sentences(4)
+    tokens[1], tokens[2] = tokens[0], tokens[0]
+    tokens[2, 5:] = 0
+    labels = torch.tensor([0, 0, 1, 1])
+    model = network("gpt")
+    assert read_off(attacked("dager", model, gradient(model, tokens, labels), 4)) == true(tokens, labels)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_adapters_whose_rank_is_above_the_positions(started: bool) -> None:
+    settings, tokens, labels = GptSettings(lora_rank=24), sentences(2), torch.tensor([0, 1])
+    model = with_adapters(network("gpt", depth=3), settings, ("query", "value"), "output")
+    if started:  # B is zero at first, and then A's gradient is
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(value, std=0.05)
+    assert read_off(attacked("dager", model, gradient(model, tokens, labels), 2)) == true(tokens, labels)
+
+
+def test_two_steps_on_the_same_sentences() -> None:
+    model, tokens, labels = network("gpt"), sentences(2), torch.tensor([0, 1])
+    rate, total = 1e-3, {}
+    trained = dict(model.named_parameters())
+    start = {name: value.detach().clone() for name, value in trained.items()}
+    for _ in range(2):
+        step = gradient(model, tokens, labels)
+        with torch.no_grad():
+            for name, value in step.items():
+                trained[name] -= rate * value
+    total = {name: trained[name].detach() - start[name] for name in start}
+    with torch.no_grad():
+        for name, value in start.items():
+            trained[name].copy_(value)
+    change: dict[str, Any] = {"algorithm": "fedavg", "local_steps": 2, "learning_rate": rate, "client_examples": 2}
+    assert [one for one, _ in read_off(attacked("dager", model, total, 2, **change))] == [
+        one for one, _ in true(tokens)
+    ]
+
+
+def mean_of(model: nn.Module, batch: int) -> dict[str, torch.Tensor]:
+    return gradient(model, sentences(batch), torch.arange(batch) % 2)
+
+
+def test_more_positions_than_dimensions_are_refused_by_rank() -> None:
+    model = network("gpt", width=32)
+    (reason,) = attacked("dager", model, mean_of(model, 16), 16).failures.values()
+    assert reason.startswith("rank: the gradient of blocks.0.attention.query fills all its 31 dimensions")
+
+
+def test_adapters_of_a_low_rank_are_refused_by_rank() -> None:
+    model = with_adapters(network("gpt"), GptSettings(lora_rank=4), ("query", "value"), "output")
+    (reason,) = attacked("dager", model, mean_of(model, 2), 2).failures.values()
+    assert reason.startswith("rank: the gradient of ") and "fills all its 4" in reason
+
+
+def test_noise_is_refused_by_its_edge() -> None:
+    model = network("gpt")
+    noise = mechanism_settings({"name": "gaussian", "sigma": 1.0}).model_dump(mode="json", exclude_none=True)
+    stream = torch.Generator().manual_seed(0)
+    noisy = {name: value + torch.randn(value.shape, generator=stream) for name, value in mean_of(model, 1).items()}
+    (reason,) = attacked("dager", model, noisy, 1, mechanism=noise).failures.values()
+    assert reason.startswith("noise edge: no singular value of the gradient of blocks.0.attention.query is above")
+    # An adversary who does not know of the noise sees a full rank.
+    (reason,) = attacked("dager", model, noisy, 1).failures.values()
+    assert reason.startswith("rank:") and "noise that is not public" in reason
+
+
+def test_little_noise_is_seen_through() -> None:
+    """The deviation is far below what the sentence leaves: it is read, and the note has the noise's edge."""
+    model, tokens = network("gpt"), sentences(1)
+    sigma = 1e-4
+    settings = {"name": "gaussian", "sigma": sigma, "clip_norm": 1e3}
+    noise = mechanism_settings(settings | {"sigma": sigma / 1e3}).model_dump(mode="json", exclude_none=True)
+    stream = torch.Generator().manual_seed(0)
+    noisy = {
+        name: value + sigma * torch.randn(value.shape, generator=stream) for name, value in mean_of(model, 1).items()
+    }
+    campaign = attacked("dager", model, noisy, 1, mechanism=noise)
+    assert [one for one, _ in read_off(campaign)] == [one for one, _ in true(tokens)]
+    assert "noise edge" in campaign.found[0].note
+
+
+def test_a_network_without_such_layers_is_refused() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.last(self.table(tokens).mean(dim=1))
+            return logits
+
+    torch.manual_seed(0)
+    model = Bag()
+    (reason,) = attacked("dager", model, mean_of(model, 2), 2).failures.values()
+    assert reason.startswith("no trained Linear layer of the network gets single tokens")
+
+
+def test_too_many_tokens_are_refused() -> None:
+    model = network("gpt")
+    (reason,) = attacked("dager", model, mean_of(model, 4), 4, most_tokens=1).failures.values()
+    assert "adversary.dager.most_tokens = 1 at most" in reason
+
+
+@pytest.mark.parametrize(("kind", "deeper"), [("gpt", "prefix"), ("encoder", "sequence"), ("llama", "prefix")])
+def test_probes_know_what_they_see(kind: str, deeper: str) -> None:
+    model = network(kind)
+    probes = find_probes(model, [name for name, _ in model.named_parameters()], LENGTH, VOCABULARY)
+    assert len(probes[0].weights) == 3 and probes[0].reach == "token"
+    assert {probe.reach for probe in probes[1:]} == {deeper}
+
+
+def test_a_row_space_holds_its_inputs_and_no_others() -> None:
+    """Of 4,000 other directions none is held: FALSE_TOKENS = 1e-2 bounds the chance of any."""
+    model = network("gpt")
+    probe = find_probes(model, [name for name, _ in model.named_parameters()], LENGTH, VOCABULARY)[0]
+    tokens = sentences(3)
+    upload = mean_of(model, 3)
+    inputs = inputs_of(model, [probe], tokens)[probe.layer][tokens != 0]
+    stacked = torch.cat([upload[name] for name in probe.weights])
+    stream = torch.Generator().manual_seed(3)
+    others = torch.randn(4000, WIDTH, generator=stream)
+    span = span_of(probe, stacked, 0.0, 0.0, others)
+    assert isinstance(span, Span)
+    assert span.spectrum.examples == len(inputs.unique(dim=0))
+    assert bool(span.holds(inputs, 4000).all()) and not bool(span.holds(others, 4000).any())
+    assert isinstance(span_of(probe, 0 * stacked, 0.0, 0.0, others), Unusable)
+
+
+def test_settings_name_the_paper() -> None:
+    assert "NeurIPS 2024" in DagerSettings.reference and DagerSettings.is_text
