@@ -8,7 +8,7 @@ random ones is an extrapolation.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,8 @@ from torch.nn import functional
 from fedpriv.data.canaries import Canaries, Numbers
 from fedpriv.names import PAD
 
-__all__ = ["MOST_ENUMERATED", "Exposure", "Network", "enumerated", "exposures", "log_perplexities", "ranked"]
+__all__ = ["MOST_ENUMERATED", "Exposure", "Network", "enumerated", "exposures", "log_perplexities"]
+__all__ += ["log_probabilities", "ranked"]
 
 Network = Callable[[Tensor], Tensor]
 """Tokens (B, T), int64, to logits (B, T, V)."""
@@ -79,7 +80,7 @@ def enumerated(network: Network, canaries: Canaries, length: int) -> Floats:
     alphabet = torch.from_numpy(canaries.alphabet)
     contexts, total = torch.from_numpy(canaries.start)[None], torch.zeros(1, dtype=torch.float64)
     for _ in range(canaries.secrets.shape[1]):
-        following = _log_probabilities(network, contexts, length)[:, -1, alphabet]
+        following = torch.cat([logs[:, -1, alphabet] for _, logs in log_probabilities(network, contexts, length)])
         total = (total[:, None] - following).flatten()
         repeated = contexts.repeat_interleave(len(alphabet), dim=0)
         contexts = torch.cat([repeated, alphabet.repeat(len(contexts))[:, None]], dim=1)
@@ -100,11 +101,29 @@ def ranked(everything: Floats, place: int) -> Exposure:
 
 def log_perplexities(network: Network, canaries: Canaries, secrets: Numbers, length: int) -> Floats:
     """Return the log-perplexities, (N,), of secrets, numbers in the alphabet (N, n)."""
-    tokens = torch.from_numpy(canaries.alphabet[secrets])
-    contexts = torch.cat([torch.from_numpy(canaries.start).expand(len(tokens), -1), tokens], dim=1)
-    found = _log_probabilities(network, contexts, length)[:, len(canaries.start) - 1 : -1]
-    chosen: Tensor = found.gather(2, tokens[:, :, None])[:, :, 0]
-    return -chosen.sum(dim=1).numpy()
+    chosen, begin = torch.from_numpy(canaries.alphabet[secrets]), len(canaries.start)
+    tokens = torch.cat([torch.from_numpy(canaries.start).expand(len(chosen), -1), chosen], dim=1)
+    parts = [
+        -logs[:, begin - 1 : -1].gather(2, part[:, begin:, None]).sum(dim=(1, 2))
+        for part, logs in log_probabilities(network, tokens, length)
+    ]
+    return torch.cat(parts).numpy()
+
+
+def log_probabilities(network: Network, tokens: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go through sequences, some at a time, with what a network says comes next.
+
+    Args:
+        network: in evaluation mode.
+        tokens: (N, m), m <= T.
+        length: T, to which they are padded.
+
+    Yields:
+        Some of them, (n, m), and the logarithms of the probabilities behind each place, (n, m, V), float64, on the CPU.
+    """
+    for part in tokens.split(_AT_ONCE):
+        logits = network(functional.pad(part, (0, length - part.shape[1]), value=PAD))
+        yield part, logits[:, : part.shape[1]].cpu().double().log_softmax(dim=2)
 
 
 def _extrapolated(
@@ -117,15 +136,6 @@ def _extrapolated(
     law = stats.skewnorm(*stats.skewnorm.fit(fitted))
     most = math.log2(canaries.space)
     own = log_perplexities(network, canaries, canaries.secrets, length)
-    bits = np.clip(np.nan_to_num(-law.logcdf(own) / math.log(2), nan=most), 0.0, most)
+    bits = np.clip(np.nan_to_num(-law.logcdf(own) / math.log(2), nan=0.0), 0.0, most)
     found = tuple(Exposure(float(nats), None, float(each)) for nats, each in zip(own, bits, strict=True))
     return found, float(stats.kstest(other, law.cdf).pvalue)
-
-
-def _log_probabilities(network: Network, contexts: Tensor, length: int) -> Tensor:
-    """Of each token at each position of contexts (N, m), which are padded to T: (N, m, V), in float64, on the CPU."""
-    parts = []
-    for part in contexts.split(_AT_ONCE):
-        logits = network(functional.pad(part, (0, length - part.shape[1]), value=PAD))
-        parts.append(logits[:, : part.shape[1]].cpu().double().log_softmax(dim=2))
-    return torch.cat(parts)

@@ -9,15 +9,16 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.attacks.memorisation.exposure import Network
-from fedpriv.data.canaries import Numbers
+from fedpriv.attacks.memorisation.exposure import Network, log_probabilities
+from fedpriv.data.canaries import Canaries, Numbers
 from fedpriv.names import END, PAD, START
 from fedpriv.records import Extraction
 
-__all__ = ["extraction", "mean_losses", "sampled", "windows"]
+__all__ = ["extraction", "mean_losses", "sampled", "windows", "written_secrets"]
 
 _AT_ONCE = 256  # sequences
 _RANKED = 10  # a tenth of the samples comes first
@@ -49,11 +50,11 @@ def sampled(network: Network, count: int, length: int, generator: torch.Generato
 def mean_losses(network: Network, tokens: Tensor) -> Tensor:
     """Return what a model takes for each text (N, T), in nats per token, (N,), in float64, on the CPU."""
     parts = []
-    for part in tokens.split(_AT_ONCE):
+    for part, logs in log_probabilities(network, tokens, tokens.shape[1]):
         following = functional.pad(part[:, 1:], (0, 1), value=PAD)
-        logs = network(part).cpu().double().log_softmax(dim=2).gather(2, following[:, :, None])[:, :, 0]
         counted = following != PAD
-        parts.append(-(logs * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1))
+        losses = -logs.gather(2, following[:, :, None])[:, :, 0] * counted
+        parts.append(losses.sum(dim=1) / counted.sum(dim=1).clamp(min=1))
     return torch.cat(parts)
 
 
@@ -66,7 +67,17 @@ def windows(texts: Iterable[Numbers], tokens: int) -> set[bytes]:
     return found
 
 
-def extraction(written: Numbers, gains: Numbers, train: Numbers, test: Numbers, tokens: int) -> tuple[Extraction, list[Numbers]]:
+def written_secrets(written: Numbers, canaries: Canaries) -> NDArray[np.bool_]:
+    """Return whether each secret, (2 N,), stands behind its prefix in one of the texts (M, T) that a model wrote."""
+    begin = np.repeat(canaries.start[None, 1:], len(canaries.secrets), axis=0)
+    wanted = np.concatenate([begin, canaries.alphabet[canaries.secrets]], axis=1).astype(np.int32)
+    found = windows(written, wanted.shape[1])
+    return np.array([row.tobytes() in found for row in wanted])
+
+
+def extraction(
+    written: Numbers, gains: Numbers, train: Numbers, test: Numbers, tokens: int
+) -> tuple[Extraction, list[Numbers]]:
     """Search what a model wrote for what stands in its training data.
 
     Args:

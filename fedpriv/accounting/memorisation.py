@@ -1,15 +1,18 @@
 """What differential privacy says about secrets in training data: ceilings of exposure, for any training and any attack.
 
-A canary's secret z is uniform among |R|, and c sequences hold it. Let mu_z be the law of the model, nu that of the
-model with anything else in their place, which does not depend on z. From (epsilon, delta) for one sequence follows for
-c of them (c epsilon, delta (e^(c epsilon) - 1) / (e^epsilon - 1)) (Vadhan 2017, Lemma 2.2); where whole clients are
-protected, all copies that one client holds count once. The event that z has rank k or less among the secrets has under
-nu on average the probability k / |R|, so that
+A canary's secret z is uniform among |R|, and c sequences of one client hold it. Let mu_z be the law of the model, nu
+that of the model with anything else in their place (replace-one), or with sequences that add nothing (zero-out), which
+does not depend on z. From (epsilon, delta) for one sequence follows for c of them
+(c epsilon, delta (e^(c epsilon) - 1) / (e^epsilon - 1)), by induction over the copies (Vadhan 2017, Lemma 2.2, before
+it is rounded up); where whole clients are protected, all copies that one client holds count once. The event that z has
+rank k or less among all secrets has under nu on average the probability k / |R|, so that
 
     P[rank <= k] <= e^epsilon k / |R| + delta,    P[exposure >= t] <= e^epsilon 2^-t + delta
 
 with exposure = log2 |R| - log2 rank (Carlini et al. 2019), and the mean exposure is at most the integral of the latter,
-cut off at 1, from 0 to log2 |R|. With epsilon = delta = 0 it is 1 / ln 2 = 1.44 bits, the mean of a uniform rank.
+cut off at 1, from 0 to log2 |R|. With epsilon = delta = 0 it is 1 / ln 2 = 1.44 bits, the mean of a uniform rank. Where
+m other secrets are drawn that are all different, z is uniform among |R| - m, whatever the others are, which is as if
+epsilon were larger by ln(|R| / (|R| - m)).
 """
 
 import math
@@ -20,7 +23,7 @@ from scipy.special import gammaln
 
 from fedpriv.errors import InputError
 
-__all__ = ["Statement", "exposure_ceiling", "guessed_exposure", "of_copies", "rank_ceiling"]
+__all__ = ["Statement", "among_others", "exposure_ceiling", "guessed_exposure", "of_copies", "rank_ceiling"]
 
 
 class Statement(NamedTuple):
@@ -43,8 +46,8 @@ def of_copies(statement: Statement, copies: int) -> Statement:
     epsilon, delta = statement
     if not (epsilon >= 0 and 0 <= delta <= 1 and copies >= 1):
         raise InputError(
-            f"epsilon = {epsilon:g}, delta = {delta:g}, {copies} copies: allowed are epsilon from 0, delta from 0 to 1, "
-            "copies from 1"
+            f"epsilon = {epsilon:g}, delta = {delta:g}, {copies} copies: allowed are epsilon from 0, delta from 0 to 1 "
+            "and copies from 1"
         )
     if not delta:
         return Statement(copies * epsilon, 0.0)
@@ -52,6 +55,17 @@ def of_copies(statement: Statement, copies: int) -> Statement:
     shrunk = math.fsum(math.exp(-number * epsilon) for number in range(copies))
     logarithm = math.log(delta) + (copies - 1) * epsilon + math.log(shrunk)
     return Statement(copies * epsilon, math.exp(min(0.0, logarithm)))
+
+
+def among_others(statement: Statement, space: int, others: int) -> Statement:
+    """Return the statement about a secret that differs from others, from which its rank among all has its ceilings.
+
+    Args:
+        statement: of all copies together.
+        space: |R|.
+        others: m, how many other secrets are drawn, from 0 to |R| - 1.
+    """
+    return statement._replace(epsilon=statement.epsilon + math.log(space / (space - others)))
 
 
 def rank_ceiling(statements: Iterable[Statement], bits: float, space: int) -> float:

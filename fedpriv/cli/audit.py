@@ -105,34 +105,33 @@ def _audit_memorisation(folder: Path, samples: int, tokens: int, quiet: bool, as
 
 
 def _exposures(found: "Memorisation") -> Table:
-    """One row for each number of copies: guess, measured, proven."""
+    """One row for each number of copies: guess, measured, proven; in 80 columns."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank"):
+    for heading in ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank", "written"):
         table.add_column(heading, justify="right")
     for group in found.groups:
         ceiling = "nothing" if group.ceiling is None else f"{group.ceiling:.2f}"
-        first = "extrapolated" if group.first is None else f"{group.first} of {group.canaries}"
-        table.add_row(
-            str(group.copies), str(group.canaries), f"{found.guess:.2f}", f"{group.exposure:.2f}", ceiling, first
-        )
+        first = "unknown" if group.first is None else f"{group.first} of {group.canaries}"
+        figures = (f"{found.guess:.2f}", f"{group.exposure:.2f}", ceiling, first, f"{group.written}")
+        table.add_row(str(group.copies), str(group.canaries), *figures)
     return table
 
 
 def _about_memorisation(found: "Memorisation") -> list[str]:
-    lines = []
+    got, lines = found.extraction, []
     if found.groups:
+        ranks = "every secret was ranked"
+        if found.fit is not None:
+            ranks = f"extrapolated by a skew-normal distribution; Kolmogorov-Smirnov p = {found.fit:.2g}"
         lines.append(
-            f"Exposure is from 0 to {found.bits:.1f} bits; {found.guess:.2f} is a guess. Secrets with 0 copies are in "
-            "nobody's data."
+            f"Exposure is log2 of the number of secrets over the rank, from 0 to {found.bits:.1f} bits ({ranks}); "
+            f"{found.guess:.2f} is a guess. Secrets with 0 copies are in nobody's data."
         )
         lines.append(f"Proven: {found.theorem}.")
-    if found.fit is not None:
-        lines.append(f"Exposures are extrapolated by a skew-normal distribution (Kolmogorov-Smirnov p = {found.fit:.2g}).")
-    got = found.extraction
     lines.append(
-        f"In {got.samples} texts it wrote {got.found} of the {got.of_train:,} sequences of {got.tokens} tokens that only "
-        f"the training data have ({got.rate:.2%}); by chance it wrote {got.control} of the {got.of_test:,} that only the "
-        f"test data have ({got.control_rate:.2%}). Measured; nothing is proven of texts."
+        f"In {got.samples} texts the model wrote {got.found} of the {got.of_train:,} sequences of {got.tokens} tokens "
+        f"that only the training data have ({got.rate:.2%}); by chance it wrote {got.control} of the {got.of_test:,} "
+        f"that only the test data have ({got.control_rate:.2%}). Measured; nothing is proven of texts."
     )
     return lines
 

@@ -1,10 +1,10 @@
-"""The section [data.canaries]: secrets that are put into a client's texts, to measure what a model remembers of them."""
+"""The section [data.canaries]: secrets in a client's texts, to measure what a model remembers of them."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.settings import Count, Integer, Section
+from fedpriv.settings import Integer, Section
 
 __all__ = ["CanaryConfig"]
 
@@ -47,7 +47,7 @@ class CanaryConfig(Section):
     @property
     def space(self) -> int:
         """How many secrets there are."""
-        return len(self.alphabet) ** self.length
+        return int(len(self.alphabet) ** self.length)
 
     def copies_of(self, canary: int) -> int:
         """Return how often a secret is put in."""

@@ -88,7 +88,7 @@ class DataConfig(Section):
             wanted = "needs data.examples_per_client" if self.overlaps else "does not read data.examples_per_client"
             raise ValueError(f"partition = {self.partition!r} {wanted}")
         if self.overlaps and self.canaries is not None:
-            raise ValueError("canaries with partition = 'overlapping': a canary is one client's, and others hold copies")
+            raise ValueError("canaries with partition = 'overlapping': others hold copies of one client's canary")
         if self.overlaps and self.label_epsilon is not None:
             raise ValueError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
         if self.overlaps and self.bounds_epsilon:

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from fedpriv.config.canaries import CanaryConfig
 from fedpriv.data.datasets import Dataset
 from fedpriv.data.sequences import NO_TARGET
+from fedpriv.data.tokenizers import Tokenizer
 from fedpriv.errors import InputError
 from fedpriv.names import END, PAD, START
 from fedpriv.randomness import numpy_stream
 
-__all__ = ["Canaries", "drawn_canaries", "with_canaries"]
+__all__ = ["Canaries", "canary_rows", "drawn_canaries", "with_canaries"]
 
 Numbers = NDArray[np.int64]
 
@@ -41,7 +42,7 @@ class Canaries:
     @property
     def space(self) -> int:
         """|R|, how many secrets there are."""
-        return len(self.alphabet) ** self.secrets.shape[1]
+        return int(len(self.alphabet) ** self.secrets.shape[1])
 
     @property
     def inserted(self) -> int:
@@ -58,23 +59,18 @@ def drawn_canaries(config: CanaryConfig, dataset: Dataset, seed: int) -> Canarie
         seed: the experiment's.
 
     Raises:
-        InputError: the data are others, a secret does not fit into a sequence, or two characters are one token.
+        InputError: the data are others, a secret does not fit into a sequence, or a character is no token.
     """
     if dataset.text is None or not dataset.is_next:
-        raise InputError("data.canaries: a secret is remembered where the next token is learnt (data.text.task = 'next')")
+        raise InputError("data.canaries: canaries are for models that learn the next token (data.text.task = 'next')")
     tokenizer, length = dataset.text.tokenizer, dataset.shape[-1]
     start = [START, *tokenizer.encode(config.prefix)]
     if len(start) + config.length > length:
         raise InputError(
-            f"data.canaries: beginning, prefix and secret have {len(start)} + {config.length} tokens; data.text.length "
-            f"= {length}"
+            f"data.canaries: beginning, prefix and secret have {len(start)} + {config.length} tokens, and a sequence "
+            f"has {length} (data.text.length)"
         )
-    alphabet = [tokenizer.encode(character)[-1] for character in config.alphabet]
-    if len(set(alphabet)) != len(alphabet):
-        raise InputError(
-            f"data.canaries.alphabet = {config.alphabet!r}: the tokenizer {tokenizer.name} has one token for several of "
-            "these characters"
-        )
+    alphabet = [_token(tokenizer, character) for character in config.alphabet]
     rng = numpy_stream(seed, "canaries")
     secrets: dict[tuple[int, ...], None] = {}
     while len(secrets) < 2 * config.count:
@@ -83,7 +79,38 @@ def drawn_canaries(config: CanaryConfig, dataset: Dataset, seed: int) -> Canarie
     return Canaries(*(np.array(each, dtype=np.int64) for each in (start, alphabet, list(secrets), copies)))
 
 
-def with_canaries(dataset: Dataset, shares: Sequence[np.ndarray], config: CanaryConfig | None, seed: int) -> Dataset:
+def _token(tokenizer: Tokenizer, character: str) -> int:
+    tokens = tokenizer.encode(character)
+    # Some tokenizers put a space before a word.
+    if not tokens or tokenizer.decode(tokens[-1:]) not in (character, f" {character}"):
+        raise InputError(f"data.canaries.alphabet: {character!r} is no token of the tokenizer {tokenizer.name}")
+    return tokens[-1]
+
+
+def canary_rows(shares: Sequence[Numbers], config: CanaryConfig, seed: int) -> Numbers:
+    """Return which training sequences are replaced, secret by secret, as often as each is put in.
+
+    Args:
+        shares: which sequences each client holds.
+        config: which canaries.
+        seed: the experiment's.
+
+    Raises:
+        InputError: there is no such client, or it holds fewer sequences than are put in.
+    """
+    if config.client >= len(shares):
+        raise InputError(f"data.canaries.client = {config.client}: there are clients 0 to {len(shares) - 1}")
+    own = shares[config.client]
+    if config.rows > len(own):
+        raise InputError(
+            f"data.canaries: {config.rows} copies in all replace training sequences of client {config.client}, which "
+            f"has {len(own)}"
+        )
+    rows: Numbers = numpy_stream(seed, "canary-rows").choice(own, config.rows, replace=False)
+    return rows
+
+
+def with_canaries(dataset: Dataset, shares: Sequence[Numbers], config: CanaryConfig | None, seed: int) -> Dataset:
     """Return the data set with the canaries in place of some of a client's sequences, which the seed draws.
 
     Args:
@@ -93,20 +120,12 @@ def with_canaries(dataset: Dataset, shares: Sequence[np.ndarray], config: Canary
         seed: the experiment's.
 
     Raises:
-        InputError: as :func:`drawn_canaries`, or there is no such client, or it holds fewer sequences than are put in.
+        InputError: as :func:`drawn_canaries` and :func:`canary_rows`.
     """
     if config is None:
         return dataset
     canaries = drawn_canaries(config, dataset, seed)
-    if config.client >= len(shares):
-        raise InputError(f"data.canaries.client = {config.client}: there are clients 0 to {len(shares) - 1}")
-    own = shares[config.client]
-    if config.rows > len(own):
-        raise InputError(
-            f"data.canaries: {config.rows} copies in all replace training sequences of client {config.client}, which "
-            f"has {len(own)}"
-        )
-    rows = numpy_stream(seed, "canary-rows").choice(own, config.rows, replace=False)
+    rows = canary_rows(shares, config, seed)
     tokens = np.repeat(_sequences(canaries, dataset.shape[-1] + 1), canaries.copies, axis=0)
     targets = np.where(tokens[:, 1:] == PAD, NO_TARGET, tokens[:, 1:])
     x, y = dataset.x_train.clone(), dataset.y_train.clone()

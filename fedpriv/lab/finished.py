@@ -27,9 +27,6 @@ def completed_summary(folder: RunFolder) -> Summary:
     return summary
 
 
-<<<<<<< HEAD
-def finished_world(folder: RunFolder, experiment: Experiment, *, reads_texts: bool = False) -> World:
-=======
 def finished_world(folder: RunFolder, experiment: Experiment) -> World:
     """Build the experiment of a run whose model is looked at, as :func:`rebuilt_world`.
 
@@ -41,22 +38,15 @@ def finished_world(folder: RunFolder, experiment: Experiment) -> World:
 
 
 def rebuilt_world(folder: RunFolder, experiment: Experiment) -> World:
->>>>>>> main
     """Build the experiment of a run that is looked at again, on the data that it was made with.
 
     Args:
         folder: the run's.
         experiment: its settings.
-        reads_texts: whether what looks at it can look at texts.
 
     Raises:
         InputError: its secret is needed and not there, its data were changed, or something does not fit.
     """
-<<<<<<< HEAD
-    if not reads_texts:
-        refuse_texts(experiment, "what looks at a finished run")
-=======
->>>>>>> main
     world = build_world(experiment, folder.world_secret(experiment))
     check_data(world, folder)
     return world

@@ -6,24 +6,32 @@ Both are attacks on the final model. The summary gets the results, too. Whoever 
 import math
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.accounting.memorisation import Statement, exposure_ceiling, guessed_exposure, of_copies, rank_ceiling
-from fedpriv.attacks.memorisation.exposure import Exposure, Network, exposures
-from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled
+from fedpriv.accounting.memorisation import (
+    Statement,
+    among_others,
+    exposure_ceiling,
+    guessed_exposure,
+    of_copies,
+    rank_ceiling,
+)
+from fedpriv.attacks.memorisation.exposure import Network, exposures
+from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
+from fedpriv.config.canaries import CanaryConfig
 from fedpriv.config.texts import refuse_texts
-from fedpriv.data.canaries import Canaries, drawn_canaries
+from fedpriv.data.canaries import Canaries, canary_rows, drawn_canaries
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import writing
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
 from fedpriv.progress import Progress
 from fedpriv.randomness import numpy_stream, torch_stream
-from fedpriv.records import CanaryGroup, CanaryResult, Extraction, Ledger, Memorisation
+from fedpriv.records import CanaryGroup, CanaryResult, Extraction, Ledger, LedgerLine, Memorisation
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World
@@ -53,20 +61,28 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
     """
     summary = completed_summary(folder)
     experiment = folder.experiment()
-    world = finished_world(folder, experiment, reads_texts=True)
+    world = rebuilt_world(folder, experiment)
     if not world.dataset.is_next:
         refuse_texts(experiment, "an audit of labels")
-    length = world.dataset.shape[-1]
+    length, config = world.dataset.shape[-1], experiment.data.canaries
     if not 1 <= tokens < length:
-        raise InputError(f"--tokens {tokens}: a sequence of this run has {length}; from 1 to {length - 1} are wanted")
+        raise InputError(f"--tokens {tokens}: a sequence of this run has {length}; allowed: 1 to {length - 1}")
     final = final_state(folder, world, final_checkpoint(folder, "audit"))
     with cpu_threads(experiment.engine.threads), torch.no_grad():
-        progress.stage("ranking canaries")
-        memorisation = _exposed(world, final, folder.ledger(), _extracted(world, final, samples, tokens))
-    with writing(shlex.join(["fedpriv", "audit", str(folder.path), "--samples", str(samples), "--tokens", str(tokens)])):
-        folder.write_memorisation(memorisation)
-        folder.write_summary(summary.model_copy(update={"memorisation": memorisation}))
-    return memorisation
+        progress.stage(f"writing {samples} texts")
+        network = _network(world, final)
+        written = sampled(network, samples, length, torch_stream(experiment.seed, "extraction"))
+        exposed = Memorisation(
+            theorem="the run has no canaries, and nothing is proven of texts",
+            extraction=_extracted(world, written, _gains(world, final, written), tokens),
+        )
+        if config is not None:
+            progress.stage("ranking canaries")
+            exposed = _with_canaries(exposed, world, _network(world, final), config, folder.ledger(), written)
+    with writing(shlex.join(["fedpriv", "audit", str(folder.path), f"--samples={samples}", f"--tokens={tokens}"])):
+        folder.write_memorisation(exposed)
+        folder.write_summary(summary.model_copy(update={"memorisation": exposed}))
+    return exposed
 
 
 def refuse_refuted(memorisation: Memorisation) -> None:
@@ -83,7 +99,7 @@ def refuse_refuted(memorisation: Memorisation) -> None:
 
 
 def _network(world: World, state: State) -> Network:
-    """The model with these numbers, in evaluation mode."""
+    """The model, which has these numbers until it gets others, in evaluation mode."""
     state.load_into(world.model)
     world.model.eval()
 
@@ -95,93 +111,113 @@ def _network(world: World, state: State) -> Network:
     return logits
 
 
-def _extracted(world: World, final: State, samples: int, tokens: int) -> Extraction:
-    seed, dataset = world.experiment.seed, world.dataset
+def _gains(world: World, final: State, written: Tensor) -> Tensor:
+    """How much likelier each text became by training, in nats per token."""
+    after = mean_losses(_network(world, final), written)
+    return mean_losses(_network(world, world.initial), written) - after
+
+
+def _extracted(world: World, written: Tensor, gains: Tensor, tokens: int) -> Extraction:
+    """What was written of the clients' texts; secrets are counted for themselves."""
+    dataset, config = world.dataset, world.experiment.data.canaries
     text = dataset.text
     if text is None:
         raise TypeError("no texts")
-    network = _network(world, final)
-    written = sampled(network, samples, dataset.shape[-1], torch_stream(seed, "extraction"))
-    losses = mean_losses(network, written)
-    gains = mean_losses(_network(world, world.initial), written) - losses
-    rows = np.concatenate([world.partitions[client] for client in range(len(world.partitions))])
-    train, test = dataset.x_train[torch.from_numpy(np.unique(rows))].flatten(1), dataset.x_test.flatten(1)
+    rows = np.unique(np.concatenate([world.partitions[client] for client in range(len(world.partitions))]))
+    if config is not None:
+        rows = np.setdiff1d(rows, canary_rows(world.partitions, config, world.experiment.seed))
+    train, test = dataset.x_train[torch.from_numpy(rows)].flatten(1), dataset.x_test.flatten(1)
     figures, found = extraction(written.numpy(), gains.numpy(), train.numpy(), test.numpy(), tokens)
     return replace(figures, texts=tuple(text.tokenizer.decode(each.tolist()) for each in found))
 
 
-def _exposed(world: World, final: State, ledger: Ledger | None, extracted: Extraction) -> Memorisation:
-    config, dataset, seed = world.experiment.data.canaries, world.dataset, world.experiment.seed
-    if config is None:
-        return Memorisation(extraction=extracted, theorem="the run has no canaries, and nothing is proven of texts")
+def _with_canaries(
+    nothing: Memorisation, world: World, network: Network, config: CanaryConfig, ledger: Ledger | None, written: Tensor
+) -> Memorisation:
+    """Fill in what is said of canaries."""
+    seed, dataset = world.experiment.seed, world.dataset
     canaries = drawn_canaries(config, dataset, seed)
-    rng = numpy_stream(seed, "canary-references")
-    found, fit = exposures(_network(world, final), canaries, dataset.shape[-1], rng)
-    unit = "" if ledger is None else ledger.unit
-    statements = _statements(ledger, config.client)
+    exposed, fit = exposures(network, canaries, dataset.shape[-1], numpy_stream(seed, "canary-references"))
+    told = written_secrets(written.numpy(), canaries).tolist()
     copies = [*canaries.copies.tolist(), *[0] * canaries.inserted]
-    groups = tuple(
-        _group(each, [one for one, number in zip(found, copies, strict=True) if number == each], canaries, statements, unit)
-        for each in sorted(set(copies))
+    results = tuple(
+        CanaryResult(number, one.log_perplexity, one.rank, one.bits, wrote)
+        for number, one, wrote in zip(copies, exposed, told, strict=True)
     )
-    chances = [
-        rank_ceiling(_together(statements, number, unit), one.bits, canaries.space)
-        for one, number in zip(found, copies, strict=True)
-        if number and statements
-    ]
-    return Memorisation(
-        bits=math.log2(canaries.space),
-        guess=guessed_exposure(canaries.space),
-        client=config.client,
-        canaries=tuple(CanaryResult(n, one.log_perplexity, one.rank, one.bits) for n, one in zip(copies, found, strict=True)),
-        groups=groups,
-        fit=fit,
-        theorem=_theorem(statements, unit),
-        # By the union bound, whatever the canaries have to do with each other.
-        refuted=fit is None and bool(chances) and len(chances) * min(chances) < _IMPOSSIBLE,
-        extraction=extracted,
+    line, unit = _line(ledger, config.client), "" if ledger is None else ledger.unit
+    proven = {number: _proven(line, unit, number) for number in sorted(set(copies))}
+    return nothing.model_copy(
+        update={
+            "bits": math.log2(canaries.space),
+            "guess": guessed_exposure(canaries.space),
+            "client": config.client,
+            "canaries": results,
+            "groups": tuple(
+                _group([one for one in results if one.copies == number], statements, canaries)
+                for number, statements in proven.items()
+            ),
+            "fit": fit,
+            "theorem": _theorem(line, unit),
+            "refuted": fit is None and _refuted(results, proven, canaries),
+        }
     )
 
 
-def _group(
-    copies: int, found: Sequence[Exposure], canaries: Canaries, statements: Sequence[Statement], unit: str
-) -> CanaryGroup:
-    together = _together(statements, copies, unit) if copies else [Statement(0.0, 0.0)]
-    ceiling = exposure_ceiling(together, canaries.space)
-    first = rank_ceiling(together, math.log2(canaries.space), canaries.space)
-    least = min(together, default=None)
+def _line(ledger: Ledger | None, client: int) -> LedgerLine | None:
+    """The line of a client; ``None`` where it says nothing of (epsilon, delta)."""
+    lines = () if ledger is None else ledger.clients
+    line = next((line for line in lines if any(client in each for each in line.ranges)), None)
+    return line if line is not None and (line.epsilon, line.pure_epsilon) != (None, None) else None
+
+
+def _proven(line: LedgerLine | None, unit: str, copies: int) -> tuple[Statement, ...]:
+    """What is proven of all copies of a secret, which one client holds; empty: nothing."""
+    if not copies:
+        return (Statement(0.0, 0.0),)  # nobody trained on it
+    if line is None:
+        return ()
+    proven = [(line.epsilon, line.delta), (line.pure_epsilon, 0.0)]
+    together = 1 if unit == "update" else copies
+    return tuple(of_copies(Statement(epsilon, delta), together) for epsilon, delta in proven if epsilon is not None)
+
+
+def _among_all(statements: Sequence[Statement], canaries: Canaries) -> list[Statement]:
+    """The same with ranks among all secrets, though all that are drawn are different."""
+    return [among_others(each, canaries.space, len(canaries.secrets) - 1) for each in statements]
+
+
+def _group(results: Sequence[CanaryResult], statements: Sequence[Statement], canaries: Canaries) -> CanaryGroup:
+    among = _among_all(statements, canaries)
+    first = rank_ceiling(among, math.log2(canaries.space), canaries.space)
+    least = min(statements, default=None)
     return CanaryGroup(
-        copies=copies,
-        canaries=len(found),
-        exposure=statistics.fmean(one.bits for one in found),
-        first=None if any(one.rank is None for one in found) else sum(one.rank == 1 for one in found),
-        ceiling=ceiling,
+        copies=results[0].copies,
+        canaries=len(results),
+        exposure=statistics.fmean(one.exposure for one in results),
+        first=None if any(one.rank is None for one in results) else sum(one.rank == 1 for one in results),
+        ceiling=exposure_ceiling(among, canaries.space),
         first_ceiling=first if first < 1 else None,
+        written=sum(one.written for one in results),
         epsilon=None if least is None else least.epsilon,
         delta=None if least is None else least.delta,
     )
 
 
-def _statements(ledger: Ledger | None, client: int) -> list[Statement]:
-    """What is proven of one unit of a client's data; empty: nothing."""
-    lines = () if ledger is None else ledger.clients
-    line = next((line for line in lines if any(client in each for each in line.ranges)), None)
+def _refuted(results: Sequence[CanaryResult], proven: Mapping[int, Sequence[Statement]], canaries: Canaries) -> bool:
+    """Whether an exposure is next to impossible: by the union bound, however canaries depend on each other."""
+    chances = [
+        rank_ceiling(_among_all(proven[one.copies], canaries), one.exposure, canaries.space)
+        for one in results
+        if one.copies
+    ]
+    return len(chances) * min(chances) < _IMPOSSIBLE
+
+
+def _theorem(line: LedgerLine | None, unit: str) -> str:
     if line is None:
-        return []
-    proven = [(line.epsilon, line.delta), (line.pure_epsilon, 0.0)]
-    return [Statement(epsilon, delta) for epsilon, delta in proven if epsilon is not None]
-
-
-def _together(statements: Sequence[Statement], copies: int, unit: str) -> list[Statement]:
-    """What is proven of all copies, which one client holds."""
-    return [of_copies(statement, 1 if unit == "update" else copies) for statement in statements]
-
-
-def _theorem(statements: Sequence[Statement], unit: str) -> str:
-    if not statements:
         return "nothing is proven of the client that holds the canaries"
-    of = "a client's whole data" if unit == "update" else "one sequence, and for copies group privacy"
+    group = "all copies are its data" if unit == "update" else "c copies are a group of c examples (Vadhan 2017)"
     return (
-        f"P[rank <= k] <= e^epsilon k / |R| + delta, with (epsilon, delta) of {of} (Vadhan 2017, Lemma 2.2); secrets "
-        "are uniform"
+        "P[rank <= k] <= e^epsilon k / |R| + delta for a secret drawn at random, by the ledger's (epsilon, delta) of "
+        f"the client that holds it ({line.adjacency}; {line.sampling}; participations: {line.participations}); {group}"
     )

@@ -16,12 +16,14 @@ class CanaryResult(Record):
         log_perplexity: of its tokens behind the prefix, in nats.
         rank: among all secrets, from 1; ``None`` where the exposure is extrapolated.
         exposure: log2 of the number of secrets over the rank, in bits.
+        written: whether it stands behind its prefix in one of the texts that the model wrote.
     """
 
     copies: int
     log_perplexity: float
     rank: int | None
     exposure: float
+    written: bool
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class CanaryGroup(Record):
         first: how many have the first rank, and so are what a search finds first; ``None``: nobody ranked them.
         ceiling: what is proven of the mean exposure of such a secret, in bits; ``None``: nothing.
         first_ceiling: what is proven of the probability of the first rank; ``None``: nothing.
+        written: how many the model wrote.
         epsilon: of all copies together; ``None``: nothing is proven.
         delta: of that statement.
     """
@@ -45,13 +48,14 @@ class CanaryGroup(Record):
     first: int | None
     ceiling: float | None
     first_ceiling: float | None
-    epsilon: float | None = None
-    delta: float | None = None
+    written: int
+    epsilon: float | None
+    delta: float | None
 
 
 @dataclass(frozen=True)
 class Extraction(Record):
-    """What the model writes that stands in its training data.
+    """What the model writes that stands in its training data, those of canaries left out.
 
     Attributes:
         samples: texts that it wrote.

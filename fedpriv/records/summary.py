@@ -50,8 +50,9 @@ class Summary(Model):
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
     guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
     is there after an audit, and ``robustness`` after certificates were made,
-    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``memorisation`` is there after an audit of a language model. ``knowledge`` is there
-    where clients vote (PATE), and ``labels`` where they change their labels.
+    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``memorisation`` is
+    there after an audit of a language model, ``knowledge`` where clients vote (PATE), and ``labels`` where they change
+    their labels.
     """
 
     name: str = ""

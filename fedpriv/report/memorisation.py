@@ -21,7 +21,7 @@ class MemorisationPart:
     Attributes:
         found: the record.
         facts: terms with their text.
-        rows: for each number of copies: copies, canaries, guess, measured, proven, first ranks, their ceiling.
+        rows: for each number of copies: copies, canaries, guess, measured, proven, first ranks, their ceiling, written.
         plot: exposures by copies; ``None`` where there are no canaries.
     """
 
@@ -46,8 +46,9 @@ def _row(group: CanaryGroup, guess: float) -> tuple[str, ...]:
         decimal(guess, 2),
         decimal(group.exposure, 2),
         _NOTHING if group.ceiling is None else f"at most {decimal(group.ceiling, 2)}",
-        "extrapolated" if group.first is None else f"{count(group.first)} of {count(group.canaries)}",
-        _NOTHING if group.first_ceiling is None else f"at most {percent(group.first_ceiling)} each",
+        "unknown" if group.first is None else f"{count(group.first)} of {count(group.canaries)}",
+        _NOTHING if group.first_ceiling is None else f"at most {percent(group.first_ceiling, 2)} each",
+        f"{count(group.written)} of {count(group.canaries)}",
     )
 
 
@@ -63,7 +64,10 @@ def _facts(extraction: Extraction) -> list[tuple[str, str]]:
             f"{count(extraction.control)} of {count(extraction.of_test)} written ({_share(extraction.control_rate)})",
         ),
         ("Texts with such a sequence", f"{count(extraction.with_found)} of {count(extraction.samples)}"),
-        ("Of those that the membership rank puts first", f"{count(extraction.ranked_found)} of {count(extraction.ranked)}"),
+        (
+            "Of those that the membership rank puts first",
+            f"{count(extraction.ranked_found)} of {count(extraction.ranked)}",
+        ),
         ("Proven", "nothing: texts are not drawn at random, as canaries are"),
     ]
 
@@ -98,8 +102,8 @@ def _plot(found: Memorisation) -> Plot:
     said = "; ".join(f"{count(group.copies)} copies: {decimal(group.exposure, 2)}" for group in groups)
     return plot(
         build,
-        f"Exposure of each canary and the mean by copies, in bits of {decimal(found.bits, 1)} at most. {said}. Dotted: a "
-        f"guess, {decimal(found.guess, 2)}. Short orange lines: what is proven of the mean.",
+        f"Exposure of each canary and the mean by copies, in bits of {decimal(found.bits, 1)} at most. {said}. Dotted: "
+        f"a guess, {decimal(found.guess, 2)}. Short orange lines: what is proven of the mean.",
     )
 
 

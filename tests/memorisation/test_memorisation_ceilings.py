@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from fedpriv.accounting.memorisation import Statement, exposure_ceiling, guessed_exposure, of_copies, rank_ceiling
+from fedpriv.accounting.memorisation import (
+    Statement,
+    among_others,
+    exposure_ceiling,
+    guessed_exposure,
+    of_copies,
+    rank_ceiling,
+)
 from fedpriv.errors import InputError
 
 
@@ -54,6 +61,19 @@ def test_of_several_statements_the_smallest_counts_and_without_any_nothing_is_pr
     assert rank_ceiling([], 3.0, 1000) == 1.0
     assert rank_ceiling([Statement(1e9, 0.0)], 3.0, 1000) == 1.0
     assert rank_ceiling(few, 10.0, 1000) == 0.0  # 2^10 is more than there are
+
+
+def test_a_secret_that_differs_from_others_is_drawn_from_fewer() -> None:
+    """The law of its rank where a model without privacy for the others ranks them last: all that is left is uniform."""
+    space, others = 12, 5
+    statement = among_others(Statement(0.0, 0.0), space, others)
+    ranks = np.arange(1, space - others + 1)
+    exposures = np.log2(space / ranks)
+    for bits in exposures:
+        assert rank_ceiling([statement], bits, space) == pytest.approx(np.mean(exposures >= bits))
+    ceiling = exposure_ceiling([statement], space)
+    assert ceiling is not None
+    assert guessed_exposure(space) < exposures.mean() <= ceiling
 
 
 def test_copies_are_a_group() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.attacks.memorisation import exposure
 from fedpriv.attacks.memorisation.exposure import Network, enumerated, exposures, log_perplexities, ranked
-from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, windows
+from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, windows, written_secrets
 from fedpriv.data.canaries import Canaries
 from fedpriv.names import END, PAD, START
 
@@ -66,6 +66,7 @@ def test_all_secrets_are_ranked_as_one_after_the_other() -> None:
 def test_a_network_that_knows_a_secret_by_heart_gives_all_of_it_away() -> None:
     text = [START, 5, 6, 4, 6, 5, END, PAD, PAD]
     known, other = exposures(by_heart(text), canaries([[0, 2, 1], [1, 1, 1]]), LENGTH, np.random.default_rng(0))[0]
+    assert written_secrets(np.array([text]), canaries([[0, 2, 1], [1, 1, 1]])).tolist() == [True, False]
     assert known.rank == 1
     assert known.bits == math.log2(27)
     assert other.bits < 2
