@@ -196,7 +196,6 @@ def test_canaries_are_of_texts_whose_next_token_is_learnt(tmp_path: Path) -> Non
         build_world(bad)
 
 
-def test_too_many_tokens_in_a_row_are_refused(tmp_path: Path) -> None:
-    folder = ran(tmp_path, experiment(tmp_path))
-    with pytest.raises(InputError, match="--tokens 16: a sequence of this run has 16"):
-        audit_memorisation(folder, 10, 16, Silent())
+def test_too_many_tokens_in_a_row_are_refused(remembering: Path) -> None:
+    with pytest.raises(InputError, match="--tokens 16: a sequence of this run has 16; allowed: 1 to 15"):
+        audit_memorisation(RunFolder.open(remembering), 10, 16, Silent())
