@@ -82,8 +82,7 @@ class Outer(Factor):
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            # In the type in which they are combined: no more is lost to rounding than roundings() says.
-            return total(products(rows[None], self._scratch)[0] for rows in self._pieces(self._long))
+            return total(products(rows[None], self._scratch)[0] for rows in self._pieces(precise=True))
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
         return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
