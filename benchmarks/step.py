@@ -156,7 +156,8 @@ def _show(rows: Sequence[dict[str, Any]], floors: Sequence[dict[str, Any]], skip
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    images = [name for name, setting in MODELS.items() if setting.sequences is None]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of images")
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--repeats", type=int, default=30, help="rounds in which every method takes a step")
