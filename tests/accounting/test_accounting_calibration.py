@@ -48,7 +48,7 @@ def test_sigma_reaches_the_target_under_poisson_sampling(target, rate, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0, 100.0])
 @pytest.mark.parametrize(("rate", "steps"), [(0.001, 10_000), (0.01, 10_000), (0.3, 1_000)])
-@pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-12])
+@pytest.mark.parametrize("delta", [1e-5, 1e-12])
 def test_sigma_over_long_poisson_runs(target, rate, steps, delta):
     check(target, delta, mechanism="gaussian", sampling="poisson", rate=rate, participations=steps)
 

@@ -177,7 +177,7 @@ def test_poisson_batches_of_directions_count_participations():
 @pytest.mark.parametrize("build", [vmf, laplace])
 @pytest.mark.parametrize("noise", [0.03, 1.0, 40.0])
 @pytest.mark.parametrize(("rate", "steps"), list(itertools.product([1e-6, 0.02, 0.5, 0.999], [1, 30, 3000])))
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
+@pytest.mark.parametrize("delta", [1e-2, 1e-12])
 def test_poisson_batches_never_cost_more_than_all_steps(build, noise, rate, steps, delta):
     found, full = (build(sampling, noise, steps, rate=rate, delta=delta) for sampling in ("poisson", "full"))
     assert guarantee(found).epsilon <= guarantee(full).epsilon

@@ -42,7 +42,7 @@ def test_recovers_digits_on_the_sigmoid_lenet(init: str) -> None:
 @pytest.mark.slow
 def test_most_restarts_succeed_on_the_sigmoid_lenet() -> None:
     model = lenet()
-    heard, truth, labels = observe_digits(model, 8, first=200)
+    heard, truth, labels = observe_digits(model, 4, first=200)
     found = run_attack(AttackJob("dlg", heard, model, DlgSettings(), 0))
     every = [float(errors([a.images], truth[k][None])) for k, result in enumerate(found) for a in result.attempts]
     assert sum(error < 1e-3 for error in every) > len(every) / 2

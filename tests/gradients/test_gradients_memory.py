@@ -56,8 +56,7 @@ def calls(operator: GradientOperator) -> dict[str, Callable[[], object]]:
 MODELS = ["lenet", "convnet", "resnet", "mlp", "sequence", "words", "recurrent"]
 
 
-@pytest.mark.parametrize("chunk_bytes", [4 * MIB, 8 * MIB])
-@pytest.mark.parametrize("operator", ["chosen", "dense"])
+@pytest.mark.parametrize(("operator", "chunk_bytes"), [("chosen", 4 * MIB), ("dense", 8 * MIB)])
 @pytest.mark.parametrize("name", MODELS)
 def test_calls_keep_to_the_bound(name: str, operator: str, chunk_bytes: int) -> None:
     """What a call takes beyond what it returns: here one example never takes more than the bound."""

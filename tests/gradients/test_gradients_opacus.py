@@ -93,15 +93,19 @@ def flat(vector: Vector) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("theirs", "dtype", "binding"),
+    ("name", "theirs", "dtype", "binding"),
     [
-        *((opacus_hooks, torch.float64, binding) for binding in ("all", "some", "none")),
-        (opacus_ghost, torch.float32, "some"),
+        # What binds is the same code for every network: the small ones show it.
+        *(
+            (name, opacus_hooks, torch.float64, binding)
+            for name in MODELS
+            for binding in (("all", "some", "none") if name in ("lenet", "mlp(128)") else ("some",))
+        ),
+        *((name, opacus_ghost, torch.float32, "some") for name in MODELS),
     ],
-    ids=["hooks-all", "hooks-some", "hooks-none", "ghost-some"],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
-@pytest.mark.parametrize("name", MODELS)
-def test_clipped_sums_are_those_of_opacus(name, binding, theirs, dtype):
+def test_clipped_sums_are_those_of_opacus(name, theirs, dtype, binding):
     """Relative 1e-5 over the whole gradient and over each tensor; clip_norm below, among and above the norms."""
     pytest.importorskip("opacus")
     x, y = batch(name, dtype)

@@ -12,7 +12,7 @@ from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.products import directional_products, normal_products
 from tests.noise import stream
 
-DRAWS = 1200
+DRAWS = 700
 RECORDS, TENSORS = 4, {"a": 7, "b": 5}
 
 

@@ -115,7 +115,7 @@ def test_a_reference_on_the_targets_data_is_the_target(
         assert not torch.allclose(found[name][0], value, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "convnet", "resnet"])
+@pytest.mark.parametrize("name", ["mlp", "lenet", "resnet"])
 def test_models_together_are_the_models_of_a_plain_loop(name: str) -> None:
     """The oracle is a loop of nothing but PyTorch."""
     settings = experiment(
