@@ -215,7 +215,7 @@ def _refuted(results: Sequence[CanaryResult], proven: Mapping[int, Sequence[Stat
 
 def _theorem(line: LedgerLine | None, unit: str) -> str:
     if line is None:
-        return "nothing is proven of the client that holds the canaries"
+        return "nothing of the client that holds the canaries"
     group = "all copies are its data" if unit == "update" else "c copies are a group of c examples (Vadhan 2017)"
     return (
         "P[rank <= k] <= e^epsilon k / |R| + delta for a secret drawn at random, by the ledger's (epsilon, delta) of "
