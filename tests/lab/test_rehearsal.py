@@ -122,8 +122,11 @@ def test_what_works_passes(name: str) -> None:
     ],
     ids=str,
 )
-def test_every_listener_and_engine_passes(changes: dict[str, dict[str, object]]) -> None:
+def test_every_listener_and_engine_passes(
+    changes: dict[str, dict[str, object]], caplog: pytest.LogCaptureFixture
+) -> None:
     rehearse(build_world(experiment(**changes)))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
