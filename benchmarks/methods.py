@@ -19,6 +19,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.federated import example_losses
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
@@ -27,27 +28,32 @@ from fedpriv.mechanisms.machinery.cosine import draw_cosines
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import ModelSettings
 from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.gpt import GptSettings
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
+from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.models.mlp import MlpSettings
 from fedpriv.randomness import Secret, numpy_stream, torch_stream
 
-__all__ = ["METHODS", "MODELS", "Setting", "Step"]
+__all__ = ["LOSS", "METHODS", "MODELS", "Setting", "Step", "network", "random_batch"]
 
 Step = Callable[[], None]
 
 CLIP_NORM, SIGMA, KAPPA = 1.0, 1.0, 50.0
 LEARNING_RATE = 1e-3
 CLASSES = 10
-LOSS = partial(functional.cross_entropy, reduction="none")
+LOSS = example_losses  # a sequence's is the mean over its tokens
+
+TEXTS = SequenceShape(length=64, vocabulary=259, tokenizer="byte", classes=259, is_next=True)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A network and the shape (C, H, W) of its images."""
+    """A network and the shape (C, H, W) of its images, or the sequences that it takes."""
 
     config: ModelSettings
     shape: tuple[int, int, int]
+    sequences: SequenceShape | None = None
 
 
 MODELS = {
@@ -55,22 +61,31 @@ MODELS = {
     "mlp(1024,1024)": Setting(MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),
     "mlp(128)": Setting(MlpSettings(hidden=(128,)), (1, 28, 28)),
     "convnet": Setting(ConvnetSettings(), (3, 32, 32)),
+    "gpt(4,256)": Setting(GptSettings(width=256), (1, 1, 64), TEXTS),
+    "gpt(4,256), lora": Setting(GptSettings(width=256, lora_rank=4), (1, 1, 64), TEXTS),
 }
 
 
-def _network(setting: Setting) -> nn.Module:
-    return build_model(setting.config, setting.shape, CLASSES, seed=0)
+def network(setting: Setting) -> nn.Module:
+    """Return the network of a setting."""
+    classes = CLASSES if setting.sequences is None else setting.sequences.classes
+    return build_model(setting.config, setting.shape, classes, seed=0, sequences=setting.sequences)
 
 
-def _batch(setting: Setting, batch: int) -> tuple[Tensor, Tensor]:
-    """Random images that look like normalised ones, and labels."""
+def random_batch(setting: Setting, batch: int) -> tuple[Tensor, Tensor]:
+    """Return random images that look like normalised ones, and labels; or tokens, and those that follow them."""
     generator = torch_stream(0, "benchmark batch", batch)
+    if setting.sequences is not None:
+        size = (batch, setting.sequences.length + 1)
+        tokens = torch.randint(3, setting.sequences.vocabulary, size, generator=generator)
+        return tokens[:, :-1], tokens[:, 1:].contiguous()
     images = torch.randn(batch, *setting.shape, generator=generator)
     return images, torch.randint(CLASSES, (batch,), generator=generator)
 
 
 def _optimizer(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    trained = [value for value in model.parameters() if value.requires_grad]
+    return torch.optim.SGD(trained, lr=LEARNING_RATE)
 
 
 def _stepping(optimizer: torch.optim.Optimizer, loss: Callable[[], Any]) -> Step:
@@ -82,9 +97,13 @@ def _stepping(optimizer: torch.optim.Optimizer, loss: Callable[[], Any]) -> Step
     return step
 
 
+def _mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
 def _releasing(setting: Setting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
     """A step along what is released of the model's gradients at a batch."""
-    model, (x, y) = _network(setting), _batch(setting, batch)
+    model, (x, y) = network(setting), random_batch(setting, batch)
     optimizer, parameters = _optimizer(model), dict(model.named_parameters())
 
     def step() -> None:
@@ -97,8 +116,8 @@ def _releasing(setting: Setting, batch: int, release: Callable[[nn.Module, Tenso
 
 
 def _sgd(setting: Setting, batch: int) -> Step:
-    model, (x, y) = _network(setting), _batch(setting, batch)
-    return _stepping(_optimizer(model), lambda: functional.cross_entropy(model(x), y))
+    model, (x, y) = network(setting), random_batch(setting, batch)
+    return _stepping(_optimizer(model), lambda: _mean_loss(model(x), y))
 
 
 def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
@@ -142,17 +161,37 @@ def _inner(left: Vector, right: Vector) -> float:
 
 
 def _opacus_hooks(setting: Setting, batch: int) -> Step:
-    model, (x, y) = GradSampleModule(_network(setting)), _batch(setting, batch)
+    model, (x, y) = GradSampleModule(network(setting)), random_batch(setting, batch)
     optimizer = DPOptimizer(_optimizer(model), **_noise_of_opacus(batch))
-    return _stepping(optimizer, lambda: functional.cross_entropy(model(x), y))
+    return _stepping(optimizer, lambda: _mean_loss(model(x), y))
 
 
 def _opacus_ghost(setting: Setting, batch: int) -> Step:
-    x, y = _batch(setting, batch)
-    model = GradSampleModuleFastGradientClipping(_network(setting), max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
+    x, y = random_batch(setting, batch)
+    accepted = _accepted_by_opacus(network(setting))
+    model = GradSampleModuleFastGradientClipping(accepted, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
     optimizer = DPOptimizerFastGradientClipping(_optimizer(model), **_noise_of_opacus(batch))
     criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
-    return _stepping(optimizer, lambda: criterion(model(x), y))
+
+    def loss() -> Any:
+        outputs = model(x)
+        shape = None if outputs.ndim == 2 else outputs.shape
+        return criterion(outputs.flatten(0, -2), y.flatten(), shape=shape)
+
+    return _stepping(optimizer, loss)
+
+
+def _accepted_by_opacus(model: nn.Module) -> nn.Module:
+    """Give layers that share a weight one each, and lay out what embeddings look up: ghost clipping refuses others."""
+    seen: set[int] = set()
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding):
+            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
+        for name, value in layer._parameters.items():
+            if value is not None and id(value) in seen:
+                setattr(layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+            seen.add(id(value))
+    return model
 
 
 def _noise_of_opacus(batch: int) -> dict[str, Any]:

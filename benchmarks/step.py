@@ -3,7 +3,8 @@
 Usage: python -m benchmarks.step [--json FILE] [--models NAME ...] [--batches B ...] [--methods NAME ...] [--threads N]
 
 For each network and batch size all methods take turns, so that whatever disturbs the machine hits all of them; reported
-is the median. Peak memory is that of a process of its own: the most that network, batch and step held at any time.
+is the median of the CPU time, which other work on the machine stretches less than wall time. Peak memory is that of a
+process of its own: the most that network, batch and step held at any time.
 The floor is what no directional noise can go below: a plain step, one normal number a parameter, and the products that
 the noise adds.
 """
@@ -20,12 +21,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch.nn import functional
 
-from benchmarks.measure import in_own_process, options, peak_mib, reset_peak, save, seconds, show
-from benchmarks.methods import METHODS, MODELS, Setting
+from benchmarks.measure import cpu_seconds, in_own_process, options, peak_mib, reset_peak, save, show
+from benchmarks.methods import LOSS, METHODS, MODELS, Setting, network, random_batch
 from fedpriv.gradients import per_example_gradients
-from fedpriv.models.machinery.build import build_model
 from fedpriv.randomness import Secret
 
 BATCHES = (64, 256)
@@ -86,35 +85,30 @@ def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int
     steps = {method: METHODS[method](setting, batch) for method in methods}
     times: dict[str, list[float]] = {method: [] for method in methods}
     for step in steps.values():
-        if seconds(step) < SLOW_SECONDS:
+        if cpu_seconds(step) < SLOW_SECONDS:
             for _ in range(WARMUP):
                 step()
     for number in range(repeats):
         for method, step in steps.items():
             slow = number > 0 and statistics.median(times[method]) > SLOW_SECONDS
             if not slow or number < SLOW_REPEATS:
-                times[method].append(seconds(step))
+                times[method].append(cpu_seconds(step))
     return {method: 1e3 * statistics.median(taken) for method, taken in times.items()}
 
 
 def floor_ms(setting: Setting, batch: int, repeats: int) -> dict[str, float]:
     """Median milliseconds of what the directional mechanism cannot do without, each alone."""
-    model = build_model(setting.config, setting.shape, 10, seed=0)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, *setting.shape, generator=generator)
-    labels = torch.randint(10, (batch,), generator=generator)
-    loss = partial(functional.cross_entropy, reduction="none")
     stream = Secret.of_seed(0).stream("benchmark")
-    compute = partial(per_example_gradients, model, loss, images, labels)
+    compute = partial(per_example_gradients, network(setting), LOSS, *random_batch(setting, batch))
     parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
     for _ in range(min(repeats, 20)):
-        parts["gradients"].append(seconds(compute))
+        parts["gradients"].append(cpu_seconds(compute))
         gradients = compute()
         noise = gradients.draw(stream)
-        parts["draw"].append(seconds(partial(gradients.draw, stream)))
-        parts["gram"].append(seconds(gradients.gram))
-        parts["dot"].append(seconds(partial(gradients.dot, noise)))
-        parts["combine"].append(seconds(partial(gradients.combine, torch.ones(batch))))
+        parts["draw"].append(cpu_seconds(partial(gradients.draw, stream)))
+        parts["gram"].append(cpu_seconds(gradients.gram))
+        parts["dot"].append(cpu_seconds(partial(gradients.dot, noise)))
+        parts["combine"].append(cpu_seconds(partial(gradients.combine, torch.ones(batch))))
     return {f"{part}_ms": 1e3 * statistics.median(taken) for part, taken in parts.items()}
 
 
@@ -142,8 +136,7 @@ def _fits(setting: Setting, batch: int, method: str) -> bool:
     """Whether B gradients of K numbers, and the copies that are made of them, fit; asked of the dense ways only."""
     if method not in ("vmf-dense", "opacus-hooks"):
         return True
-    model = build_model(setting.config, setting.shape, 10, seed=0)
-    numbers = batch * sum(value.numel() for value in model.parameters())
+    numbers = batch * sum(value.numel() for value in network(setting).parameters() if value.requires_grad)
     return 2 * 4 * numbers <= LARGEST_GIB * 2**30
 
 
@@ -163,7 +156,8 @@ def _show(rows: Sequence[dict[str, Any]], floors: Sequence[dict[str, Any]], skip
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    images = [name for name, setting in MODELS.items() if setting.sequences is None]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of images")
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--repeats", type=int, default=30, help="rounds in which every method takes a step")

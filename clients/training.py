@@ -40,14 +40,16 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         before: the global state that the server sent.
         round_number: the round, from 1.
         secret: what the noise of this answer is keyed by, and of no other; ``None``: of the world's secret and of all
-            that the answer depends on.
+            that the answer depends on. Without a mechanism it has no part in it.
 
     Returns:
         Under ``parameters`` the upload: for FedSGD a mean gradient, else after minus before, in all cases after the
         mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
     """
     plan, model = world.plans[client], world.model
-    if secret is None and plan.config.protects:
+    if not plan.config.protects:
+        secret = None  # there is no noise to key, and a network may mix the examples of a batch
+    elif secret is None:
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()

@@ -1,14 +1,17 @@
 """What the columns of a table are, how a row becomes numbers from 0 to 1, and how these are read back."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "slices", "worded"]
 
@@ -69,7 +72,7 @@ class Column:
         """A decoded cell for a person: the value's name, or the number; see :func:`decode`."""
         if not self.is_number:
             return self.values[int(code)]
-        if np.isnan(code):
+        if math.isnan(code):
             return MISSING
         return f"{code:z.0f}" if self.whole else f"{code:z.4g}"
 
@@ -92,7 +95,7 @@ def groups(columns: Sequence[Column]) -> tuple[slice, ...]:
     return tuple(where for column, where in slices(columns) if column.kind == "category")
 
 
-def decode(columns: Sequence[Column], rows: NDArray[np.floating]) -> NDArray[np.float64]:
+def decode(columns: Sequence[Column], rows: "NDArray[np.floating]") -> "NDArray[np.float64]":
     """Read cells off rows that need not be any that the table could hold, such as reconstructions.
 
     Args:
@@ -103,6 +106,8 @@ def decode(columns: Sequence[Column], rows: NDArray[np.floating]) -> NDArray[np.
         (N, columns). A category's cell is the number of its largest feature, the first of several; a flag's is 1 from
         0.5 on; a number's is the number, rounded where it is whole, and NaN where none is told.
     """
+    import numpy as np
+
     cells = np.empty((len(rows), len(columns)))
     for place, (column, where) in enumerate(slices(columns)):
         part = np.asarray(rows[:, where], dtype=np.float64)
@@ -110,7 +115,9 @@ def decode(columns: Sequence[Column], rows: NDArray[np.floating]) -> NDArray[np.
     return cells
 
 
-def _single(column: Column, part: NDArray[np.float64]) -> NDArray[np.float64]:
+def _single(column: Column, part: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    import numpy as np
+
     if column.kind == "flag":
         return (part[:, 0] >= 0.5).astype(np.float64)
     numbers = column.low + column.span * part[:, 0].clip(0, 1)
@@ -119,7 +126,7 @@ def _single(column: Column, part: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(part[:, -1] >= 0.5, np.nan, numbers) if column.optional else numbers
 
 
-def cell_texts(columns: Sequence[Column], row: NDArray[np.floating]) -> tuple[str, ...]:
+def cell_texts(columns: Sequence[Column], row: "NDArray[np.floating]") -> tuple[str, ...]:
     """One row (features,) for a person, a text a column."""
     return tuple(column.text(code) for column, code in zip(columns, decode(columns, row[None])[0], strict=True))
 

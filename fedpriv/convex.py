@@ -4,20 +4,25 @@ It minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 in fl
 that is not regularised it would not be strongly convex. What follows from the certificate is in
 :mod:`fedpriv.accounting.answers` and :mod:`fedpriv.accounting.erm`.
 
-These functions are known to settings, which are read whenever an experiment is: scipy is imported where it is used.
+These functions are known to settings, which are read whenever an experiment is: numpy and scipy are imported where they
+are used.
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from fedpriv.errors import InputError, RunFailedError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 __all__ = ["Minimum", "Objective", "minimised", "softmax", "spread_noise"]
 
-Array = NDArray[np.float64]
+Array: TypeAlias = "NDArray[np.float64]"
 
 _NEWTON = 30
 # Arithmetic in float64 is not exact: training stops at half of the tolerance that is claimed.
@@ -57,6 +62,8 @@ class Objective:
 
     def value(self, weights: Array) -> float:
         """Return F at weights (C, d)."""
+        import numpy as np
+
         logits = self.features @ weights.T
         top = logits.max(axis=1)
         losses = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top - logits[self._rows, self.labels]
@@ -80,6 +87,8 @@ class Objective:
 
     @property
     def _rows(self) -> NDArray[np.int64]:
+        import numpy as np
+
         return np.arange(len(self.labels))
 
 
@@ -98,6 +107,7 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
         InputError: an example's features are longer than R, or a number is not finite.
         RunFailedError: the tolerance is below what float64 can reach.
     """
+    import numpy as np
     from scipy import optimize
 
     longest = float(np.sqrt((objective.features**2).sum(axis=1)).max())
@@ -125,6 +135,7 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
 
 def _newton(objective: Objective, weights: Array) -> Array:
     """One Newton step, or none where it does not make the gradient shorter."""
+    import numpy as np
     from scipy.sparse.linalg import LinearOperator, cg
 
     gradient = objective.gradient(weights)
@@ -146,6 +157,8 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
     which starts below |gradient|^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short
     enough.
     """
+    import numpy as np
+
     smoothness = norm**2 / 2 + objective.regularisation
     gradient = objective.gradient(weights)
     length = float(np.linalg.norm(gradient))
@@ -165,6 +178,8 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
 
 def softmax(logits: Array) -> Array:
     """Return the probabilities of logits (n, classes), in float64 without overflow."""
+    import numpy as np
+
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: Array = shifted / shifted.sum(axis=1, keepdims=True)
     return probabilities
@@ -177,6 +192,8 @@ def spread_noise(
 
     The second has a uniform direction and a length of Gamma(dimension, scale).
     """
+    import numpy as np
+
     normal = generator.standard_normal(shape)
     if distribution == "gaussian":
         return scale * normal

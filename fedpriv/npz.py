@@ -6,6 +6,8 @@ and only then the arrays (:func:`read_arrays`), of which no more is unpacked tha
 unpickled.
 """
 
+from __future__ import annotations
+
 import io
 import lzma
 import math
@@ -15,12 +17,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any
 
 from fedpriv.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["DAMAGE", "HEADER_BYTES", "Header", "parse_header", "read_arrays", "read_headers"]
 
@@ -30,7 +33,7 @@ HEADER_BYTES = 10_012
 # What numpy, zipfile and the decompressors raise for a file that is cut off, damaged or of another kind.
 DAMAGE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_READERS = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}  # of numpy.lib.format
 # Of the ways to pack. zipfile unpacks bzip2 without a limit, and a kilobyte of that may be a gigabyte.
 _READ_WHOLE, _READ_IN_SIPS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED), (zipfile.ZIP_LZMA,)
 _SIP = 4096
@@ -79,10 +82,12 @@ def parse_header(start: bytes) -> Header:
     Raises:
         ValueError: it is none, or one of an array whose size cannot be told: of Python objects, say.
     """
+    import numpy as np
+
     stream = io.BytesIO(start)
     try:
         version = np.lib.format.read_magic(stream)
-        shape, _, dtype = _READERS[version](stream)
+        shape, _, dtype = getattr(np.lib.format, _READERS[version])(stream)
     except Exception as error:  # noqa: BLE001 (numpy parses headers as Python, and damaged ones fail in many ways)
         raise ValueError(f"no header of an array: {one_line(error)}") from None
     if dtype.hasobject:
@@ -123,6 +128,8 @@ def read_arrays(path: Path, headers: Iterable[str]) -> dict[str, NDArray[Any]]:
     Raises:
         InputError: truncated or damaged.
     """
+    import numpy as np
+
     arrays = {}
     with _reading(path, "the archive"), zipfile.ZipFile(path) as archive:
         for name, member in _members(archive, headers).items():

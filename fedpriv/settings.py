@@ -52,7 +52,9 @@ class Section(BaseModel):
     Other packages have sections of their own: what their validators raise is an error of the settings, too.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Validators are built when settings are first read: a command needs few of them, and only then other packages'
+    # mechanisms and the like are imported, because they may import these modules.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -214,8 +216,6 @@ class Choice(Generic[Chosen]):
 
 class Extensible(Section):
     """A section that has further keys from registered things, which are imported when settings are first read."""
-
-    model_config = ConfigDict(defer_build=True)
 
     @classmethod
     @abstractmethod

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
+from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import Shares, partition_indices
@@ -310,6 +311,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     dataset = load_dataset(experiment.data, experiment.seed)
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
     partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
+    dataset = with_canaries(dataset, partitions, experiment.data.canaries, experiment.seed)
     model = network_of(experiment, dataset)
     check_fitness(experiment, dataset, model)
     digest = model_digest(model, experiment.model.module)

@@ -251,7 +251,8 @@ def test_data_lists_what_is_here(here: Path) -> None:
 def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
     program = (
         "import sys; from fedpriv.cli.app import app; app(['config', 'check', 'small.toml'], standalone_mode=False)\n"
-        "heavy = 'torch', 'scipy', 'sklearn', 'flwr', 'ray', 'datasets', 'matplotlib', 'jinja2', 'PIL', 'pyarrow'\n"
+        "heavy = 'numpy', 'torch', 'scipy', 'sklearn', 'flwr', 'ray', 'datasets', 'matplotlib', 'jinja2', 'PIL', "
+        "'pyarrow'\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=here)

@@ -1,4 +1,4 @@
-"""The game that Cloak is judged by: what a curious endpoint reads, and how often it answers rightly."""
+"""The game that Cloak is judged by: what a curious endpoint reads, and how often its answer is correct."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Trial:
 
     Attributes:
         cloak: the noise.
-        answered: how often the model answers rightly, an image.
+        answered: how often the model's answer is correct, for each image.
         read: how often the adversary names the attribute, an image.
         bits: that a sent image tells of the image at most.
     """
@@ -74,7 +74,7 @@ class Game:
 
     @property
     def majority(self) -> float:
-        """How often an endpoint answers rightly that looks at no image, and names the commonest label."""
+        """How often an endpoint is correct that looks at no image and names the most common label."""
         return float(self.held.labels.bincount().max()) / len(self.held.labels)
 
     @property

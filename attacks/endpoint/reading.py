@@ -21,7 +21,7 @@ from fedpriv.records import CONFIDENCE, Interval
 __all__ = ["Reader", "Training", "equal_uniform", "linear_filter", "mean_interval", "right_rates", "trained_reader"]
 
 Rates = NDArray[np.float64]
-"""One an image: the share of draws of noise in which it was read, or answered, rightly."""
+"""One an image: the share of draws of noise in which it was read, or answered, correctly."""
 
 DRAWS = 4  # of noise, that each judged image is sent with
 _TWO_SIDED = 1.96

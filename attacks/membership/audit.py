@@ -2,7 +2,7 @@
 
 Candidates come in pairs: an example that the target was trained with, and one from the test data that it was not. A
 reference holds, by a coin of its own for each pair, the one or the other in that place of the same client's data; all
-other examples are the target's own. The adversary thus knows everything but the candidates, the worst case that privacy
+other examples are the target's own. So the adversary knows everything but the candidates, the worst case that privacy
 is defined for. References come in twos with opposite coins, so that each candidate is in half of them.
 """
 

@@ -236,7 +236,8 @@ class Bounds:
     def touched(self, images: Tensor) -> str:
         """Say how many values of images on [0, 1] lie on a bound; empty for none."""
         count = int(((images <= 0) | (images >= 1)).sum())
-        return f"{count} of {images.numel()} values lie on a bound of [{self.low:g}, {self.high:g}]" if count else ""
+        verb = "lies" if count == 1 else "lie"
+        return f"{count} of {images.numel()} values {verb} on a bound of [{self.low:g}, {self.high:g}]" if count else ""
 
 
 def bounds_of(given: tuple[float, float] | None) -> Bounds:

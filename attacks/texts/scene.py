@@ -13,7 +13,7 @@ from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.federated import example_losses
 from fedpriv.gradients import Vector
-from fedpriv.names import PAD
+from fedpriv.names import END, PAD, START
 from fedpriv.randomness import torch_stream
 
 __all__ = ["Reading", "Sentences", "TextScene", "padded"]
@@ -84,6 +84,13 @@ class TextScene:
     def is_next(self) -> bool:
         """Whether the next token is predicted, and no class of a whole sequence."""
         return self.format.task == "next"
+
+    @property
+    def inner(self) -> Tensor:
+        """Which tokens may stand within a sentence, bool (V,); its end is one where the next token is predicted."""
+        allowed = torch.ones(self.format.vocabulary, dtype=torch.bool, device=self.device)
+        allowed[[PAD, START] if self.is_next else [PAD, START, END]] = False
+        return allowed
 
     @property
     def device(self) -> torch.device:

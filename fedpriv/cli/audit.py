@@ -10,7 +10,7 @@ from rich.table import Table
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
 
 if TYPE_CHECKING:
-    from fedpriv.records import AnswersAudit, Membership, MembershipAttack
+    from fedpriv.records import AnswersAudit, Membership, MembershipAttack, Memorisation
 
 __all__ = ["audit"]
 
@@ -29,10 +29,16 @@ def audit(
             "--answers", metavar="N", min=1, help="Audit DIR's endpoint instead, with N training examples replaced."
         ),
     ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=10, help="Language models: texts that the model writes.")
+    ] = 200,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", help="Language models: so many in a row are no chance.")
+    ] = 16,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Membership inference on DIR's models (trains reference models)."""
+    """Membership inference on DIR's models, or what a language model remembers."""
     if answers is not None:
         _audit_answers(folder, answers, quiet, as_json)
         return
@@ -42,6 +48,9 @@ def audit(
     from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
+    if run.experiment().data.is_text:
+        _audit_memorisation(folder, samples, tokens, quiet, as_json)
+        return
     with shown(quiet or as_json) as progress, reported(folder):
         membership = audit_run(run, references, pairs, progress)
     if as_json:
@@ -75,6 +84,56 @@ def _sentence(membership: "Membership") -> str:
     if membership.proven_adjacency is None or not membership.proven_adjacency.startswith("replace"):
         return f"{text}; the ledger's figure is for another adjacency and not compared."
     return f"{text}; nothing is proven."
+
+
+def _audit_memorisation(folder: Path, samples: int, tokens: int, quiet: bool, as_json: bool) -> None:
+    from fedpriv.cli.display import shown
+    from fedpriv.lab.memorisation import audit_memorisation, refuse_refuted
+    from fedpriv.report import reported
+    from fedpriv.runs import RunFolder
+
+    with shown(quiet or as_json) as progress, reported(folder):
+        found = audit_memorisation(RunFolder.open(folder), samples, tokens, progress)
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "folder": str(folder)})
+    else:
+        if found.groups:
+            out.print(_exposures(found))
+        print_sentences(_about_memorisation(found))
+        print_line(f"Report: {folder / 'report.html'}")
+    refuse_refuted(found)
+
+
+def _exposures(found: "Memorisation") -> Table:
+    """One row for each number of copies: guess, measured, proven; in 80 columns."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank", "written"):
+        table.add_column(heading, justify="right")
+    for group in found.groups:
+        ceiling = "nothing" if group.ceiling is None else f"{group.ceiling:.2f}"
+        first = "unknown" if group.first is None else f"{group.first} of {group.canaries}"
+        figures = (f"{found.guess:.2f}", f"{group.exposure:.2f}", ceiling, first, f"{group.written}")
+        table.add_row(str(group.copies), str(group.canaries), *figures)
+    return table
+
+
+def _about_memorisation(found: "Memorisation") -> list[str]:
+    got, lines = found.extraction, []
+    if found.groups:
+        ranks = "every secret was ranked"
+        if found.fit is not None:
+            ranks = f"extrapolated by a skew-normal distribution; Kolmogorov-Smirnov p = {found.fit:.2g}"
+        lines.append(
+            f"Exposure is log2 of the number of secrets over the rank, from 0 to {found.bits:.1f} bits ({ranks}); "
+            f"{found.guess:.2f} is a guess. Secrets with 0 copies are in nobody's data."
+        )
+        lines.append(f"Proven: {found.theorem}.")
+    lines.append(
+        f"In {got.samples} texts the model wrote {got.found} of the {got.of_train:,} sequences of {got.tokens} tokens "
+        f"that only the training data have ({got.rate:.2%}); by chance it wrote {got.control} of the {got.of_test:,} "
+        f"that only the test data have ({got.control_rate:.2%}). Measured; nothing is proven of texts."
+    )
+    return lines
 
 
 def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> None:

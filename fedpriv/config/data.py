@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from fedpriv.config.canaries import CanaryConfig
 from fedpriv.config.corpus import CorpusConfig
 from fedpriv.config.table import TableConfig
 from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
@@ -46,12 +47,15 @@ class DataConfig(Section):
     )
     table: TableConfig | None = Field(None, description="what the columns of your own table are, for csv; else unset")
     text: CorpusConfig | None = Field(None, description="how texts become sequences of tokens; else unset")
+    canaries: CanaryConfig | None = Field(
+        None, description="random secrets in a client's texts, to measure what a model remembers of them; unset: none"
+    )
 
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Data without a table, texts, or copies have the bytes that they had before there were any."""
         tree: dict[str, Any] = dump(self)
-        optional = ("table", "text", "examples_per_client")
+        optional = ("table", "text", "canaries", "examples_per_client")
         return {key: value for key, value in tree.items() if key not in optional or value is not None}
 
     @model_validator(mode="before")
@@ -83,6 +87,8 @@ class DataConfig(Section):
         if self.overlaps != (self.examples_per_client is not None):
             wanted = "needs data.examples_per_client" if self.overlaps else "does not read data.examples_per_client"
             raise ValueError(f"partition = {self.partition!r} {wanted}")
+        if self.overlaps and self.canaries is not None:
+            raise ValueError("canaries with partition = 'overlapping': others hold copies of one client's canary")
         if self.overlaps and self.label_epsilon is not None:
             raise ValueError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
         if self.overlaps and self.bounds_epsilon:
@@ -100,6 +106,7 @@ class DataConfig(Section):
         if source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise ValueError(f"name = {self.name!r} needs {wanted}")
-        if self.text is not None and not source.is_text:
-            raise ValueError(f"name = {self.name!r} are no texts, of which the section data.text tells")
+        for section in ("text", "canaries"):
+            if getattr(self, section) is not None and not source.is_text:
+                raise ValueError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")
         return self

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
-    ConfigDict,
     Field,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
@@ -38,9 +37,6 @@ __all__ = ["Experiment"]
 
 class Experiment(Section):
     """One experiment, complete: the same object and machine give the same bytes."""
-
-    # Other packages' mechanisms are imported when settings are first read, because they may import this.
-    model_config = ConfigDict(defer_build=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         "experiment", description="names the run"

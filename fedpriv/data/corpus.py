@@ -1,12 +1,12 @@
 """Texts as data sets of experiments: from a file to sequences of tokens, their targets, and whose they are."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.config.corpus import CorpusConfig
@@ -16,6 +16,10 @@ from fedpriv.data.source import DatasetStatus, Place, Source
 from fedpriv.data.texts import Columns, Row, read_texts
 from fedpriv.data.tokenizers import Tokenizer, open_tokenizer
 from fedpriv.errors import InputError, some_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Corpus", "Part", "arrays_of", "split_by_key"]
 
@@ -138,6 +142,8 @@ def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root:
     Raises:
         InputError: labels are asked for and there are none, a label is unknown.
     """
+    import numpy as np
+
     task = config.task or ("classify" if labels else "next")
     if not part.train or not part.test:
         raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; both are wanted")
@@ -183,7 +189,9 @@ class _Made(NamedTuple):
         config: CorpusConfig,
         where: str,
         names: Sequence[str],
-    ) -> "_Made":
+    ) -> _Made:
+        import numpy as np
+
         numbers = {label: number for number, label in enumerate(labels)}
         strange = next((row.label for row in rows if row.label not in numbers), None)
         if strange is not None:
@@ -192,12 +200,14 @@ class _Made(NamedTuple):
         return _Made(x, np.array([numbers[row.label or ""] for row in rows], dtype=np.int64), _keys(rows, names))
 
     @staticmethod
-    def following(rows: Sequence[Row], names: Sequence[str], tokenizer: Tokenizer, config: CorpusConfig) -> "_Made":
+    def following(rows: Sequence[Row], names: Sequence[str], tokenizer: Tokenizer, config: CorpusConfig) -> _Made:
         owners = _keys(rows, names).tolist()
         return _Made(*next_tokens(tokenizer, [row.text for row in rows], owners, config.length, config.pack))
 
-    def drawn(self, count: int | None) -> "_Made":
+    def drawn(self, count: int | None) -> _Made:
         """So many of them; the same for all experiments."""
+        import numpy as np
+
         if count is None or count >= len(self.x):
             return self
         from fedpriv.randomness import numpy_stream  # with torch
@@ -208,6 +218,8 @@ class _Made(NamedTuple):
 
 def _keys(rows: Sequence[Row], names: Sequence[str]) -> NDArray[np.int64]:
     """The number of each text's key; of texts without, and of keys without training texts, 0."""
+    import numpy as np
+
     numbers = {name: number for number, name in enumerate(names)}
     return np.array([numbers.get(row.key or "", 0) for row in rows], dtype=np.int64)
 

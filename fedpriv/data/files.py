@@ -3,16 +3,20 @@
 Files are only ever read, never unpacked beside their original: the folder may be read-only. Nothing is unpickled.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from fedpriv.columns import Column, features_of
 from fedpriv.data.sequences import TextFacts
 from fedpriv.errors import InputError
 from fedpriv.npz import Header, read_arrays, read_headers
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Arrays", "check_labels", "check_memory", "checked", "read_labels", "read_npz"]
 
@@ -78,6 +82,8 @@ def read_labels(path: Path, memory: int) -> np.ndarray:
     Raises:
         InputError: as for :func:`read_npz`, of the labels.
     """
+    import numpy as np
+
     names = ("y_train", "y_test")
     headers = read_headers(path, names)
     for name in names:
@@ -128,7 +134,7 @@ def checked(arrays: Arrays, where: str) -> Arrays:
             images differ in shape; a label is negative or has no class; without class_names, a label below the
             largest one occurs in no training example (labels that do not start at 0 show here).
     """
-    check = _check_rows if arrays.columns and arrays.x_train.dtype == np.float32 else _check_images
+    check = _check_rows if arrays.columns and arrays.x_train.dtype == "float32" else _check_images
     check(arrays.x_train, f"{where}: x_train")
     check(arrays.x_test, f"{where}: x_test")
     features = features_of(arrays.columns)
@@ -145,7 +151,7 @@ def checked(arrays: Arrays, where: str) -> Arrays:
 
 
 def _check_images(images: np.ndarray | Header, what: str) -> None:
-    if images.dtype != np.uint8:
+    if images.dtype != "uint8":
         raise InputError(f"{what} has dtype {images.dtype}; uint8 (0 to 255) is wanted")
     if images.ndim not in (3, 4):
         raise InputError(f"{what} has shape {images.shape}; (N, H, W) or (N, H, W, C) is wanted")
@@ -157,7 +163,7 @@ def _check_images(images: np.ndarray | Header, what: str) -> None:
 
 
 def _check_rows(rows: np.ndarray, what: str) -> None:
-    if rows.dtype != np.float32 or rows.ndim != 3 or rows.size == 0:
+    if rows.dtype != "float32" or rows.ndim != 3 or rows.size == 0:
         raise InputError(f"{what} is {rows.dtype} of shape {rows.shape}; float32 (N, 1, features) is wanted")
     if not (rows.min() >= 0 and rows.max() <= 1):
         raise InputError(f"{what} has values from {rows.min():g} to {rows.max():g}; 0 to 1 is wanted")
@@ -176,6 +182,8 @@ def check_labels(labels: np.ndarray, images: int, what: str) -> None:
 
 
 def _check_classes(arrays: Arrays, where: str) -> None:
+    import numpy as np
+
     largest = max(int(arrays.y_train.max()), int(arrays.y_test.max()))
     if arrays.class_names:
         if largest >= len(arrays.class_names):

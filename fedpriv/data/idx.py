@@ -1,16 +1,21 @@
 """The idx files in which the MNISTs are published."""
 
+from __future__ import annotations
+
 import gzip
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.data.files import Arrays, check_memory, checked
 from fedpriv.data.torchvision_files import Torchvision
 from fedpriv.errors import InputError, one_line
 from fedpriv.npz import DAMAGE
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["IdxFiles", "read_idx", "read_idx_shape"]
 
@@ -54,6 +59,8 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         InputError: truncated, damaged, or not such a file.
     """
+    import numpy as np
+
     shape = read_idx_shape(path)
     offset, size = 4 + 4 * len(shape), math.prod(shape)
     content = _read_idx(path, offset + size + 1)
@@ -83,6 +90,8 @@ def _read_idx(path: Path, length: int) -> bytes:
 
 def _idx_shape(header: bytes, path: Path) -> tuple[int, ...]:
     """The header is two zero bytes, the type, the rank, and each size as a big-endian 32-bit number."""
+    import numpy as np
+
     rank = header[3] if len(header) >= 4 else 0
     if header[:3] != IDX_UINT8 or rank not in (1, 3) or len(header) < 4 + 4 * rank:
         raise InputError(f"{path}: not an idx file of unsigned bytes with 1 or 3 dimensions")

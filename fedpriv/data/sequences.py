@@ -1,21 +1,24 @@
 """From texts to sequences of tokens: padded or packed, for labels or for the next token."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from fedpriv.data.tokenizers import Tokenizer
 from fedpriv.names import END, PAD, START
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["NO_TARGET", "TextFacts", "labelled", "next_tokens"]
 
 NO_TARGET = -100
 """What stands where nothing is predicted; torch's cross entropy leaves it out."""
 
-Numbers = NDArray[np.int64]
+Numbers: TypeAlias = "NDArray[np.int64]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class TextFacts:
     keys: Numbers | None = None
     key_names: tuple[str, ...] = ()
 
-    def chosen(self, rows: Numbers) -> "TextFacts":
+    def chosen(self, rows: Numbers) -> TextFacts:
         """Return the facts of some training sequences."""
         return self if self.keys is None else replace(self, keys=self.keys[rows])
 
@@ -57,6 +60,8 @@ def next_tokens(
         pack: whether texts of one owner are laid end to end, and cut; each token is then predicted once, and the last
             of a sequence is the first input of the next.
     """
+    import numpy as np
+
     streams = _together(tokenizer, texts, owners) if pack else _apart(tokenizer, texts, owners)
     pieces, whose = [], []
     for owner, stream in streams:
@@ -81,6 +86,8 @@ def _together(tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int])
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int) -> Numbers:
+    import numpy as np
+
     tokens = np.full((len(rows), length), PAD, dtype=np.int64)
     for number, row in enumerate(rows):
         tokens[number, : len(row)] = row

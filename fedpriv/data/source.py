@@ -1,6 +1,6 @@
 """Where data sets come from: what all of them say about themselves.
 
-Data sets are named whenever an experiment is read, so their files import all but numpy where they use it.
+Data sets are named whenever an experiment is read, so their files import numpy and the like where they use it.
 """
 
 from abc import ABC, abstractmethod

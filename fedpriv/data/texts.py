@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from fedpriv.data.source import home
 from fedpriv.errors import InputError
 from fedpriv.registry import suggestion
@@ -130,6 +128,8 @@ def load_texts(config: "TextConfig", seed: int) -> Texts:
         InputError: the file or a column is not there, or two columns have its name; the file is no CSV, a cell is empty
             or one too many, a split or a label is unknown, or there are fewer examples than asked for.
     """
+    import numpy as np
+
     from fedpriv.randomness import numpy_stream  # with torch, which whoever lists data sets does not need
 
     known = _KNOWN.get(config.name)

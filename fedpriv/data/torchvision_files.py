@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.data.files import Arrays, checked, read_labels, read_npz
@@ -133,6 +132,8 @@ class PickledBatches(Torchvision):
     @override
     def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read the batches by torchvision, which compares their MD5 sums before it unpickles them."""
+        import numpy as np
+
         read = _torchvision_class(cls.fetcher)
         try:
             train, test = (read(folder.parent, train=part, download=False) for part in (True, False))
@@ -153,6 +154,8 @@ def _joined(parts: Sequence[Arrays], paths: Sequence[Path]) -> Arrays:
     Raises:
         InputError: they have other classes, or images of other shapes.
     """
+    import numpy as np
+
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -54,7 +54,9 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     """
     began = time.monotonic()
     summary = completed_summary(folder)
-    folder.certificates()  # whoever has damaged ones may want to look at them first
+    # Whoever has damaged ones may want to look at them first.
+    folder.certificates()
+    folder.attempts()
     experiment = folder.experiment()
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):

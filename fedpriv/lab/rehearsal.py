@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.observation import Observation
@@ -27,6 +28,7 @@ from fedpriv.world import World
 __all__ = ["rehearse"]
 
 _IMAGES = 2  # at most: enough for layers that look at a whole batch
+_TEXTS = 16  # public ones, for attacks on texts
 _CLIENT, _ROUND = 0, 1
 
 
@@ -51,7 +53,8 @@ def rehearse(world: World) -> tuple[str, ...]:
         for name in experiment.adversary.passive_attacks:
             with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):
                 refusals[name] = _refusal(stage, name, heard)
-    return tuple(f"attack {name} refuses an upload of random images: {why}" for name, why in refusals.items() if why)
+    kind = "images" if world.dataset.text is None else "texts"
+    return tuple(f"attack {name} refuses an upload of random {kind}: {why}" for name, why in refusals.items() if why)
 
 
 def _stage(world: World) -> World:
@@ -82,13 +85,18 @@ def _heard(stage: World) -> tuple[Observation, ...]:
 def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
     """Make one step of an attack, and return why it refuses; empty where it does not."""
     adversary = stage.experiment.adversary
-    if threat_model(adversary).refusal(name, ATTACKS[name].needs) is not None:
+    threat = threat_model(adversary)
+    if threat.refusal(name, ATTACKS[name].needs) is not None:
         return ""  # of which the warnings about the settings tell
     config = getattr(adversary, name)
     if ATTACKS[name].picks():
         heard = [replace(each, candidates=_random_records(stage, each.settings.examples)) for each in heard]
     short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
-    campaign = attack_each(AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed))
+    job = AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed)
+    if ATTACKS[name].is_text and Access.PUBLIC_DATA in threat.grants:
+        texts, _ = stage.dataset.random(_TEXTS, torch_stream(stage.experiment.seed, "rehearsal texts"))
+        job = replace(job, public_images=texts)
+    campaign = attack_each(job)
     return next(iter(campaign.failures.values()), "")
 
 

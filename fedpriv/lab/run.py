@@ -272,6 +272,7 @@ def _close(
     findings = (
         {
             "membership": folder.membership(),
+            "memorisation": folder.memorisation(),
             "robustness": folder.robustness(),
             "evasion": folder.evasion(),
             "knowledge": folder.knowledge(),

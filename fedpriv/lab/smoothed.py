@@ -128,10 +128,18 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
     state.load_into(world.model)
     first = _on_images(world) if noise.afterwards else first_layer(world.dataset, world.model)
     smoothing = even_smoothing(first, noise.sigma) if noise.afterwards else world.smoothing
-    if smoothing is None or deviations.shape != smoothing.spread.shape or not bool((deviations > 0).all()):
+    if smoothing is None or not _shared_out(deviations, smoothing.spread):
         raise InputError(f"{path} is damaged: it is not of this network")
     smoothing.layer.deviations = deviations
     return _made(world, first, smoothing, noise)
+
+
+def _shared_out(deviations: Tensor, spread: Tensor) -> bool:
+    """Whether deviations are the shares times one number above 0; other machines round shares in another way."""
+    if deviations.shape != spread.shape:
+        return False
+    scales = deviations.double() / spread
+    return 0 < float(scales.min()) <= float(scales.max()) <= 1.001 * float(scales.min()) < float("inf")
 
 
 def pixel_images(world: World, rows: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -13,6 +12,8 @@ from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, We
 from fedpriv.registry import MECHANISMS
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpriv.accounting.erm import Problem
     from fedpriv.accounting.proofs import Proof
 

@@ -22,6 +22,7 @@ from fedpriv.records.labels import LabelsTold, LabelSurvey
 from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, View, shown_epsilon
 from fedpriv.records.members import member_ranges, members_text, named_members
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
+from fedpriv.records.memorisation import CanaryGroup, CanaryResult, Extraction, Memorisation
 from fedpriv.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
 from fedpriv.records.reading import Model, parse_json, read_file, read_text
 from fedpriv.records.robustness import (
@@ -62,6 +63,8 @@ __all__ = [
     "Asked",
     "AttackResult",
     "Attempt",
+    "CanaryGroup",
+    "CanaryResult",
     "Ceiling",
     "Certificate",
     "CertifiedCurve",
@@ -73,6 +76,7 @@ __all__ = [
     "EpsilonBound",
     "Evasion",
     "EvasionCurve",
+    "Extraction",
     "Failure",
     "Guarantee",
     "HeadFacts",
@@ -89,6 +93,7 @@ __all__ = [
     "MeanRadius",
     "Membership",
     "MembershipAttack",
+    "Memorisation",
     "Model",
     "ModelFacts",
     "NoiseFacts",

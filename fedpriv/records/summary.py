@@ -11,6 +11,7 @@ from fedpriv.records.knowledge import Knowledge
 from fedpriv.records.labels import LabelSurvey
 from fedpriv.records.ledger import Guarantee, Stop
 from fedpriv.records.membership import Membership
+from fedpriv.records.memorisation import Memorisation
 from fedpriv.records.probe import Probe
 from fedpriv.records.reading import Model
 from fedpriv.records.robustness import Robustness
@@ -49,8 +50,9 @@ class Summary(Model):
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
     guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
     is there after an audit, and ``robustness`` after certificates were made,
-    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``knowledge`` is there
-    where clients vote (PATE), and ``labels`` where they change their labels.
+    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``memorisation`` is
+    there after an audit of a language model, ``knowledge`` where clients vote (PATE), and ``labels`` where they change
+    their labels.
     """
 
     name: str = ""
@@ -84,6 +86,7 @@ class Summary(Model):
     knowledge: Knowledge | None = None
     labels: LabelSurvey | None = None
     probe: Probe | None = None
+    memorisation: Memorisation | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what was read or set, as JSON types."""

@@ -28,6 +28,7 @@ PAPERS: Mapping[str, str] = {
     "Mironov, Talwar and Zhang 2019": "https://arxiv.org/abs/1908.10530",
     "Papernot et al. 2018": "https://arxiv.org/abs/1802.08908",
     "Phan et al. 2019": "https://arxiv.org/abs/1906.01444",
+    "Vadhan 2017": "https://doi.org/10.1007/978-3-319-57048-8_7",
     "Wang, Balle and Kasiviswanathan 2019": "https://arxiv.org/abs/1808.00087",
     "Weggenmann and Kerschbaum 2021": "https://doi.org/10.1145/3460120.3484734",
     "Wilson et al. 2020": "https://arxiv.org/abs/1909.01917",

@@ -23,6 +23,7 @@ from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, parti
 from fedpriv.report.filters import plain, template
 from fedpriv.report.knowledge import class_rows, knowledge_facts, knowledge_notes
 from fedpriv.report.labels import label_facts, label_notes, label_rows
+from fedpriv.report.memorisation import memorisation_part
 from fedpriv.report.probe import ADVERSARIES, extraction_plot, galleries, probe_title, probe_value
 from fedpriv.report.robustness import (
     NORMS,
@@ -139,6 +140,7 @@ def render_page(view: View) -> str:
         evasion=view.evasion,
         truth=truth(view.evasion) if view.evasion else "",
         norms=NORMS,
+        memorisation=memorisation_part(view.memorisation),
         knowledge=view.knowledge,
         knowledge_facts=knowledge_facts(view.knowledge, worst_line(view)) if view.knowledge else [],
         knowledge_notes=knowledge_notes(view.knowledge) if view.knowledge else [],

@@ -25,6 +25,7 @@ from fedpriv.records import (
     LabelSurvey,
     Ledger,
     Membership,
+    Memorisation,
     Partition,
     Probe,
     Referee,
@@ -128,6 +129,7 @@ class View:
         endpoint: the model as an endpoint; ``None`` if there is none.
         probe: what attacks on the model and its answers found; ``None`` if there were none.
         probe_pictures: their pictures, by the names of the files.
+        memorisation: what the model remembers of its texts; ``None`` if nobody looked.
     """
 
     experiment: Experiment
@@ -150,6 +152,7 @@ class View:
     endpoint: Endpoint | None = None
     probe: Probe | None = None
     probe_pictures: Mapping[str, Picture] = field(default_factory=dict)
+    memorisation: Memorisation | None = None
 
     @property
     def kind(self) -> str:
@@ -196,6 +199,7 @@ def load_view(folder: Path) -> View:
         endpoint=_endpoint(run),
         probe=run.probe(),
         probe_pictures=_probe_pictures(folder / "probe"),
+        memorisation=run.memorisation(),
     )
 
 

@@ -17,6 +17,7 @@ from fedpriv.records import (
     LabelSurvey,
     Ledger,
     Membership,
+    Memorisation,
     Partition,
     Probe,
     Referee,
@@ -40,7 +41,7 @@ _ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
 _EVASION, _ATTEMPT = TypeAdapter(Evasion), TypeAdapter(Attempt)
 _KNOWLEDGE, _ANSWER = TypeAdapter(Knowledge), TypeAdapter(VotedAnswer)
 _SERVICE, _REFEREE, _ANSWERS_AUDIT = TypeAdapter(Service), TypeAdapter(Referee), TypeAdapter(AnswersAudit)
-_PROBE = TypeAdapter(Probe)
+_PROBE, _MEMORISATION = TypeAdapter(Probe), TypeAdapter(Memorisation)
 
 
 class Findings(Files):
@@ -80,6 +81,14 @@ class Findings(Files):
     def membership(self) -> Membership | None:
         """What an audit found; ``None`` if there was none."""
         return read_file(self.path / "membership.json", _MEMBERSHIP)
+
+    def write_memorisation(self, memorisation: Memorisation) -> None:
+        """Write memorisation.json."""
+        self.write_json("memorisation.json", memorisation.model_dump(mode="json"))
+
+    def memorisation(self) -> Memorisation | None:
+        """What the model remembers of its texts; ``None`` if nobody looked."""
+        return read_file(self.path / "memorisation.json", _MEMORISATION)
 
     def robustness(self) -> Robustness | None:
         """What certificates show, all together; ``None`` if none were made."""

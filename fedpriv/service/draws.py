@@ -1,22 +1,25 @@
 """The noise of answers: a function of a secret, or from OpenDP's samplers, which are exact and which nothing repeats.
 
-Read whenever an experiment is: OpenDP is imported where it is used.
+Read whenever an experiment is: numpy and OpenDP are imported where they are used.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.convex import softmax, spread_noise
 from fedpriv.errors import InputError, one_line
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fedpriv.accounting.convexified import ClaimedSensitivity
     from fedpriv.records import Guarantee
 
@@ -24,9 +27,9 @@ __all__ = ["EXAMPLE", "Draws", "ExactDraws", "Facts", "Scores", "on_grid", "one_
 
 _GRID = 20  # bits of the noise's scale that an answer shows
 
-Array = NDArray[np.float64]
+Array: TypeAlias = "NDArray[np.float64]"
 
-Scores = NDArray[np.float64]
+Scores: TypeAlias = "NDArray[np.float64]"
 """(n, classes): logits, or counts of votes."""
 
 EXAMPLE = "replace-one: one example of any client is another one; the number of examples is public"
@@ -53,8 +56,8 @@ class Facts:
     features: int = 0
     models: int = 0
     adjacency: str = EXAMPLE
-    claimed: "ClaimedSensitivity | None" = None
-    learnt: "Guarantee | None" = None
+    claimed: ClaimedSensitivity | None = None
+    learnt: Guarantee | None = None
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,15 @@ class Draws:
                 exp(-length / scale).
             values: without it.
         """
+        import numpy as np
+
         shape = values.shape[1:]
         return values + np.stack([spread_noise(distribution, self.scale, shape, each) for each in self.generators])
 
     def laplace(self, values: Array) -> Array:
         """Return numbers (n,) with Laplace noise on each."""
+        import numpy as np
+
         noise = np.array([generator.laplace(scale=self.scale) for generator in self.generators])
         noisy: Array = values + noise
         return noisy
@@ -109,6 +116,8 @@ class ExactDraws(Draws):
         Raises:
             ValueError: other noise is wanted, which OpenDP does not have.
         """
+        import numpy as np
+
         if distribution != "gaussian":
             raise ValueError("OpenDP draws no noise whose density falls with a vector's length")
         dp = opendp()
@@ -117,11 +126,15 @@ class ExactDraws(Draws):
 
     @override
     def laplace(self, values: Array) -> Array:
+        import numpy as np
+
         dp = opendp()
         return np.array(self._measured(dp.m.make_laplace, dp.l1_distance(T=float))(values.tolist()))
 
     @override
     def named(self, scores: Scores) -> NDArray[np.int64]:
+        import numpy as np
+
         dp = opendp()
         largest = self._measured(dp.m.make_noisy_max, dp.linf_distance(T=float), dp.zero_concentrated_divergence())
         return np.array([largest(row) for row in scores.tolist()], dtype=np.int64)
@@ -153,6 +166,8 @@ def opendp() -> Any:
 
 def one_a_row(shares: Scores, generators: Sequence[np.random.Generator]) -> NDArray[np.int64]:
     """Draw a class for each row of probabilities (n, classes), each from a generator of its own; returns (n,)."""
+    import numpy as np
+
     uniform = np.array([generator.random() for generator in generators])
     bounds = shares.cumsum(axis=1)
     drawn: NDArray[np.int64] = (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
@@ -169,6 +184,8 @@ def on_grid(noisy: Array, scale: float) -> Array:
         noisy: of any shape.
         scale: of the noise, above 0.
     """
+    import numpy as np
+
     step = 2.0 ** (math.floor(math.log2(scale)) - _GRID)
     rounded: Array = np.round(noisy / step) * step
     return rounded

@@ -1,12 +1,13 @@
 """Questions to an endpoint and its answers: all that an analyst, or an attack, ever sees."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = ["Answers", "Questions"]
@@ -34,6 +35,8 @@ class Answers:
     @property
     def log_probabilities(self) -> NDArray[np.float64] | None:
         """Natural logarithms (n, classes), -inf of 0; None where labels alone are named."""
+        import numpy as np
+
         if self.logarithms is not None or self.probabilities is None:
             return self.logarithms
         with np.errstate(divide="ignore"):
@@ -55,7 +58,7 @@ class Questions(Protocol):
     def asked(self) -> int:
         """Images answered so far."""
 
-    def ask(self, images: "Tensor") -> Answers:
+    def ask(self, images: Tensor) -> Answers:
         """Answer questions.
 
         Args:

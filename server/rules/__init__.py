@@ -1,18 +1,19 @@
 """The rules of aggregation, one file each: from the uploads of a round to one.
 
-These files are read whenever an experiment is, so they import torch and Flower where they use them.
+These files are read whenever an experiment is, so they import numpy, torch and Flower where they use them.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.settings import Section
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpriv.gradients import Vector
     from fedpriv.server.uploads import Upload
     from fedpriv.world import State
@@ -64,7 +65,7 @@ class CoordinateRule(Rule):
     """A rule that puts uploads together coordinate by coordinate; every client counts once."""
 
     @abstractmethod
-    def combine(self, rows: np.ndarray) -> np.ndarray:
+    def combine(self, rows: "np.ndarray") -> "np.ndarray":
         """Return one tensor.
 
         Args:
@@ -73,6 +74,7 @@ class CoordinateRule(Rule):
 
     @override
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
+        import numpy as np
         import torch
 
         from fedpriv.world import State

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -12,6 +11,8 @@ from fedpriv.server.rules import Rule
 from fedpriv.settings import Integer
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpriv.server.uploads import Upload
     from fedpriv.world import State
 
@@ -30,6 +31,8 @@ class Krum(Rule):
 
     @override
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
+        import numpy as np
+
         states = [upload.state for upload in uploads]
         every = [[*state.parameters.values(), *state.buffers.values()] for state in states]
         flat = [np.concatenate([tensor.numpy().ravel() for tensor in tensors]) for tensors in every]
@@ -52,7 +55,9 @@ class Krum(Rule):
             )
 
 
-def _sum_of_nearest(row: np.ndarray, every: Sequence[np.ndarray], count: int) -> float:
+def _sum_of_nearest(row: "np.ndarray", every: "Sequence[np.ndarray]", count: int) -> float:
     """The sum of the smallest squared distances, the row's own left out."""
+    import numpy as np
+
     distances = np.array([np.linalg.norm(row - other) ** 2 for other in every], dtype=np.float64)
     return float(np.sort(distances)[1 : count + 1].sum())

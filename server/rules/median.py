@@ -1,10 +1,14 @@
 """The median of the uploads, coordinate by coordinate (Yin et al. 2018)."""
 
-import numpy as np
+from typing import TYPE_CHECKING
+
 from typing_extensions import override
 
 from fedpriv.registry import RULES
 from fedpriv.server.rules import CoordinateRule
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Median"]
 
@@ -18,7 +22,9 @@ class Median(CoordinateRule):
     name = "median"
 
     @override
-    def combine(self, rows: np.ndarray) -> np.ndarray:
+    def combine(self, rows: "np.ndarray") -> "np.ndarray":
+        import numpy as np
+
         return np.asarray(np.median(rows, axis=0))
 
     @override

@@ -1,14 +1,16 @@
 """The mean without the extreme values of each coordinate (Yin et al. 2018)."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.registry import RULES
 from fedpriv.server.rules import CoordinateRule
 from fedpriv.settings import Real
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["TrimmedMean"]
 
@@ -24,7 +26,7 @@ class TrimmedMean(CoordinateRule):
     )
 
     @override
-    def combine(self, rows: np.ndarray) -> np.ndarray:
+    def combine(self, rows: "np.ndarray") -> "np.ndarray":
         from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
         return trim_mean(rows, self.trim)

@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_the_kept_images() -> None:
 @pytest.mark.parametrize(
     ("make", "mechanism"),
     [
-        *((lenet, name) for name in NOISY),
+        *((lenet, name) for name in ("layer", "vmf", "vmf in pieces")),
         *((lambda: mlp("relu"), name) for name in ("gaussian", "vmf by layer")),
         *((lambda: mlp("sigmoid"), name) for name in ("laplace", "vmf in pieces")),
     ],
@@ -106,7 +106,7 @@ def test_labels_that_noise_hides_are_tried_one_by_one() -> None:
     """The last bias's smallest entry is wrong for some victims; the whole upload says more."""
     model = mlp("relu", hidden=(256,))
     mechanism = {"name": "gaussian", "sigma": 0.15, "clip_norm": 1.0}
-    heard, _, labels = observe_digits(model, 24, mechanism=mechanism)
+    heard, _, labels = observe_digits(model, 12, mechanism=mechanism)
     bias = list(heard[0].upload)[-1]
     read = torch.stack([observation.upload[bias].argmin().reshape(1) for observation in heard])
     found = run_attack(AttackJob("map", heard, model, MapSettings(iterations=60), 0, public_images=public()))
@@ -185,17 +185,17 @@ def kinked() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "sigma"), [(kinked, 1e-2), (smooth, 0.1)])
 def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) -> None:
-    """Paired over 16 victims; three standard errors, so that equal attacks fail once in 700 comparisons."""
+    """Paired over 10 victims; three standard errors, so that equal attacks fail once in 700 comparisons."""
     model = make()
     mechanism = {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0}
-    heard, truth, _ = observe_digits(model, 16, first=100, mechanism=mechanism)
+    heard, truth, _ = observe_digits(model, 10, first=100, mechanism=mechanism)
 
     def run(name: str, config: Any) -> torch.Tensor:
         found = run_attack(AttackJob(name, heard, model, config, 0, public_images=public()))
         return errors([result.images for result in found], truth)
 
     ours = run("map", MapSettings())
-    assert paired_margin(ours, run("iga", IgaSettings(iterations=600))) <= 0
+    assert paired_margin(ours, run("iga", IgaSettings(iterations=400))) <= 0
     assert paired_margin(ours, (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))) <= 0
     if "hidden1.weight" in heard[0].upload:
         assert paired_margin(ours, run("closed_form", ClosedFormSettings())) <= 0
@@ -220,10 +220,10 @@ def test_the_sign_is_told_by_all_layers() -> None:
     """The first bias's gradient, by which the closed form tells an image from its negative, drowns in noise.
 
     Here it is turned around, which that noise makes likely enough, and no public images tell which is which. Of these
-    24 fixed uploads 16 closed forms are negatives. From these alone `map` ended with 5 negatives and 4 wrong labels.
+    uploads most closed forms are negatives. From these alone `map` ended with a fifth of negatives and wrong labels.
     """
     model = mlp("relu", hidden=(256,))
-    heard, truth, labels = observe_digits(model, 24, mechanism={"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0})
+    heard, truth, labels = observe_digits(model, 12, mechanism={"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0})
     bias = list(heard[0].upload)[1]
     turned = [replace(one, upload={**one.upload, bias: -one.upload[bias]}) for one in heard]
     closed = run_attack(AttackJob("closed_form", turned, model, ClosedFormSettings(), 0))
@@ -234,6 +234,6 @@ def test_the_sign_is_told_by_all_layers() -> None:
         pairs = zip(images, truth, strict=True)
         return sum(float(((image - mean) * (original - mean)).sum()) < 0 for image, original in pairs)
 
-    assert negatives([result.images for result in closed]) >= 12
-    assert negatives([result.images for result in found]) <= 2
+    assert negatives([result.images for result in closed]) >= 6
+    assert negatives([result.images for result in found]) <= 1
     assert [result.labels.tolist() for result in found] == labels.tolist()

@@ -6,6 +6,7 @@ from attack_victims import lenet, mlp, settings
 from torch import nn
 
 from fedpriv.attacks.reconstruction import preflight
+from fedpriv.smoothing import RobustnessNoise
 
 
 def network(*middle: nn.Module) -> nn.Sequential:
@@ -14,10 +15,18 @@ def network(*middle: nn.Module) -> nn.Sequential:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), *middle, nn.Linear(20, 10))
 
 
+def smoothed() -> nn.Sequential:
+    """A network with noise behind its first layer."""
+    layer = RobustnessNoise(nn.Linear(64, 20))
+    layer.deviations = torch.ones(20)
+    return nn.Sequential(nn.Flatten(), layer, nn.Sigmoid(), nn.Linear(20, 10))
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "attacks", "says"),
     [
         (network(nn.Sigmoid(), nn.Dropout(0.3)), {}, ("iga",), "drops at random"),
+        (smoothed(), {}, ("iga",), "layer 1 adds noise while clients train; the attacks cannot know what was drawn"),
         (network(nn.BatchNorm1d(20), nn.Sigmoid()), {}, ("iga",), "BatchNorm"),
         (network(nn.BatchNorm1d(20), nn.Sigmoid()).eval(), {}, ("iga",), "evaluation mode and uses its running"),
         (

@@ -35,11 +35,8 @@ def gradient(model: nn.Module, tokens: Tensor, labels: Tensor) -> dict[str, Tens
     return {name: value.detach() for name, value in zip(trained, found, strict=True)}
 
 
-def attacked(
-    attack: str, model: nn.Module, upload: dict[str, Tensor], examples: int, task: str = "classify", **changes: Any
-) -> Campaign:
-    """Make one attack on one upload; ``changes``: of the public settings, or of the attack's."""
-    config = {key: changes.pop(key) for key in list(changes) if key in ATTACKS[attack].model_fields}
+def public_settings(examples: int, task: str, **changes: Any) -> PublicSettings:
+    """Of one gradient of so many sequences; ``changes`` replace some of them."""
     about: dict[str, Any] = {
         "model": {}, "shape": (1, 1, LENGTH), "classes": 2 if task == "classify" else VOCABULARY,
         "mean": (0.5,), "std": (0.5,), "algorithm": "fedsgd", "batch_size": examples, "local_steps": 1,
@@ -47,8 +44,21 @@ def attacked(
         "mechanism": mechanism_settings({}).model_dump(mode="json", exclude_none=True),
         "text": TextFormat(VOCABULARY, task),  # type: ignore[arg-type]
     }  # fmt: skip
+    return PublicSettings(**about | changes)
+
+
+def observed(model: nn.Module, upload: dict[str, Tensor], settings: PublicSettings) -> Observation:
+    """What is heard of an upload, and of the parameters before it."""
     before = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
-    heard = Observation(1, 0, before, upload, PublicSettings(**about | changes))
+    return Observation(1, 0, before, upload, settings)
+
+
+def attacked(
+    attack: str, model: nn.Module, upload: dict[str, Tensor], examples: int, task: str = "classify", **changes: Any
+) -> Campaign:
+    """Make one attack on one upload; ``changes``: of the public settings, or of the attack's."""
+    config = {key: changes.pop(key) for key in list(changes) if key in ATTACKS[attack].model_fields}
+    heard = observed(model, upload, public_settings(examples, task, **changes))
     return attack_each(AttackJob(attack, [heard], model, ATTACKS[attack](**config), 0))
 
 

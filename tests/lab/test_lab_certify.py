@@ -2,6 +2,8 @@
 
 import errno
 import json
+import math
+import struct
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,16 @@ TRAINED: dict[str, dict[str, object]] = {
     "federation": {"clients": 1, "rounds": 3, "algorithm": "fedavg"},
     "training": {"batch_size": 20, "optimizer": "adam", "learning_rate": 0.02},
 }
+
+
+class Heard(Silent):
+    """Remembers warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 def finished(path: Path, **sections: dict[str, object]) -> RunFolder:
@@ -194,6 +206,10 @@ def test_damaged_noise_is_one_line(noisy: RunFolder, tmp_path: Path) -> None:
         path.write_bytes(changed)
         with pytest.raises(InputError, match=r"noise.safetensors is damaged"):
             read_smoothed(folder, world)
+    for last in (math.inf, math.nan, -1.0, 0.0, 0.5 * struct.unpack("<f", content[-4:])[0]):
+        path.write_bytes(content[:-4] + struct.pack("<f", last))
+        with pytest.raises(InputError, match="is damaged: it is not of this network"):
+            read_smoothed(folder, world)
     path.write_bytes(content.replace(noisy_digest(noisy), b"0" * 64))
     with pytest.raises(InputError, match="of another model than the checkpoint"):
         read_smoothed(folder, world)
@@ -223,6 +239,24 @@ def test_a_run_without_a_checkpoint_or_noise_is_refused(noisy: RunFolder, tmp_pa
     ]:
         with pytest.raises(InputError, match=said):
             check_noise(noise, place)
+
+
+def test_how_long_many_votes_take_is_told_before_they_are_cast(noisy: RunFolder) -> None:
+    """At 4e7 normal numbers a second."""
+
+    class Impatient(Heard):
+        def stage(self, title: str) -> None:
+            raise KeyboardInterrupt(title)
+
+    heard, found = Impatient(), noisy.robustness()
+    with pytest.raises(KeyboardInterrupt, match="certifying 25 images"):
+        certify_run(noisy, FEW, None, heard)
+    assert heard.warnings == [] and found is not None
+    with pytest.raises(KeyboardInterrupt, match="certifying 25 images"):
+        certify_run(noisy, FEW.model_copy(update={"votes": 10**10}), None, heard)
+    (warning,) = heard.warnings
+    assert f"take {found.noise.dimension * 25 * 10**10 / 4e7 / 60:.0f} minutes or more on one core" in warning
+    assert "lower --examples or --votes, or use robustness.place = 'input'" in warning
 
 
 class Past(nn.Module):

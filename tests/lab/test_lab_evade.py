@@ -24,20 +24,10 @@ from fedpriv.runs import RunFolder
 from fedpriv.smoothing.noise import NormName
 from fedpriv.world import build_world
 from tests.integration.small import left_behind
-from tests.lab.test_lab_certify import FEW, TRAINED, copied, finished
+from tests.lab.test_lab_certify import FEW, TRAINED, Heard, copied, finished
 
 CERTIFY = FEW.model_copy(update={"examples": 60, "votes": 200, "alpha": 0.01})
 QUICK = EvadeConfig(sizes=(0.05, 0.15, 0.5, 1.0), norm="l2", steps=6, draws=4, restarts=2, victims=60, votes=100)
-
-
-class Heard(Silent):
-    """Remembers warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +207,9 @@ def test_damage_is_one_line_and_nothing_is_overwritten(
     with pytest.raises(InputError, match=said) as error:
         evade_run(folder, QUICK, Silent())
     assert "\n" not in str(error.value)
+    if path.name != "noise.safetensors":  # it is made again from the model
+        with pytest.raises(InputError, match=said):
+            certify_run(folder, CERTIFY, None, Silent())
     assert left_behind(folder.path) == before
 
 

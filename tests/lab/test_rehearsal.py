@@ -2,12 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpriv.config import Experiment
 from fedpriv.errors import InputError
 from fedpriv.lab import check_experiment, start_run
 from fedpriv.lab.rehearsal import rehearse
@@ -101,6 +103,22 @@ def test_an_attack_that_refuses_such_a_network_is_a_warning(tmp_path: Path) -> N
     assert warning.startswith("attack closed_form refuses an upload of random images: closed_form needs a network")
 
 
+def test_attacks_on_texts_have_public_ones(tmp_path: Path) -> None:
+    rows = "".join(f"the film number {number} is good,{number % 2}\n" for number in range(20))
+    (tmp_path / "own.csv").write_text("text,label\n" + rows)
+    text = {"text": "text", "label": "label", "tokenizer": "byte", "length": 8}
+    changes: dict[str, Any] = {
+        "data": {"name": "text", "path": str(tmp_path / "own.csv"), "text": text},
+        "model": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
+        "federation": {"clients": 1},
+        "training": {"batch_size": 1},
+        "adversary": {"attacks": ["tag", "lamp", "lookup", "text_map"]},
+    }
+    assert rehearse(build_world(Experiment.model_validate(changes))) == ()
+    changes["adversary"]["knows_public_data"] = False
+    assert len(rehearse(build_world(Experiment.model_validate(changes)))) == 3
+
+
 @pytest.mark.parametrize("name", ["none", *MECHANISMS])
 def test_what_works_passes(name: str) -> None:
     settings = experiment(
@@ -122,8 +140,11 @@ def test_what_works_passes(name: str) -> None:
     ],
     ids=str,
 )
-def test_every_listener_and_engine_passes(changes: dict[str, dict[str, object]]) -> None:
+def test_every_listener_and_engine_passes(
+    changes: dict[str, dict[str, object]], caplog: pytest.LogCaptureFixture
+) -> None:
     rehearse(build_world(experiment(**changes)))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ class Skip(nn.Module):
             hidden = hidden * (1 + 1e-3 * x.mean(dim=1, keepdim=True))
         elif self.how == "sign":
             hidden = hidden * x.sum(dim=1, keepdim=True).sign()
+        elif self.how == "value only":
+            hidden = hidden + 1e-3 * x.detach()
         elif self.how == "gradient only":  # a straight-through trick: the value stays, the gradient does not
             hidden = hidden + (x - x.detach())
         elif self.how == "twice":

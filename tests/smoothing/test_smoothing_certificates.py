@@ -70,9 +70,7 @@ def test_the_table(bounds: Bounds) -> None:
     assert found == pytest.approx(TABLE[bounds.lower, bounds.upper], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "bounds", [Bounds(0.8, 0.2), Bounds(0.999, 0.001), Bounds(0.9, 0.05), Bounds(0.41, 0.3)], ids=str
-)
+@pytest.mark.parametrize("bounds", [*(Bounds(*pair) for pair in TABLE), Bounds(0.41, 0.3)], ids=str)
 @pytest.mark.parametrize(
     ("margin", "delta", "most"),
     [(classic_margin, delta_classic, 1), (extended_margin, delta_extended, 50), (analytic_margin, delta_analytic, 50)],
@@ -86,7 +84,7 @@ def test_pixeldp_margins_are_the_largest(
         assert not is_proven(delta, most, bounds, margin(bounds) + 1e-6)
 
 
-@pytest.mark.parametrize("bounds", [Bounds(0.6, 0.4), Bounds(0.999, 0.001), Bounds(0.5, 1e-9)], ids=str)
+@pytest.mark.parametrize("bounds", [*(Bounds(*pair) for pair in TABLE), Bounds(0.5, 1e-9)], ids=str)
 def test_the_renyi_margin_is_the_best_order(bounds: Bounds) -> None:
     def square(order: float) -> mpmath.mpf:
         mean = ((mpmath.mpf(bounds.lower) ** (1 - order) + mpmath.mpf(bounds.upper) ** (1 - order)) / 2) ** (
@@ -101,7 +99,7 @@ def test_the_renyi_margin_is_the_best_order(bounds: Bounds) -> None:
 
 
 def test_the_main_margin_is_a_difference_of_quantiles() -> None:
-    for lower, upper in [(0.6, 0.4), (0.999, 0.001), (0.9, 1e-12)]:
+    for lower, upper in [*TABLE, (0.9, 1e-12)]:
         with mpmath.workdps(30):
             quantiles = [mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(p) - 1) for p in (lower, upper)]
         assert main_margin(Bounds(lower, upper)) == pytest.approx(float(quantiles[0] - quantiles[1]) / 2, rel=1e-9)
@@ -157,6 +155,12 @@ def test_check_values_of_votes() -> None:
     assert binomial_upper(10, 1000, 0.001) == pytest.approx(0.02396381, abs=5e-9)
     assert hoeffding_deviation(1000, 0.001) == pytest.approx(0.05876970, abs=5e-9)
     assert wrong_at_most(500, 0.001) == 2
+    # What they are defined by, summed over outcomes; Hoeffding's by his inequality.
+    for count, lower in ((1000, 0.99311605), (990, 0.97603619)):
+        assert stats.binom.sf(count - 1, 1000, lower) == pytest.approx(0.001, rel=1e-5)
+    assert stats.binom.cdf(10, 1000, 0.02396381) == pytest.approx(0.001, rel=1e-5)
+    assert math.exp(-2 * 1000 * 0.05876970**2) == pytest.approx(0.001, rel=1e-5)
+    assert stats.binom.cdf(1, 500, 0.001) < 0.95 <= stats.binom.cdf(2, 500, 0.001)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +171,13 @@ def test_the_largest_margin_of_so_many_votes(votes: int, exact: float, hoeffding
     assert main_margin(vote_bounds([votes, 0], 0, 0.001, "together")) == pytest.approx(exact, abs=5e-5)
     least = 1 - hoeffding_deviation(votes, 0.001)
     assert main_margin(Bounds(least, 1 - least)) == pytest.approx(hoeffding, abs=5e-5)
-    with mpmath.workdps(30):  # all votes for one class: the bound is alpha ** (1 / n)
-        p = mpmath.mpf("0.001") ** (mpmath.mpf(1) / votes)
-        assert exact == pytest.approx(float(mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1)), abs=5e-5)
+    alpha = mpmath.mpf("0.001")
+    with mpmath.workdps(30):  # all votes for one class: the exact bound is alpha ** (1 / n)
+        for p, wanted in (
+            (alpha ** (mpmath.mpf(1) / votes), exact),
+            (1 - mpmath.sqrt(-mpmath.log(alpha) / (2 * votes)), hoeffding),
+        ):
+            assert wanted == pytest.approx(float(mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1)), abs=5e-5)
 
 
 @pytest.mark.parametrize("trials", [1, 7, 200])

@@ -18,7 +18,15 @@ from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.gradients import Vector
 
-__all__ = ["JOINT", "OutputLayer", "find_output_layer", "infer_labels", "read_labels"]
+__all__ = [
+    "JOINT",
+    "OutputLayer",
+    "find_output_layer",
+    "infer_labels",
+    "label_signatures",
+    "match_labels",
+    "read_labels",
+]
 
 TRIED = 4  # batches of random images on which local training is tried
 CANDIDATES = 16  # for the labels of local training, out of the search on logits, that are trained with first
@@ -109,7 +117,7 @@ def infer_labels(
 
     One example (iDLG, Zhao et al. 2020): the most negative entry of ``softmax - label`` is the label's, the only one
     below zero without noise. Several examples: the labels whose gradients, at random images and through the mechanism,
-    add up best to what was heard (see :func:`_match_labels`). Several local steps, or Adam: the labels with which
+    add up best to what was heard (see :func:`match_labels`). Several local steps, or Adam: the labels with which
     training on random images comes closest to what was heard, searched for on the logits alone first (see
     ``labels.logit_search`` and ``labels.trial_training``); of more than SEARCHED examples, those of the line before.
 
@@ -136,8 +144,8 @@ def _infer(
         return _output_gradient(heard, layer).argmin().reshape(1)
     if victim.model.protects_updates:
         return None
-    signatures = _signatures(network, victim, layer, shape, classes)
-    labels = _match_labels(heard.flatten(), signatures, victim.model.examples)
+    signatures = label_signatures(network, victim, layer, _random(victim, layer, shape), classes)
+    labels = match_labels(heard.flatten(), signatures, victim.model.examples)
     if victim.model.training is None or victim.model.examples > SEARCHED:
         return labels
     generator = torch.Generator().manual_seed(PROBE)
@@ -161,22 +169,32 @@ def _output_gradient(heard: Tensor, layer: OutputLayer) -> Tensor:
     return -leading * largest.sign()
 
 
-def _signatures(
-    network: Network, victim: Victim, layer: OutputLayer, shape: tuple[int, int, int], classes: int
-) -> Tensor:
-    """What an example of each class adds to the last layer's gradient, on average over random images: (classes, P)."""
+def _random(victim: Victim, layer: OutputLayer, shape: tuple[int, int, int]) -> Tensor:
+    """Images (SAMPLES, C, H, W)."""
     generator = torch.Generator().manual_seed(PROBE)
-    reference = victim.gradient[layer.name]
-    images = torch.randn(SAMPLES, 1, *shape, generator=generator).to(reference)
+    return torch.randn(SAMPLES, *shape, generator=generator).to(victim.gradient[layer.name])
+
+
+def label_signatures(network: Network, victim: Victim, layer: OutputLayer, images: Tensor, classes: int) -> Tensor:
+    """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P).
+
+    Args:
+        network: the network.
+        victim: the upload.
+        layer: the last layer.
+        images: (n, C, H, W), normalised.
+        classes: number of classes.
+    """
+    images = images[:, None]
     total = []
     for label in range(classes):
-        labels = F.one_hot(torch.full((SAMPLES, 1), label), classes).to(reference)
+        labels = F.one_hot(torch.full((len(images), 1), label), classes).to(images)
         gradients = network.gradients(victim.parameters, images, labels, shared=True, each=True)
         total.append(victim.model.expected_of_examples(gradients)[layer.name].mean(dim=0).flatten())
     return torch.stack(total)
 
 
-def _match_labels(heard: Tensor, signatures: Tensor, examples: int) -> Tensor:
+def match_labels(heard: Tensor, signatures: Tensor, examples: int) -> Tensor:
     """Choose ``examples`` labels, duplicates allowed, whose signatures add up best to ``examples * heard``.
 
     One label after the other takes the largest share out of the rest; then single labels are exchanged while that

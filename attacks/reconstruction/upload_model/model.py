@@ -10,7 +10,7 @@ before the round; for several steps, and for Adam, what dummies would send is co
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch.func import vmap
 
 from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.observation import Observation, PublicSettings
-from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
@@ -29,9 +28,23 @@ from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
+__all__ = ["Norms", "UploadModel", "Victim", "batch_mean", "prepare_victims", "refusal"]
 
 Made = TypeVar("Made")
+
+
+class Norms(Protocol):
+    """Norms of gradients: of N rows of U units, as of :class:`DummyGradients`."""
+
+    @property
+    def names(self) -> Block:
+        """The names of the parameters."""
+
+    def dimension(self, block: Block) -> int:
+        """Return the number of coordinates of some of them."""
+
+    def squared(self, block: Block) -> Tensor:
+        """Return the squared norms (N, U) of some of them."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,7 @@ class UploadModel:
         examples, divisor = (1, self.step) if self.protects_updates else (self.batch, float(self.batch))
         return self.mechanism.noise(tensors, examples, divisor).averaged(self.releases)
 
-    def weights(self, gradients: DummyGradients, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
+    def weights(self, gradients: Norms, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
         """Return the weights (N, U) of the units in the standardised expected upload, and which tensors have them.
 
         The expected upload is the sum over the U units of their gradients with these weights: with none 1 / U, with

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.columns import MISSING, OTHER, Column
@@ -69,6 +68,8 @@ class OwnTable(Source):
 
 def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
     """The training and the test rows."""
+    import numpy as np
+
     from fedpriv.data.tables import read_cells, rows_of
     from fedpriv.randomness import numpy_stream
 
@@ -160,6 +161,8 @@ class _Schema:
         return self._looks_like_numbers(config.name)
 
     def _looks_like_numbers(self, name: str) -> bool:
+        import numpy as np
+
         from fedpriv.data.tables import number_cells, rows_of
 
         known = np.flatnonzero(self.train.column(name).is_valid().to_numpy(zero_copy_only=False))[:LOOKED_AT]

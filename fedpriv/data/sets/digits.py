@@ -1,6 +1,5 @@
 """Optical digits, 8x8, which come with scikit-learn."""
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.data.files import Arrays
@@ -23,6 +22,7 @@ class Digits(Embedded):
     @classmethod
     @override
     def arrays(cls) -> Arrays:
+        import numpy as np
         from sklearn.datasets import load_digits  # a second to import, and only this data set needs it
         from sklearn.model_selection import train_test_split
 

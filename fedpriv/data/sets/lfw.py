@@ -5,10 +5,12 @@ fifth of them (one in five of the whole, two or three a person) is the test set.
 1,484 in all, of which 1,187 train and 297 test.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.data.files import Arrays, read_labels, read_npz
@@ -16,6 +18,9 @@ from fedpriv.data.torchvision_files import Torchvision
 from fedpriv.errors import InputError, one_line
 from fedpriv.npz import DAMAGE
 from fedpriv.registry import DATASETS
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Faces"]
 
@@ -40,6 +45,8 @@ class Faces(Torchvision):
     @classmethod
     @override
     def read_archive(cls, path: Path, memory: int) -> Arrays:
+        import numpy as np
+
         parts = read_npz(path, memory)
         images = np.concatenate([parts.x_train, parts.x_test])
         labels = np.concatenate([parts.y_train, parts.y_test]).astype(np.int64)
@@ -50,6 +57,8 @@ class Faces(Torchvision):
     @classmethod
     @override
     def count_archive(cls, path: Path, memory: int) -> int:
+        import numpy as np
+
         _, counts = np.unique(read_labels(path, memory), return_counts=True)  # of labels as large as they like
         return IMAGES_PER_PERSON * int((counts >= IMAGES_PER_PERSON).sum())
 
@@ -57,6 +66,8 @@ class Faces(Torchvision):
     @override
     def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read 250x250 pictures, cut to their central 128x128 pixels and averaged over 4x4 blocks to 32x32."""
+        import numpy as np
+
         pictures = _pictures(folder)
         names = sorted(pictures)
         paths = [path for name in names for path in pictures[name]]
@@ -77,6 +88,7 @@ def _pictures(folder: Path) -> dict[str, list[Path]]:
 
 def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the chosen images, ascending, and the people they show, ascending."""
+    import numpy as np
 
     from fedpriv.randomness import numpy_stream
 
@@ -91,6 +103,7 @@ def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reduced(path: Path) -> np.ndarray:
+    import numpy as np
     from PIL import Image
 
     try:
@@ -109,6 +122,7 @@ def _reduced(path: Path) -> np.ndarray:
 
 
 def _split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Arrays:
+    import numpy as np
     from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
 
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=PUBLIC_SEED)

@@ -7,7 +7,6 @@ pixels, black or white.
 
 from pathlib import Path
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.columns import Column
@@ -36,6 +35,7 @@ class Location30(SingleFile):
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
+        import numpy as np
         from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
 
         path = cls.found(place)
@@ -64,6 +64,6 @@ def _headers(path: Path) -> dict[str, Header]:
     missing = [name for name in ("x", "y") if name not in headers]
     if missing:
         raise InputError(f"{path}: lacks {', '.join(missing)}; wanted are x and y")
-    if headers["x"].dtype != np.uint8 or headers["x"].ndim != 2:
+    if headers["x"].dtype != "uint8" or headers["x"].ndim != 2:
         raise InputError(f"{path}: x is {headers['x'].dtype} of shape {headers['x'].shape}; uint8 (N, D) is wanted")
     return headers

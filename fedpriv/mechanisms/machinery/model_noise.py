@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
@@ -15,16 +13,19 @@ from fedpriv.mechanisms.machinery.settings import MechanismSettings
 from fedpriv.settings import Epsilon
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fedpriv.accounting.erm import Problem
     from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 __all__ = ["Fit", "ModelNoiseSettings", "Weights", "length_of_noise"]
 
-Weights = NDArray[np.float64]
+Weights: TypeAlias = "NDArray[np.float64]"
 """(rows, d): one row for two classes, else one a class."""
 
-Fit = Callable[[float, Weights | None], Weights]
+Fit = Callable[[float, "Weights | None"], "Weights"]
 """From lambda, and a vector v of a term <v, w> in the objective or ``None``, to the minimum."""
 
 

@@ -1,6 +1,6 @@
 """What an endpoint answers, one file a policy: what it shows of the scores, and what is proven about that.
 
-These files are read whenever an experiment is, so they import torch and scipy where they use them.
+These files are read whenever an experiment is, so they import numpy, torch and scipy where they use them.
 """
 
 import re
@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import override
 
@@ -20,6 +19,8 @@ from fedpriv.service.questions import Answers
 from fedpriv.settings import Epsilon, Positive, Real, Section, allowed_words
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpriv.accounting.answers import AnswerRelease, Law
     from fedpriv.records import Guarantee, Ledger
 
@@ -93,7 +94,7 @@ class AnswerPolicy(Section):
         """Whether its noise is a function of a secret."""
         return True
 
-    def draws_of(self, scale: float, generators: Sequence[np.random.Generator], facts: Facts) -> Draws:
+    def draws_of(self, scale: float, generators: "Sequence[np.random.Generator]", facts: Facts) -> Draws:
         """Return the noise of an endpoint's answers.
 
         Args:
@@ -225,7 +226,7 @@ class DrawnPolicy(NoisyPolicy):
         self.draws_of(1.0, (), Facts(2))  # says now whether there is something that draws
 
     @override
-    def draws_of(self, scale: float, generators: Sequence[np.random.Generator], facts: Facts) -> Draws:
+    def draws_of(self, scale: float, generators: "Sequence[np.random.Generator]", facts: Facts) -> Draws:
         if self.repeats_noise:
             return super().draws_of(scale, generators, facts)
         opendp()

@@ -3,7 +3,6 @@
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from fedpriv.registry import POLICIES
@@ -39,6 +38,7 @@ class LabelConfidence(DrawnPolicy, HeadPolicy):
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
+        import numpy as np
         from scipy import special
 
         labels = draws.named(scores)

@@ -3,7 +3,6 @@
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -24,6 +23,8 @@ from fedpriv.service.questions import Answers
 from fedpriv.settings import Epsilon, Positive
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpriv.accounting.convexified import ClaimedSensitivity
     from fedpriv.records import Guarantee, Ledger
 
@@ -81,6 +82,7 @@ class AsPublished(AnswerPolicy):
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
+        import numpy as np
         from scipy.special import log_softmax
 
         if draws.facts is None:
@@ -96,7 +98,7 @@ class AsPublished(AnswerPolicy):
         """What each of the two steps gets of the claimed epsilon."""
         return self.epsilon_each / (2 * classes + 1 if self.distribution == "laplace" else math.sqrt(4 * classes + 1))
 
-    def _noise(self, scale: float, generator: np.random.Generator) -> float:
+    def _noise(self, scale: float, generator: "np.random.Generator") -> float:
         return generator.laplace(scale=scale) if self.distribution == "laplace" else scale * generator.standard_normal()
 
     def _claimed(self, facts: Facts) -> "ClaimedSensitivity":

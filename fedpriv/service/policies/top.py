@@ -2,7 +2,6 @@
 
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -26,6 +25,8 @@ class Top(AnswerPolicy):
 
     @override
     def answer(self, scores: Scores, draws: Draws) -> Answers:
+        import numpy as np
+
         labels = scores.argmax(axis=1)
         if self.kept >= scores.shape[1]:
             return Answers(labels, softmax(scores))

@@ -1,0 +1,49 @@
+"""Tokens read off the gradient of the table of their vectors."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.texts.settings import TextAttackSettings
+from fedpriv.registry import ATTACKS
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.scene import Progress
+    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.texts.scene import Reading, TextScene
+
+__all__ = ["LookupSettings"]
+
+
+@ATTACKS.register
+class LookupSettings(TextAttackSettings):
+    """Rows of the table of tokens that have a gradient, and the places that they belong to."""
+
+    name: ClassVar[str] = "lookup"
+    title: ClassVar[str] = "Rows of the table of tokens"
+    label: ClassVar[str] = "Lookup"
+    reference: ClassVar[str] = (
+        "after Melis, Song, De Cristofaro and Shmatikov: Exploiting Unintended Feature Leakage in Collaborative "
+        "Learning, S&P 2019 (section 4.1); places by the table of positions"
+    )
+
+    language_model: str = Field(
+        "",
+        description="a stories260k.npz, which says what goes into which sentence of a batch; empty: a GPT trained on "
+        "the public texts",
+    )
+
+    @override
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+        from fedpriv.attacks.texts.scene import Reading
+        from fedpriv.attacks.texts.search.ground import Ground
+        from fedpriv.attacks.texts.search.language import Language
+        from fedpriv.attacks.texts.search.lookup import read_lookup
+        from fedpriv.attacks.texts.search.scoring import Texts
+
+        lookup = read_lookup(scene, victim)
+        language = Language.of(scene, self.language_model)
+        ground = Ground.of(scene, victim)
+        read = lookup.sentences(scene, victim.model.examples, language)
+        return Reading((ground.sentences(Texts(read, ground.labels), 0.0, 1),), language.title)

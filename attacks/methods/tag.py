@@ -1,0 +1,63 @@
+"""Gradient matching over vectors of tokens (Deng et al. 2021)."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.texts.settings import TextAttackSettings
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.scene import Progress
+    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.texts.scene import Reading, TextScene
+
+__all__ = ["TagSettings"]
+
+
+@ATTACKS.register
+class TagSettings(TextAttackSettings):
+    """Adam on the squared and the absolute distance of gradients, over vectors; then the nearest tokens."""
+
+    name: ClassVar[str] = "tag"
+    title: ClassVar[str] = "Transformer attack on gradients (TAG)"
+    label: ClassVar[str] = "TAG"
+    reference: ClassVar[str] = (
+        "Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran and Ding: TAG: Gradient Attack on Transformer-based Language "
+        "Models, Findings of EMNLP 2021"
+    )
+
+    iterations: Count = Field(300, description="steps of Adam")
+    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+    learning_rate: Positive = Field(
+        0.1, description="of Adam, in deviations of tokens' vectors, falling to 0 in a line"
+    )
+    alpha: NonNegative = Field(
+        0.01, description="weight of the absolute distance in the first tensor; it falls in a line towards the last"
+    )
+
+    @override
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+        from fedpriv.attacks.texts.scene import Reading
+        from fedpriv.attacks.texts.search.descent import Vectors
+        from fedpriv.attacks.texts.search.ground import Ground
+        from fedpriv.attacks.texts.search.mismatch import squared_and_absolute
+
+        ground = Ground.of(scene, victim)
+
+        def tell(step: int, loss: float) -> None:
+            if progress is not None:
+                progress(step + 1, self.iterations, loss)
+
+        def rate(step: int) -> float:
+            return self.learning_rate * (1 - step / self.iterations)
+
+        attempts = []
+        for restart in range(self.restarts):
+            stream = scene.stream(seed, self.name, victim, restart)
+            vectors = Vectors(ground, squared_and_absolute(self.alpha), None, stream)
+            loss = vectors.descend(self.iterations, rate, tell)
+            attempts.append(ground.sentences(vectors.texts(vectors.now), loss, self.iterations))
+        return Reading(tuple(attempts))

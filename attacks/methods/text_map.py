@@ -1,0 +1,45 @@
+"""The most probable sentences given upload, noise and a language model (after Balunović et al. 2022)."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.attacks.texts.settings import TextAttackSettings
+from fedpriv.registry import ATTACKS
+from fedpriv.settings import Count, Steps
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.scene import Progress
+    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.texts.scene import Reading, TextScene
+
+__all__ = ["TextMapSettings"]
+
+
+@ATTACKS.register
+class TextMapSettings(TextAttackSettings):
+    """Maximum a posteriori over tokens, under the mechanism's own noise and a language model."""
+
+    name: ClassVar[str] = "text_map"
+    title: ClassVar[str] = "Noise-adaptive maximum a posteriori for texts"
+    label: ClassVar[str] = "MAP (texts)"
+    reference: ClassVar[str] = (
+        "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022, and "
+        "Ebrahimi, Rao, Lowd and Dou: HotFlip, ACL 2018; with the mechanism's own noise"
+    )
+
+    iterations: Count = Field(40, description="rounds of changes, at most")
+    kicks: Steps = Field(
+        3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
+    )
+    restarts: Count = Field(1, description="starts; the first at what the tables of tokens and positions show")
+    language_model: str = Field(
+        "", description="a stories260k.npz as prior, for texts of its tokens; empty: a GPT trained on the public texts"
+    )
+
+    @override
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+        from fedpriv.attacks.texts.search.most_probable import most_probable
+
+        return most_probable(scene, victim, self, seed, progress)

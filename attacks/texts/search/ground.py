@@ -1,0 +1,113 @@
+"""What every search for sentences begins with: the upload, the network in its forms, labels, lengths and a prior."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.texts.scene import Sentences, TextScene
+from fedpriv.attacks.texts.search.labels import read_text_labels
+from fedpriv.attacks.texts.search.language import Language
+from fedpriv.attacks.texts.search.lookup import Lookup, read_lookup
+from fedpriv.attacks.texts.search.scoring import Texts, trained_network
+from fedpriv.attacks.texts.search.soft import soft_network, table_name
+from fedpriv.names import PAD, START
+
+__all__ = ["Ground"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """Where searches stand.
+
+    Attributes:
+        scene: what is public.
+        victim: the upload.
+        bare: the same upload without the table of tokens, for the network on vectors.
+        soft: the network on probabilities of tokens.
+        vectors: the network on vectors.
+        table: the vectors of all tokens, (V, width).
+        labels: int64 (B,), or -1 where none is told.
+        lookup: what the tables in the upload say; ``None``: nothing.
+        lengths: of the sentences to begin with, their beginning included.
+    """
+
+    scene: TextScene
+    victim: Victim
+    bare: Victim
+    soft: Network
+    vectors: Network
+    table: Tensor
+    labels: Tensor
+    lookup: Lookup | None
+    lengths: tuple[int, ...]
+
+    @staticmethod
+    def of(scene: TextScene, victim: Victim) -> "Ground":
+        """Look at an upload.
+
+        Raises:
+            AttackRefused: which layer looks up tokens is not clear.
+        """
+        network = trained_network(scene, victim)
+        name = table_name(network, scene.format.vocabulary)
+        table = dict(network.named_parameters())[name].detach()
+        soft, vectors = (soft_network(network, scene.format.vocabulary, kind) for kind in ("probabilities", "vectors"))
+        bare = _without(victim, name)
+        try:
+            lookup = read_lookup(scene, victim)
+        except AttackRefused:  # then nothing of the kind is used
+            lookup = None
+        labels = read_text_labels(scene, victim, soft)
+        lengths = _lengths(scene, victim.model.examples, lookup)
+        return Ground(scene, victim, bare, soft, vectors, table, labels, lookup, lengths)
+
+    def drawn(self, language: Language, stream: torch.Generator) -> Tensor:
+        """Return sentences (B, L) of what is usual, made of the tokens that were looked up, where these are known."""
+        room = self.scene.length + self.scene.is_next
+        tokens = torch.full((len(self.lengths), room), PAD, dtype=torch.int64)
+        for number, length in enumerate(self.lengths):
+            tokens[number, 0] = START
+            for place in range(1, length):
+                chances = language.chances(tokens[None, number, :place].to(self.scene.device))[0, -1].exp().cpu()
+                tokens[number, place] = int(torch.multinomial(self._restricted(chances), 1, generator=stream))
+        return tokens.to(self.scene.device)
+
+    def _restricted(self, chances: Tensor) -> Tensor:
+        """Chances (V,) of tokens that may stand in a sentence."""
+        kept = torch.zeros_like(chances)
+        allowed = torch.arange(START + 2, len(chances))
+        if self.lookup is not None and len(self.lookup.tokens):
+            allowed = self.lookup.tokens.cpu()
+        kept[allowed] = chances[allowed]
+        return kept
+
+    def sentences(self, texts: Texts, loss: float, steps: int) -> Sentences:
+        """Return a batch as what an attack hands back."""
+        labels = torch.full_like(texts.labels, -1) if self.scene.is_next else texts.labels
+        return Sentences(texts.tokens[:, : self.scene.length], labels, loss, steps)
+
+
+def _without(victim: Victim, name: str) -> Victim:
+    """An upload, or several, without one tensor."""
+    parameters = {key: value for key, value in victim.parameters.items() if key != name}
+    gradient = {key: value for key, value in victim.gradient.items() if key != name}
+    return replace(
+        victim, parameters=parameters, gradient=gradient, more=tuple(_without(other, name) for other in victim.more)
+    )
+
+
+def _lengths(scene: TextScene, count: int, lookup: Lookup | None) -> tuple[int, ...]:
+    """As the table of positions has it, or as usual texts."""
+    room = scene.length + scene.is_next
+    if lookup is not None and lookup.length is not None and count == 1:
+        return (min(room, lookup.length + scene.is_next),)
+    if scene.public is None:
+        return (room,) * count
+    usual = (scene.public != PAD).sum(dim=1).sort().values
+    places = [int((number + 0.5) * len(usual) / count) for number in range(count)]
+    longest = room if lookup is None or lookup.length is None else lookup.length
+    return tuple(min(longest, max(2, int(usual[place]))) for place in places)

@@ -1,0 +1,145 @@
+"""Tokens read off the table of their vectors: only the rows of tokens that were looked up have a gradient.
+
+A row's gradient is the sum over the places of its token of what the network's input there is to change by. A table of
+positions, looked up beside it, has the same sum by places. So the rows of one are sums of rows of the other: which
+token stood in which place is a system of linear equations, with as many known numbers as a vector has.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.texts.scene import TextScene, padded
+from fedpriv.attacks.texts.search.language import Language
+from fedpriv.attacks.texts.search.soft import table_name
+from fedpriv.names import START
+
+__all__ = ["Lookup", "read_lookup"]
+
+ABOVE = 5.0  # standard deviations by which the energy of a row that was looked up is above that of others
+LEAST = 1e-12  # of the largest energy, where there is no noise
+SHARE = 0.25  # of a place's gradient that a token's row explains, if it stood there
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """What the tables say.
+
+    Attributes:
+        tokens: int64 (n,), those that were looked up or predicted, by falling energy.
+        length: of the longest sentence, its beginning included; ``None``: there is no table of positions.
+        places: (length, V), the share of each place's gradient that is each token's; ``None`` likewise.
+    """
+
+    tokens: Tensor
+    length: int | None
+    places: Tensor | None
+
+    def sentences(self, scene: TextScene, count: int, language: Language) -> Tensor:
+        """Return as many sentences (count, L) as there are, of the tokens where they stood.
+
+        Which of several sentences a token is from is not in the tables: it goes where it is most usual. Without a table
+        of positions the tokens are laid out by their energy.
+        """
+        room = scene.length + scene.is_next
+        made: list[list[int]] = [[START] for _ in range(count)]
+        if self.places is None:
+            for number, token in enumerate(self.tokens.tolist()):
+                made[number % count].append(token)
+            return padded(made, room).to(scene.device)
+        for shares in self.places[1:]:
+            best = shares.topk(count)
+            chosen = best.indices[best.values > SHARE]
+            if not len(chosen):
+                chosen = best.indices[:1]
+            chances = language.chances(torch.tensor(made, device=scene.device))[:, -1]
+            rows, columns = linear_sum_assignment(-chances[:, chosen].cpu().numpy().astype(np.float64))
+            taken = dict(zip(rows.tolist(), chosen[torch.from_numpy(columns).to(chosen.device)].tolist(), strict=True))
+            for number, sentence in enumerate(made):
+                sentence.append(taken.get(number, int(chosen[0])))
+        return padded(made, room).to(scene.device)
+
+
+def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
+    """Read the tables in an upload.
+
+    Raises:
+        AttackRefused: there is no table of tokens in it, or no row stands out of it.
+    """
+    name = table_name(scene.model, scene.format.vocabulary)
+    if name not in victim.gradient:
+        raise AttackRefused(f"the upload has no gradient of the table of tokens, {name}: it is frozen")
+    table = victim.gradient[name].double()
+    allowed = scene.inner
+    energy = table.square().sum(dim=1) * allowed
+    usual = energy[allowed].median()
+    spread = 1.4826 * (energy[allowed] - usual).abs().median()
+    chosen = energy > torch.maximum(usual + ABOVE * spread, LEAST * energy.max())
+    tokens = energy.argsort(descending=True, stable=True)[: int(chosen.sum())]
+    positions = _positions(scene, victim)
+    if positions is None:
+        if not len(tokens):
+            raise AttackRefused("no row of the table of tokens stands out: noise hides which were looked up")
+        return Lookup(tokens, None, None)
+    noise = _variance(victim, name)
+    length = _length(positions, noise)
+    shares = _of_one(table, positions[:length], noise) if victim.model.examples == 1 else None
+    if shares is None:
+        shares = _of_several(table, tokens, positions[:length], noise)
+    return Lookup(tokens, length, torch.where(allowed, shares, 0.0))
+
+
+def _positions(scene: TextScene, victim: Victim) -> Tensor | None:
+    """The gradient of the table of positions, (T, width), in float64."""
+    found = [
+        f"{name}.weight"
+        for name, layer in scene.model.named_modules()
+        if isinstance(layer, nn.Embedding)
+        and layer.num_embeddings != scene.format.vocabulary
+        and layer.num_embeddings >= scene.length
+    ]
+    if len(found) != 1 or found[0] not in victim.gradient:
+        return None
+    return victim.gradient[found[0]][: scene.length].double()
+
+
+def _variance(victim: Victim, name: str) -> float:
+    """Of the noise in one number of a tensor, in gradient space."""
+    deviation = float(victim.model.mechanism.deviations((name,))[name].max())
+    return max(victim.noise.variances) * deviation**2
+
+
+def _length(positions: Tensor, noise: float) -> int:
+    """The places up to the last whose gradient is no noise, at least two."""
+    energy = positions.square().sum(dim=1)
+    width = positions.shape[1]
+    bound = max(noise * (width + ABOVE * math.sqrt(2 * width)), LEAST * float(energy.max()))
+    above = torch.nonzero(energy > bound).flatten()
+    return max(2, int(above[-1]) + 1) if len(above) else len(positions)
+
+
+def _of_one(table: Tensor, positions: Tensor, noise: float) -> Tensor:
+    """Of each place of one sentence which row has it as a part, (length, V): 1 where it has, else 0."""
+    gram = positions @ positions.mT
+    ridge = (noise * positions.shape[1] + LEAST * gram.diagonal().max()) * torch.eye(len(gram), dtype=gram.dtype)
+    shares: Tensor = torch.linalg.solve(gram + ridge.to(gram.device), positions @ table.mT)
+    return shares
+
+
+def _of_several(table: Tensor, tokens: Tensor, positions: Tensor, noise: float) -> Tensor:
+    """Of each place which rows add up to it, (length, V), of those that stand out and at most as many as numbers."""
+    shares = torch.zeros(len(positions), len(table), dtype=table.dtype, device=table.device)
+    kept = tokens[: table.shape[1] // 2]
+    if not len(kept):
+        return shares
+    rows = table[kept]
+    gram = rows @ rows.mT
+    ridge = (noise * rows.shape[1] + LEAST * gram.diagonal().max()) * torch.eye(len(gram), dtype=gram.dtype)
+    shares[:, kept] = torch.linalg.solve(gram + ridge.to(gram.device), rows @ positions.mT).mT
+    return shares

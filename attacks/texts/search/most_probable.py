@@ -1,0 +1,56 @@
+"""The attack ``text_map``: see :mod:`~fedpriv.attacks.texts.search.climb`."""
+
+from dataclasses import replace
+
+from fedpriv.attacks.methods.text_map import TextMapSettings
+from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
+from fedpriv.attacks.reconstruction.scene import Progress
+from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.texts.scene import Reading, TextScene
+from fedpriv.attacks.texts.search.climb import Climb
+from fedpriv.attacks.texts.search.ground import Ground
+from fedpriv.attacks.texts.search.language import Language
+from fedpriv.attacks.texts.search.scoring import Texts
+
+__all__ = ["most_probable"]
+
+
+def most_probable(
+    scene: TextScene, victim: Victim, config: TextMapSettings, seed: int, progress: Progress | None
+) -> Reading:
+    """Read the sentences behind one upload; the first start is at what the tables show, if they show anything.
+
+    Raises:
+        AttackRefused: the noise went through Adam's steps, of which no density is known, or there is no prior.
+    """
+    model = victim.model
+    if model.training is not None and model.training.optimizer == "adam" and model.protects_examples:
+        raise AttackRefused(
+            "what is most probable follows from the distribution of the upload, and that of noise behind Adam's steps "
+            "is not known"
+        )
+    language = Language.of(scene, config.language_model)
+    ground = Ground.of(scene, victim)
+    climb = Climb(scene, victim, ground.soft, misfit, language)
+
+    def tell(done: int, loss: float) -> None:
+        if progress is not None:
+            progress(done, config.iterations, loss)
+
+    labels = ground.labels.clamp(min=0)  # where none is told, the search begins with the first
+    attempts = []
+    for restart in range(config.restarts):
+        stream = scene.stream(seed, config.name, victim, restart)
+        start = climb.at(Texts(ground.drawn(language, stream), labels))
+        if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
+            read = ground.lookup.sentences(scene, model.examples, language)
+            start = min(start, climb.at(Texts(read, labels)), key=lambda reached: reached.loss)
+        ended = climb.climb(start, config.iterations, tell)
+        for _ in range(config.kicks):
+            if ended.rounds >= config.iterations:
+                break
+            again = climb.climb(climb.kicked(ended, stream), config.iterations, tell)
+            ended = replace(min(ended, again, key=lambda reached: reached.loss), rounds=again.rounds)
+        attempts.append(ground.sentences(ended.texts, ended.loss, ended.rounds))
+    return Reading(tuple(attempts), language.title)

@@ -1,0 +1,261 @@
+"""How well batches of sentences explain an upload: many at once, one sentence of a batch exchanged at a time.
+
+Gradients of tokens follow layer by layer (``fedpriv.gradients``), so that hundreds of sentences go through the network
+together and none of their gradients is written out. Where the likelihood needs them written, or the upload is of
+several local steps, they are, a few at a time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
+from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher, Objective
+from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.attacks.texts.scene import TextScene
+from fedpriv.attacks.texts.search.soft import soft_targets
+from fedpriv.data.sequences import NO_TARGET
+from fedpriv.federated import example_losses
+from fedpriv.gradients import Block, GradientOperator, Vector, per_example_gradients
+from fedpriv.gradients.operator import total, wide
+from fedpriv.names import PAD
+
+__all__ = ["Scorer", "Texts", "soft_batch", "split", "trained_network"]
+
+TOGETHER = 64  # sentences that go through the network at once
+WRITTEN = 8  # batches whose gradients are written out at once
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A batch of sentences that may be behind an upload.
+
+    Attributes:
+        tokens: int64 (B, L), padded at the end; L is T, or T + 1 where the next token is predicted: then the last one
+            is a target only.
+        labels: int64 (B,); of the next token they are not looked at.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+
+    def exchanged(self, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> "Texts":
+        """Return the batch with other sentences (k, L) and labels (k,) in k places."""
+        tokens, classes = self.tokens.clone(), self.labels.clone()
+        tokens[list(slots)], classes[list(slots)] = sentences, labels
+        return Texts(tokens, classes)
+
+
+def split(scene: TextScene, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the network takes (N, T), and the targets of its loss, of sentences (N, L) with labels (N,)."""
+    if not scene.is_next:
+        return tokens, labels
+    following = tokens[:, 1:]
+    return tokens[:, :-1], torch.where(following == PAD, NO_TARGET, following)
+
+
+def soft_batch(scene: TextScene, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs (N, B, 1, T, V) and label probabilities of a soft network.
+
+    Args:
+        scene: the task.
+        probabilities: of tokens, (N, B, L, V).
+        labels: int64 (N, B).
+    """
+    if not scene.is_next:
+        return probabilities[:, :, None], F.one_hot(labels, scene.classes).to(probabilities)
+    return probabilities[:, :, None, :-1], soft_targets(probabilities)
+
+
+def trained_network(scene: TextScene, victim: Victim) -> nn.Module:
+    """Return the network with the numbers that the client was sent; what is trained asks for derivatives."""
+    network = scene.with_parameters(victim.parameters, next(iter(victim.parameters.values())).dtype)
+    for name, value in network.named_parameters():
+        value.requires_grad_(name in scene.names)
+    return network
+
+
+class Scorer:
+    """Compares batches of sentences with an upload, or with several of the same sentences.
+
+    Args:
+        scene: what is public.
+        victim: the upload.
+        soft: the network on probabilities, for uploads whose gradients have to be written out.
+        objective: compares expected and heard uploads.
+    """
+
+    def __init__(self, scene: TextScene, victim: Victim, soft: Network, objective: Objective) -> None:
+        self._scene = scene
+        needs_writing = any(_needs_writing(upload) for upload in victim.uploads)
+        self._matcher = Matcher(soft, [victim] * WRITTEN, objective, often=False) if needs_writing else None
+        self._uploads = [] if needs_writing else [_Upload(scene, upload, objective) for upload in victim.uploads]
+
+    def loss(self, texts: Texts) -> float:
+        """Return the objective of a batch."""
+        return float(self.exchanged(texts, (0,), texts.tokens[None, :1], texts.labels[None, :1]))
+
+    def exchanged(self, texts: Texts, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> Tensor:
+        """Return the objective of a batch with other sentences in some of its places.
+
+        Args:
+            texts: the batch.
+            slots: k places.
+            sentences: (N, k, L).
+            labels: int64 (N, k).
+
+        Returns:
+            (N,), float64 where the device has that.
+        """
+        step = max(1, WRITTEN if self._matcher is not None else TOGETHER // len(slots))
+        parts = zip(sentences.split(step), labels.split(step), strict=True)
+        return torch.cat([self._score(texts, slots, *part) for part in parts])
+
+    def _score(self, texts: Texts, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> Tensor:
+        if self._matcher is None:
+            return total([upload.losses(texts, slots, sentences, labels) for upload in self._uploads])
+        tokens, classes = (values.repeat(len(sentences), *[1] * values.ndim) for values in (texts.tokens, texts.labels))
+        tokens[:, list(slots)], classes[:, list(slots)] = sentences, labels
+        probabilities = F.one_hot(tokens, self._scene.format.vocabulary).to(torch.float32)
+        rows = torch.arange(len(sentences), device=tokens.device)
+        with torch.no_grad():
+            return self._matcher.select(rows)(*soft_batch(self._scene, probabilities, classes))
+
+
+def _needs_writing(victim: Victim) -> bool:
+    scales = victim.model.mechanism.scales(tuple(victim.gradient))
+    return victim.model.training is not None or victim.needs_writing or scales is None
+
+
+class _Norms:
+    """What an upload model asks of units' gradients: squared norms (N, U) of blocks of parameters."""
+
+    def __init__(self, gradients: GradientOperator, squared: Callable[[Block], Tensor]) -> None:
+        self.names: Block = tuple(gradients.shapes)
+        self._gradients = gradients
+        self._squared = squared
+
+    def dimension(self, block: Block) -> int:
+        """Return the number of coordinates of some parameters."""
+        return self._gradients.dimension(block)
+
+    def squared(self, block: Block) -> Tensor:
+        """Return the squared norms (N, U) of some parameters."""
+        return self._squared(block)
+
+
+class _Rest:
+    """The sentences of a batch that are not exchanged: what they add to what is expected, and its inner products.
+
+    Attributes:
+        norms: block -> squared norms (1, n) of their gradients.
+        sums: the sum of their gradients, weighed where each is weighed by itself.
+    """
+
+    def __init__(self, gradients: GradientOperator, model: UploadModel, scales: Mapping[str, float]) -> None:
+        count = gradients.examples
+        self.norms = cache(lambda block: wide(gradients.norms(block).square())[None])
+        ones = torch.ones(count, dtype=gradients.dtype, device=gradients.device)
+        self.sums: Vector = {}
+        if not model.needs_examples:
+            self.sums = gradients.combine(ones)
+            return
+        share = count / model.examples  # weights are those of a mean of so many
+        for block, weights in model.weights(_Norms(gradients, self.norms), scales):
+            self.sums |= gradients.combine(share * weights[0].to(ones), block)
+
+    def dot(self, vector: Vector, block: Block) -> Tensor:
+        """Return the inner product of their sum with a vector, ()."""
+        return total([wide(self.sums[name] * vector[name]).sum() for name in block])
+
+
+class _Upload:
+    """One upload."""
+
+    def __init__(self, scene: TextScene, victim: Victim, objective: Objective) -> None:
+        self._scene = scene
+        self._model = victim.model
+        self._objective = objective
+        mechanism = victim.model.mechanism
+        names = tuple(victim.gradient)
+        self._blocks = mechanism.directions(names)
+        self._scales = mechanism.scales(names) or {}
+        self._network = trained_network(scene, victim)
+        self._heard = mechanism.standardise(victim.gradient)
+        self._kept: tuple[Texts, tuple[int, ...], _Rest | None] | None = None
+
+    def losses(self, texts: Texts, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> Tensor:
+        """As :meth:`Scorer.exchanged`."""
+        gradients = self._gradients(sentences.flatten(0, 1), labels.flatten())
+        parts = self._parts(gradients, len(slots), self._rest(texts, tuple(slots)))
+        by_block = [[part for part in parts if set(part[0]) <= set(block)] for block in self._blocks]
+        dot = torch.stack([total([each for _, each, _ in mine]) for mine in by_block], dim=1)
+        squared = torch.stack([total([each for _, _, each in mine]) for mine in by_block], dim=1)
+        targets = Targets([self._heard], [0] * len(sentences), often=False)
+        heard = torch.stack([total([targets.squared(name) for name in block]) for block in self._blocks], dim=1)
+        comparison = Comparison(dot, squared, wide(heard), self._blocks, self._model, _unwritten, targets)
+        return self._objective(comparison)
+
+    def _gradients(self, sentences: Tensor, labels: Tensor) -> GradientOperator:
+        return per_example_gradients(self._network, example_losses, *split(self._scene, sentences, labels))
+
+    def _rest(self, texts: Texts, slots: tuple[int, ...]) -> _Rest | None:
+        if len(texts.tokens) == len(slots):
+            return None
+        if self._kept is None or self._kept[0] is not texts or self._kept[1] != slots:
+            others = [number for number in range(len(texts.tokens)) if number not in slots]
+            gradients = self._gradients(texts.tokens[others], texts.labels[others])
+            self._kept = texts, slots, _Rest(gradients, self._model, self._scales)
+        return self._kept[2]
+
+    def _parts(self, gradients: GradientOperator, count: int, rest: _Rest | None) -> list[tuple[Block, Tensor, Tensor]]:
+        """Of each block what is expected times what was heard, (N,), and its squared norm, (N,)."""
+        groups = gradients.examples // count
+
+        @cache
+        def gram(block: Block) -> Tensor:
+            if count == 1:
+                return wide(gradients.norms(block).square())[:, None, None]
+            return wide(gradients.grams(groups, block, precise=False).to(gradients.device))
+
+        def dots(vector: Vector, block: Block) -> Tensor:
+            return wide(gradients.dot(vector, block)).view(groups, count)
+
+        def squared(block: Block, weights: Tensor) -> Tensor:
+            own = torch.einsum("ni,nij,nj->n", weights, gram(block), weights)
+            if rest is None:
+                return own
+            return own + 2 * (weights * dots(rest.sums, block)).sum(dim=1) + rest.dot(rest.sums, block)
+
+        def dot(block: Block, weights: Tensor) -> Tensor:
+            own = (weights * dots(self._heard, block)).sum(dim=1)
+            return own if rest is None else own + rest.dot(self._heard, block)
+
+        def of_examples(block: Block) -> Tensor:
+            own = gram(block).diagonal(dim1=1, dim2=2)
+            return own if rest is None else torch.cat([own, rest.norms(block).expand(groups, -1)], dim=1)
+
+        ones = torch.ones(groups, count, dtype=torch.float64, device=gradients.device)
+        if self._model.needs_examples:
+            weighed = self._model.weights(_Norms(gradients, of_examples), self._scales)
+            own = [(block, wide(weights[:, :count])) for block, weights in weighed]
+            return [(block, dot(block, weights), squared(block, weights)) for block, weights in own]
+        size = self._model.examples
+        norms = _Norms(gradients, lambda block: squared(block, ones)[:, None] / size**2)
+        return [
+            (
+                block,
+                wide(weight[:, 0]) / size * dot(block, ones),
+                wide(weight[:, 0]).square() * norms.squared(block)[:, 0],
+            )
+            for block, weight in self._model.weights(norms, self._scales)
+        ]
+
+
+def _unwritten() -> Vector:
+    raise ValueError("these gradients are not written out")

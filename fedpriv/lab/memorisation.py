@@ -1,0 +1,223 @@
+"""What the model of a finished run remembers of its texts: exposure of canaries, and extraction by sampling.
+
+Both are attacks on the final model. The summary gets the results, too. Whoever wants a report of the folder writes it.
+"""
+
+import math
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.accounting.memorisation import (
+    Statement,
+    among_others,
+    exposure_ceiling,
+    guessed_exposure,
+    of_copies,
+    rank_ceiling,
+)
+from fedpriv.attacks.memorisation.exposure import Network, exposures
+from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
+from fedpriv.config.canaries import CanaryConfig
+from fedpriv.config.texts import refuse_texts
+from fedpriv.data.canaries import Canaries, canary_rows, drawn_canaries
+from fedpriv.errors import InputError, RunFailedError
+from fedpriv.files import writing
+from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
+from fedpriv.progress import Progress
+from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.records import CanaryGroup, CanaryResult, Extraction, Ledger, LedgerLine, Memorisation
+from fedpriv.runs import RunFolder
+from fedpriv.threads import cpu_threads
+from fedpriv.world import State, World
+
+__all__ = ["audit_memorisation", "refuse_refuted"]
+
+# A ceiling is refuted where what was measured has, under it, at most this probability, all canaries together.
+_IMPOSSIBLE = 1e-3
+
+
+def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: Progress) -> Memorisation:
+    """Measure what a run's final model remembers.
+
+    Args:
+        folder: of a completed run on texts, whose next token is learnt.
+        samples: texts that the model writes.
+        tokens: how many in a row have to stand in the training data.
+        progress: told what happens.
+
+    Returns:
+        What is written to memorisation.json.
+
+    Raises:
+        InputError: the run is not finished, its folder is damaged, it learns no next token, or a number is out of
+            range.
+        RunFailedError: the results cannot be written.
+    """
+    summary = completed_summary(folder)
+    experiment = folder.experiment()
+    world = rebuilt_world(folder, experiment)
+    if not world.dataset.is_next:
+        refuse_texts(experiment, "an audit of labels")
+    length, config = world.dataset.shape[-1], experiment.data.canaries
+    if not 1 <= tokens < length:
+        raise InputError(f"--tokens {tokens}: a sequence of this run has {length}; allowed: 1 to {length - 1}")
+    final = final_state(folder, world, final_checkpoint(folder, "audit"))
+    with cpu_threads(experiment.engine.threads), torch.no_grad():
+        progress.stage(f"writing {samples} texts")
+        network = _network(world, final)
+        written = sampled(network, samples, length, torch_stream(experiment.seed, "extraction"))
+        exposed = Memorisation(
+            theorem="the run has no canaries, and nothing is proven of texts",
+            extraction=_extracted(world, written, _gains(world, final, written), tokens),
+        )
+        if config is not None:
+            progress.stage("ranking canaries")
+            exposed = _with_canaries(exposed, world, _network(world, final), config, folder.ledger(), written)
+    with writing(shlex.join(["fedpriv", "audit", str(folder.path), f"--samples={samples}", f"--tokens={tokens}"])):
+        folder.write_memorisation(exposed)
+        folder.write_summary(summary.model_copy(update={"memorisation": exposed}))
+    return exposed
+
+
+def refuse_refuted(memorisation: Memorisation) -> None:
+    """Raise where exposures refute what is claimed to be proven.
+
+    Raises:
+        RunFailedError: they do.
+    """
+    if memorisation.refuted:
+        raise RunFailedError(
+            "canaries refute the ledger: an exposure as large as measured has a probability below 0.1 % under what is "
+            "claimed to be proven. The implementation or the proof is wrong"
+        )
+
+
+def _network(world: World, state: State) -> Network:
+    """The model, which has these numbers until it gets others, in evaluation mode."""
+    state.load_into(world.model)
+    world.model.eval()
+
+    def logits(tokens: Tensor) -> Tensor:
+        with world.autocast():
+            found: Tensor = world.model(tokens.to(world.device))
+        return found
+
+    return logits
+
+
+def _gains(world: World, final: State, written: Tensor) -> Tensor:
+    """How much likelier each text became by training, in nats per token."""
+    after = mean_losses(_network(world, final), written)
+    return mean_losses(_network(world, world.initial), written) - after
+
+
+def _extracted(world: World, written: Tensor, gains: Tensor, tokens: int) -> Extraction:
+    """What was written of the clients' texts; secrets are counted for themselves."""
+    dataset, config = world.dataset, world.experiment.data.canaries
+    text = dataset.text
+    if text is None:
+        raise TypeError("no texts")
+    rows = np.unique(np.concatenate([world.partitions[client] for client in range(len(world.partitions))]))
+    if config is not None:
+        rows = np.setdiff1d(rows, canary_rows(world.partitions, config, world.experiment.seed))
+    train, test = dataset.x_train[torch.from_numpy(rows)].flatten(1), dataset.x_test.flatten(1)
+    figures, found = extraction(written.numpy(), gains.numpy(), train.numpy(), test.numpy(), tokens)
+    return replace(figures, texts=tuple(text.tokenizer.decode(each.tolist()) for each in found))
+
+
+def _with_canaries(
+    nothing: Memorisation, world: World, network: Network, config: CanaryConfig, ledger: Ledger | None, written: Tensor
+) -> Memorisation:
+    """Fill in what is said of canaries."""
+    seed, dataset = world.experiment.seed, world.dataset
+    canaries = drawn_canaries(config, dataset, seed)
+    exposed, fit = exposures(network, canaries, dataset.shape[-1], numpy_stream(seed, "canary-references"))
+    told = written_secrets(written.numpy(), canaries).tolist()
+    copies = [*canaries.copies.tolist(), *[0] * canaries.inserted]
+    results = tuple(
+        CanaryResult(number, one.log_perplexity, one.rank, one.bits, wrote)
+        for number, one, wrote in zip(copies, exposed, told, strict=True)
+    )
+    line, unit = _line(ledger, config.client), "" if ledger is None else ledger.unit
+    proven = {number: _proven(line, unit, number) for number in sorted(set(copies))}
+    return nothing.model_copy(
+        update={
+            "bits": math.log2(canaries.space),
+            "guess": guessed_exposure(canaries.space),
+            "client": config.client,
+            "canaries": results,
+            "groups": tuple(
+                _group([one for one in results if one.copies == number], statements, canaries)
+                for number, statements in proven.items()
+            ),
+            "fit": fit,
+            "theorem": _theorem(line, unit),
+            "refuted": fit is None and _refuted(results, proven, canaries),
+        }
+    )
+
+
+def _line(ledger: Ledger | None, client: int) -> LedgerLine | None:
+    """The line of a client; ``None`` where it says nothing of (epsilon, delta)."""
+    lines = () if ledger is None else ledger.clients
+    line = next((line for line in lines if any(client in each for each in line.ranges)), None)
+    return line if line is not None and (line.epsilon, line.pure_epsilon) != (None, None) else None
+
+
+def _proven(line: LedgerLine | None, unit: str, copies: int) -> tuple[Statement, ...]:
+    """What is proven of all copies of a secret, which one client holds; empty: nothing."""
+    if not copies:
+        return (Statement(0.0, 0.0),)  # nobody trained on it
+    if line is None:
+        return ()
+    proven = [(line.epsilon, line.delta), (line.pure_epsilon, 0.0)]
+    together = 1 if unit == "update" else copies
+    return tuple(of_copies(Statement(epsilon, delta), together) for epsilon, delta in proven if epsilon is not None)
+
+
+def _among_all(statements: Sequence[Statement], canaries: Canaries) -> list[Statement]:
+    """The same with ranks among all secrets, though all that are drawn are different."""
+    return [among_others(each, canaries.space, len(canaries.secrets) - 1) for each in statements]
+
+
+def _group(results: Sequence[CanaryResult], statements: Sequence[Statement], canaries: Canaries) -> CanaryGroup:
+    among = _among_all(statements, canaries)
+    first = rank_ceiling(among, math.log2(canaries.space), canaries.space)
+    least = min(statements, default=None)
+    return CanaryGroup(
+        copies=results[0].copies,
+        canaries=len(results),
+        exposure=statistics.fmean(one.exposure for one in results),
+        first=None if any(one.rank is None for one in results) else sum(one.rank == 1 for one in results),
+        ceiling=exposure_ceiling(among, canaries.space),
+        first_ceiling=first if first < 1 else None,
+        written=sum(one.written for one in results),
+        epsilon=None if least is None else least.epsilon,
+        delta=None if least is None else least.delta,
+    )
+
+
+def _refuted(results: Sequence[CanaryResult], proven: Mapping[int, Sequence[Statement]], canaries: Canaries) -> bool:
+    """Whether an exposure is next to impossible: by the union bound, however canaries depend on each other."""
+    chances = [
+        rank_ceiling(_among_all(proven[one.copies], canaries), one.exposure, canaries.space)
+        for one in results
+        if one.copies
+    ]
+    return len(chances) * min(chances) < _IMPOSSIBLE
+
+
+def _theorem(line: LedgerLine | None, unit: str) -> str:
+    if line is None:
+        return "nothing of the client that holds the canaries"
+    group = "all copies are its data" if unit == "update" else "c copies are a group of c examples (Vadhan 2017)"
+    return (
+        "P[rank <= k] <= e^epsilon k / |R| + delta for a secret drawn at random, by the ledger's (epsilon, delta) of "
+        f"the client that holds it ({line.adjacency}; {line.sampling}; participations: {line.participations}); {group}"
+    )

@@ -1,0 +1,131 @@
+"""The tables of docs/text-search.md: ``python -m studies.text_search --attack text_map --noise gaussian:0.01``.
+
+Each victim is a client with so many sentences of SST-2, each of 16 tokens, and uploads their gradient through an
+untrained GPT. Every line of output is the mean over all sentences of all victims; seconds are CPU time of one thread
+for each victim, with its share of the language model's training. Epsilon is proven for one upload, at delta 1e-5.
+"""
+
+import argparse
+import csv
+import gzip
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from fedpriv.attacks.texts.guesses import sentence_guesses
+from fedpriv.attacks.texts.scores import bare, pairs, sentence_score
+from fedpriv.config import Experiment
+from fedpriv.data.texts import text_root
+from fedpriv.records.texts import SentenceResult, sentence_result
+from fedpriv.registry import ATTACKS
+from fedpriv.world import World, build_world
+from studies.uploads import FIRST, heard
+
+TOKENS = 16
+
+
+def main() -> None:
+    """Print a line for each kind of noise, and one for each guess."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attack", default="text_map")
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE of the attack, whole numbers")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--victims", type=int, default=2)
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--noise", nargs="+", default=["none"], help="none, gaussian:SIGMA or vmf:KAPPA")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        _measure(options, Path(folder) / "sst2.csv")
+
+
+def _measure(options: argparse.Namespace, file: Path) -> None:
+    _write(file, options.batch * options.victims)
+    settings = ATTACKS[options.attack](**dict(pair.split("=") for pair in options.set))
+    for noise in options.noise:
+        world = build_world(_experiment(options, noise, file))
+        public = world.dataset.x_test.long()
+        epsilon = world.plans[0].guarantee([FIRST]).epsilon
+        about = f"{options.batch} | {noise} | {'nothing' if epsilon is None else f'{epsilon:.2g}'}"
+        job = AttackJob(options.attack, heard(world), world.model, settings, 1, public_images=public)
+        began = time.process_time()
+        try:
+            made = [result.images for result in run_attack(job)]
+        except AttackRefused as error:
+            print(f"| {about} | {options.attack} | refused: {error} |", flush=True)
+            continue
+        seconds = (time.process_time() - began) / options.victims
+        _print(about, options.attack, _score(world, made), f"{seconds:.1f}")
+    for guess in sentence_guesses(public):
+        guessed = [guess.image.expand(options.batch, -1, -1, -1)] * options.victims
+        _print(f"{options.batch} | any | ", guess.name, _score(world, guessed), "")
+
+
+def _experiment(options: argparse.Namespace, noise: str, file: Path) -> Experiment:
+    name, _, strength = noise.partition(":")
+    mechanism: dict[str, Any] = {"name": name}
+    if strength:
+        mechanism["sigma" if name == "gaussian" else "kappa"] = float(strength)
+    return Experiment.model_validate(
+        {
+            "name": "text-search",
+            "data": {
+                "name": "text",
+                "path": str(file),
+                "text": {
+                    "label": "label",
+                    "text": "sentence",
+                    "tokenizer": "word",
+                    "vocabulary": 4096,
+                    "length": TOKENS,
+                },
+            },
+            "model": {"name": "gpt", "width": 256, "depth": options.depth, "heads": 4},
+            "federation": {"clients": options.victims, "rounds": 1},
+            "training": {"batch_size": options.batch},
+            "mechanism": mechanism,
+            "adversary": {"attacks": [options.attack]},
+        }
+    )
+
+
+def _write(file: Path, sentences: int) -> None:
+    """The first training sentences that fill all tokens, each once, and all test sentences."""
+    with gzip.open(text_root("") / "sst2.csv.gz", "rt", encoding="utf-8", newline="") as source:
+        rows = list(csv.DictReader(source))
+    train = [row for row in rows if row["split"] == "train" and len(row["sentence"].split()) >= TOKENS]
+    with file.open("w", encoding="utf-8", newline="") as target:
+        writer = csv.DictWriter(target, ("sentence", "label", "split"))
+        writer.writeheader()
+        # Phrases of one sentence stand together: each so manyth is of another one.
+        writer.writerows(train[:: len(train) // sentences][:sentences])
+        writer.writerows(row for row in rows if row["split"] == "test")
+
+
+def _score(world: World, made: list[Tensor]) -> SentenceResult:
+    scores = []
+    for client, tokens in enumerate(made):
+        true = [bare(sentence) for sentence in world.dataset.x_train[world.uploaded_rows(client, FIRST)]]
+        read = [bare(sentence) for sentence in tokens]
+        matched = pairs(true, read)
+        for number, sentence in enumerate(true):
+            scores.append(sentence_score(sentence, read[matched[number]] if number in matched else []))
+    result = sentence_result(scores)
+    if result is None:
+        raise ValueError("no sentence was attacked")
+    return result
+
+
+def _print(about: str, attack: str, result: SentenceResult, seconds: str) -> None:
+    figures = " | ".join(f"{value:.2f}" for value in (result.rouge1, result.rouge2, result.rouge_l))
+    right = f"{result.share_right:.0%}"
+    print(f"| {about} | {attack} | {figures} | {result.exact} | {right} | {seconds} |", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
