@@ -12,7 +12,7 @@ from fedpriv.accounting.estimated import bounds_release
 from fedpriv.cli.data import data
 from fedpriv.config import ServiceConfig, load_experiment
 from fedpriv.errors import InputError
-from fedpriv.lab.answer_claims import with_estimate
+from fedpriv.lab.answer_claims import with_earlier
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.run import start_run
 from fedpriv.lab.service import open_service
@@ -92,7 +92,7 @@ def test_a_run_speaks_of_rows_and_accounts_for_bounds(tmp_path: Path) -> None:
     assert answers[0].epsilon == pytest.approx((answers[1].epsilon or 0.0) + 0.5)
     assert "bounds of the table's columns" in answers[0].theorem["epsilon"] and "0.5" in answers[0].notes[-1]
     exact = Exact().guarantee(Facts(2), 1, 0.0, RunFolder.open(tmp_path / "run").final_ledger())
-    assert with_estimate(exact, Exact(), build_world(plain)) == exact
+    assert with_earlier(exact, Exact(), build_world(plain), Facts(2)) == exact
 
 
 def served(path: Path, **service: object) -> Service:
