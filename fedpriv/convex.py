@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypeAliasType
 
 from fedpriv.errors import InputError, RunFailedError
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Minimum", "Objective", "minimised", "softmax", "spread_noise"]
 
-Array: TypeAlias = "NDArray[np.float64]"
+Array = TypeAliasType("Array", "NDArray[np.float64]")
 
 _NEWTON = 30
 # Arithmetic in float64 is not exact: training stops at half of the tolerance that is claimed.

@@ -109,7 +109,7 @@ def _minimum(
     features: NDArray[np.float64],
     labels: NDArray[np.int64],
     regularisation: float,
-    offset: "Weights | None",
+    offset: Weights | None,
 ) -> Weights:
     """The minimum of the objective, (rows, d); of two classes from two opposite rows, each with half the vector.
 

@@ -25,6 +25,7 @@ from fedpriv.erm import problem_of, usual_length
 from fedpriv.errors import InputError
 from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
+from fedpriv.mechanisms import MechanismSettings
 from fedpriv.models.machinery.build import model_digest
 from fedpriv.network import network_of, precision_of, redistribution_of, smoothing_of
 from fedpriv.plan import Plan
@@ -174,8 +175,7 @@ class World:
             client: the partition's number.
             before: what the server sent it.
         """
-        release = self.plans[client].config.model_dump_json()
-        return sha256(self.sent(before) + self.built_from + release.encode()).digest()
+        return sha256(self.sent(before) + self.built_from + _written(self.plans[client].config)).digest()
 
     @cached_property
     def built_from(self) -> bytes:
@@ -292,6 +292,12 @@ def choose_device(name: str) -> torch.device:
 
 # The settings of the engine that numbers depend on, if only their last digits.
 _COMPUTED_WITH = {"threads", "precision", "gradient_memory"}
+
+
+@lru_cache(maxsize=64)
+def _written(mechanism: MechanismSettings) -> bytes:
+    """A client's mechanism written out, which takes longer than a step of a small network."""
+    return mechanism.model_dump_json().encode()
 
 
 @lru_cache(maxsize=2)

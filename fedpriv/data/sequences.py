@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import TypeAliasType
 
 from fedpriv.data.tokenizers import Tokenizer
 from fedpriv.names import END, PAD, START
@@ -18,7 +20,7 @@ __all__ = ["NO_TARGET", "TextFacts", "labelled", "next_tokens"]
 NO_TARGET = -100
 """What stands where nothing is predicted; torch's cross entropy leaves it out."""
 
-Numbers: TypeAlias = "NDArray[np.int64]"
+Numbers = TypeAliasType("Numbers", "NDArray[np.int64]")
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ class _Neighbours:
     moved: tuple[float, ...]
     logit: float
     weights: tuple[Scores, ...] = ()
-    features: "Scores | None" = None
+    features: Scores | None = None
 
     @property
     def shifts(self) -> list[float]:

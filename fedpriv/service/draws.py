@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
+from typing_extensions import TypeAliasType, override
 
 from fedpriv.convex import softmax, spread_noise
 from fedpriv.errors import InputError, one_line
@@ -27,9 +27,9 @@ __all__ = ["EXAMPLE", "Draws", "ExactDraws", "Facts", "Scores", "on_grid", "one_
 
 _GRID = 20  # bits of the noise's scale that an answer shows
 
-Array: TypeAlias = "NDArray[np.float64]"
+Array = TypeAliasType("Array", "NDArray[np.float64]")
 
-Scores: TypeAlias = "NDArray[np.float64]"
+Scores = TypeAliasType("Scores", "NDArray[np.float64]")
 """(n, classes): logits, or counts of votes."""
 
 EXAMPLE = "replace-one: one example of any client is another one; the number of examples is public"

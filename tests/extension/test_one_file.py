@@ -67,6 +67,8 @@ ALLOWED = {
     **dict.fromkeys(("agnews", "rotten_tomatoes", "sms_spam", "sst2"), PROMPTS),
     # Its tokenizer has the same name.
     "llama": {"fedpriv/config/corpus.py", "fedpriv/data/tokenizers.py"},
+    # Texts are extracted from language models, too.
+    "extraction": {"attacks/memorisation/extraction.py", "fedpriv/lab/memorisation.py"},
     # Pydantic calls the key of a union so.
     "tag": {"fedpriv/config/wrong.py"},
     "lenet": {"fedpriv/models/machinery/settings.py"},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
-from typing_extensions import override
+from typing_extensions import TypeAliasType, override
 
 from fedpriv.mechanisms.machinery.settings import MechanismSettings
 from fedpriv.settings import Epsilon
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fit", "ModelNoiseSettings", "Weights", "length_of_noise"]
 
-Weights: TypeAlias = "NDArray[np.float64]"
+Weights = TypeAliasType("Weights", "NDArray[np.float64]")
 """(rows, d): one row for two classes, else one a class."""
 
 Fit = Callable[[float, "Weights | None"], "Weights"]
