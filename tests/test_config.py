@@ -379,7 +379,8 @@ UNHEARD = {"attacks": []}
 
 def test_every_key_has_a_description() -> None:
     for name, kind in MECHANISMS.items():
-        noise = {kind.parameter or "target_epsilon": 1.0} if kind.protects else {}
+        amount = kind.parameter or "target_epsilon"
+        noise = {amount: 1.0} if amount in kind.model_fields else {}
         rest = {} if kind.on_gradients else {"federation": {"algorithm": "erm", "rounds": 1}, "adversary": UNHEARD}
         experiment = Experiment.model_validate({"mechanism": {"name": name, **noise}, **rest})
         assert [key for key, _, _, meaning in describe(experiment) if not meaning] == []
