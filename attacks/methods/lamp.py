@@ -29,8 +29,10 @@ class LampSettings(TextAttackSettings):
         "Priors, NeurIPS 2022"
     )
 
-    objective: Literal["cosine", "distance"] = Field(
-        "cosine", description="how gradients are compared: by their angles, or by the squared and the absolute distance"
+    objective: Literal["cosine", "whole", "distance"] = Field(
+        "cosine",
+        description="how gradients are compared: by the mean angle of their tensors, by one angle of all (better "
+        "behind noise), or by the squared and the absolute distance",
     )
     alpha: NonNegative = Field(0.01, description="weight of the absolute distance, where that is the objective")
     iterations: Count = Field(300, description="steps of Adam")

@@ -15,7 +15,7 @@ from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
-from fedpriv.attacks.reconstruction.matching.distances import squared_distance
+from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
 from fedpriv.attacks.reconstruction.matching.matcher import Objective
 from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
@@ -164,10 +164,15 @@ def distances(expected: dict[str, Tensor], heard: dict[str, Tensor]) -> float:
     return sum(float(one.square().sum() + 0.5 * w * one.abs().sum()) for w, one in zip(weights, apart, strict=True))
 
 
+def one_angle(expected: dict[str, Tensor], heard: dict[str, Tensor]) -> float:
+    ours, theirs = (torch.cat([vector[name].flatten() for name in expected]) for vector in (expected, heard))
+    return 1 - float(torch.dot(ours, theirs) / ours.norm() / theirs.norm())
+
+
 @pytest.mark.parametrize(
     ("objective", "by_hand"),
-    [(tensor_angle, angles), (squared_and_absolute(0.5), distances)],
-    ids=["angle", "distance"],
+    [(tensor_angle, angles), (angle, one_angle), (squared_and_absolute(0.5), distances)],
+    ids=["angles", "angle", "distance"],
 )
 def test_mismatches_are_those_of_gradients_one_tensor_at_a_time(
     objective: Objective, by_hand: Callable[[dict[str, Tensor], dict[str, Tensor]], float]

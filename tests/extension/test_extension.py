@@ -72,11 +72,32 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+EACH = """
+import json, sys
+from fedpriv.cli.app import app
+for words in json.load(sys.stdin):
+    app(words, standalone_mode=False)
+    print("----")
+"""
+
+
+def outputs(folder: Path, *commands: tuple[str, ...]) -> list[str]:
+    """What commands print that succeed, one after the other in one process beside the other package."""
+    done = started(folder, "-c", EACH, given=json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("----\n")[:-1]
+
+
 def fedpriv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return started(folder, "-m", "fedpriv", *words)
+
+
+def started(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parents[2]
     path = os.pathsep.join([str(folder), str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
-        [sys.executable, "-m", "fedpriv", *words],
+        [sys.executable, *arguments],
+        input=given,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
         capture_output=True,
@@ -91,14 +112,14 @@ def test_they_are_settings_like_ours(installed: Path) -> None:
     wrong = fedpriv(installed, "config", "check", "mine.toml", *mistakes)
     assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean mechanism.step?" in wrong.stderr
     assert "unknown key model.hidden: embedding and mlp read it, narrow reads init, units; leave it out" in wrong.stderr
-    schema = json.loads(fedpriv(installed, "config", "schema").stdout)
+    written, data, listed = outputs(installed, ("config", "schema"), ("data",), ("attack", "list"))
+    schema = json.loads(written)
     assert schema["$defs"]["RoundedSettings"]["properties"]["name"]["const"] == "rounded"
     assert schema["$defs"]["NarrowSettings"]["properties"]["name"]["const"] == "narrow"
     assert "stripes" in schema["$defs"]["DataConfig"]["properties"]["name"]["enum"]
     federation = schema["$defs"]["FederationConfig"]["properties"]
     assert "trusted" in federation["aggregation"]["enum"] and federation["believed"]["default"] == 0
-    assert "made by the package outside" in fedpriv(installed, "data").stdout
-    listed = fedpriv(installed, "attack", "list").stdout
+    assert "made by the package outside" in data
     assert "Few pixels" in listed and "constant  The commonest answer" in listed
     assert "--set constant.images=20" in listed
     assert "few" in schema["$defs"]["EvadeConfig"]["properties"]["attacks"]["items"]["enum"]
@@ -167,19 +188,15 @@ def test_a_run_trains_and_attacks_with_them(installed: Path) -> None:
     # One client is believed: the other one's uploads leave no trace in the model.
     alone = json.loads((installed / "run" / "summary.json").read_text())
     assert alone["model"] == {"name": "narrow", "parameters": 64 * 5 + 5 + 5 * 8 + 8, "tensors": [320, 5, 40, 8]}
-    done = fedpriv(
-        installed, "probe", "run", "--attack", "few", "-a", "ifgsm", "--victims", "20", "--size", "0.3", "--json"
+    evaded, asked, _ = outputs(
+        installed,
+        ("probe", "run", "--attack", "few", "-a", "ifgsm", "--victims", "20", "--size", "0.3", "--json"),
+        ("probe", "run", "--attack", "constant", "--answers", "steps:3", "--queries", "5", "--json"),
+        ("attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3"),
     )
-    assert done.returncode == 0, done.stderr
-    few, all_pixels = (curve["shares"][0]["value"] for curve in json.loads(done.stdout)["curves"])
-    assert all_pixels <= few <= json.loads(done.stdout)["clean"]["value"]
-    assert "Few pixels" in (installed / "run" / "report.html").read_text()
-    done = fedpriv(
-        installed, "probe", "run", "--attack", "constant", "--answers", "steps:3", "--queries", "5", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    probed = json.loads(done.stdout)
+    few, all_pixels = (curve["shares"][0]["value"] for curve in json.loads(evaded)["curves"])
+    assert all_pixels <= few <= json.loads(evaded)["clean"]["value"]
+    probed = json.loads(asked)
     assert (probed["answers"], probed["results"][0]["queries"]) == ("steps:3", 5)
-    assert "The commonest answer" in (installed / "run" / "report.html").read_text()
-    again = fedpriv(installed, "attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3")
-    assert again.returncode == 0, again.stderr
+    report = (installed / "run" / "report.html").read_text()
+    assert "Few pixels" in report and "The commonest answer" in report

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -96,8 +97,13 @@ ALLOWED = {
 }
 
 
-def literals() -> Iterator[tuple[str, str]]:
+@cache
+def literals() -> frozenset[tuple[str, str]]:
     """Every text in the code, with its file."""
+    return frozenset(_literals())
+
+
+def _literals() -> Iterator[tuple[str, str]]:
     for top in ("fedpriv", "clients", "server", "attacks"):
         for path in (ROOT / top).rglob("*.py"):
             if path.is_relative_to(ROOT / "fedpriv") and path.resolve() != path:

@@ -58,8 +58,8 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
 CUT = [("independent", 7, 6), ("independent", 12, 200), ("zeros", 4, 5)]
 CUT_BY_SIZE = {
     1: [*CUT, ("all-zero", 3, 4)],
-    2: [*CUT, ("all-zero", 3, 4), *[case for case in CASES[-9:] if case[1] > 3][::2]],
-    3: [*CUT, *[case for case in CASES[-9:] if case[1] > 3][1::2]],
+    2: [*CUT[:2], *[case for case in CASES[-9:] if case[1] > 3][::3]],
+    3: [*CUT[1:], *[case for case in CASES[-9:] if case[1] > 3][1::3]],
 }
 
 
@@ -105,7 +105,7 @@ def test_groups_cover_the_batch(examples: int, size: int, chunk_bytes: int, monk
 @pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 5), (3, 5)])
 def test_few_dimensions_outside_the_span(examples: int, dimension: int) -> None:
     """Where each degree of freedom shows: nearly uniform draws, of which one to three dimensions lie outside."""
-    rows, count = gradients("independent", examples, dimension), 1500
+    rows, count = gradients("independent", examples, dimension), 800
     expected = draw_sums(rows, 0.2, 10 * count, np.random.default_rng(57))
     assert smallest_pvalue(rows, ours(rows, 0.2, count, torch.float64, 58), expected) > ALARM
 

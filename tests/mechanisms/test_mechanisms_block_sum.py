@@ -121,7 +121,7 @@ def test_chunks_do_not_change_the_law(monkeypatch: pytest.MonkeyPatch, chunk_byt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kappa", "dtype"), [(0.0, torch.float32), (0.5, torch.float64), (60.0, torch.float32)])
+@pytest.mark.parametrize(("kappa", "dtype"), [(0.5, torch.float64), (60.0, torch.float32)])
 @pytest.mark.parametrize(("case", "examples", "dimension", "length"), CASES)
 def test_agrees_with_adding_up_many_times(
     case: str, examples: int, dimension: int, length: int, kappa: float, dtype: torch.dtype

@@ -93,17 +93,18 @@ def test_added_noise(tmp_path: Path, settings: tuple[str, ...], dtype: torch.dty
 
 # All pairs of two of the three: the third enters at a place of its own.
 @pytest.mark.parametrize(
-    ("setting", "dtype", "unit"),
+    ("setting", "dtype", "unit", "blocks", "sizes"),
     [
-        ("kappa=12", torch.float32, "example"),
-        ("kappa=12", torch.float64, "update"),
-        ("epsilon=24", torch.float64, "example"),
-        ("epsilon=24", torch.float32, "update"),
+        ("kappa=12", torch.float32, "example", "whole", (18,)),
+        ("kappa=12", torch.float64, "update", "layer", (12, 6)),
+        ("kappa=12", torch.float64, "update", "size:7", (7, 7, 4)),
+        ("epsilon=24", torch.float64, "example", "layer", (12, 6)),
+        ("epsilon=24", torch.float32, "update", "whole", (18,)),
+        ("epsilon=24", torch.float64, "example", "size:7", (7, 7, 4)),
     ],
 )
-@pytest.mark.parametrize(("blocks", "sizes"), [("whole", (18,)), ("layer", (12, 6)), ("size:7", (7, 7, 4))])
 def test_turned_directions(
-    tmp_path: Path, setting: str, blocks: str, sizes: tuple[int, ...], dtype: torch.dtype, unit: str
+    tmp_path: Path, setting: str, dtype: torch.dtype, unit: str, blocks: str, sizes: tuple[int, ...]
 ) -> None:
     """The cosine of each block that the ledger is told of, over 600 releases, against its density."""
     generator = torch.Generator().manual_seed(61)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.methods.lamp import LampSettings
+from fedpriv.attacks.reconstruction.matching.distances import angle
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
@@ -37,7 +38,8 @@ def vectors_and_orders(
 def _attempt(
     ground: Ground, language: Language, config: LampSettings, stream: torch.Generator, progress: Progress | None
 ) -> Sentences:
-    objective = tensor_angle if config.objective == "cosine" else squared_and_absolute(config.alpha)
+    objectives = {"cosine": tensor_angle, "whole": angle, "distance": squared_and_absolute(config.alpha)}
+    objective = objectives[config.objective]
     vectors = Vectors(ground, objective, _length(ground.table, config.length), stream)
     loss, done = float("inf"), 0
 
