@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.texts.settings import TextAttackSettings
+from fedpriv.attacks.texts.settings import PriorSettings
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, NonNegative, Positive
 
@@ -18,7 +18,7 @@ __all__ = ["LampSettings"]
 
 
 @ATTACKS.register
-class LampSettings(TextAttackSettings):
+class LampSettings(PriorSettings):
     """Adam over vectors of usual length, in turn with tokens exchanged and moved."""
 
     name: ClassVar[str] = "lamp"
@@ -44,9 +44,6 @@ class LampSettings(TextAttackSettings):
     language: NonNegative = Field(0.1, description="weight of the nats a token of a language model, between orders")
     orders: Count = Field(16, description="changes of order that are tried at once")
     every: Count = Field(30, description="steps of Adam from one such trial to the next")
-    language_model: str = Field(
-        "", description="a stories260k.npz as prior, for texts of its tokens; empty: a GPT trained on the public texts"
-    )
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":

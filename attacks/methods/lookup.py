@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.texts.settings import TextAttackSettings
+from fedpriv.attacks.texts.settings import PriorSettings
 from fedpriv.registry import ATTACKS
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ __all__ = ["LookupSettings"]
 
 
 @ATTACKS.register
-class LookupSettings(TextAttackSettings):
+class LookupSettings(PriorSettings):
     """Rows of the table of tokens that have a gradient, and the places that they belong to."""
 
     name: ClassVar[str] = "lookup"
@@ -26,12 +25,6 @@ class LookupSettings(TextAttackSettings):
     reference: ClassVar[str] = (
         "after Melis, Song, De Cristofaro and Shmatikov: Exploiting Unintended Feature Leakage in Collaborative "
         "Learning, S&P 2019 (section 4.1); places by the table of positions"
-    )
-
-    language_model: str = Field(
-        "",
-        description="a stories260k.npz, which says what goes into which sentence of a batch; empty: a GPT trained on "
-        "the public texts",
     )
 
     @override

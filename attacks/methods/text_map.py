@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.texts.settings import TextAttackSettings
+from fedpriv.attacks.texts.settings import PriorSettings
 from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, Steps
 
@@ -18,7 +18,7 @@ __all__ = ["TextMapSettings"]
 
 
 @ATTACKS.register
-class TextMapSettings(TextAttackSettings):
+class TextMapSettings(PriorSettings):
     """Maximum a posteriori over tokens, under the mechanism's own noise and a language model."""
 
     name: ClassVar[str] = "text_map"
@@ -34,9 +34,6 @@ class TextMapSettings(TextAttackSettings):
         3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
     )
     restarts: Count = Field(1, description="starts; the first at what the tables of tokens and positions show")
-    language_model: str = Field(
-        "", description="a stories260k.npz as prior, for texts of its tokens; empty: a GPT trained on the public texts"
-    )
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.settings import AttackSettings
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.settings import Runs
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
-__all__ = ["TextAttackSettings"]
+__all__ = ["PriorSettings", "TextAttackSettings"]
 
 
 class TextAttackSettings(AttackSettings):
@@ -41,3 +42,11 @@ class TextAttackSettings(AttackSettings):
     def methods(cls) -> "tuple[Recipe | Runs, ...]":
         """None: it is not made of the parts of attacks on images."""
         return ()
+
+
+class PriorSettings(TextAttackSettings):
+    """The section of an attack that asks a language model how usual a sentence is."""
+
+    language_model: str = Field(
+        "", description="a stories260k.npz as prior, for texts of its tokens; empty: a GPT trained on the public texts"
+    )

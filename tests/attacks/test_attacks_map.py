@@ -219,8 +219,9 @@ def test_a_gradient_that_is_not_finite_leaves_an_image(blocks: str) -> None:
 def test_the_sign_is_told_by_all_layers() -> None:
     """The first bias's gradient, by which the closed form tells an image from its negative, drowns in noise.
 
-    Here it is turned around, which that noise makes likely enough, and no public images tell which is which. Of these
-    uploads most closed forms are negatives. From these alone `map` ended with a fifth of negatives and wrong labels.
+    Here it is turned around, which that noise makes likely enough, and no public images tell which is which. Of 24 such
+    uploads, of which these are the first, 16 closed forms are negatives; from the closed forms alone `map` ended with 5
+    negatives and 4 wrong labels.
     """
     model = mlp("relu", hidden=(256,))
     heard, truth, labels = observe_digits(model, 12, mechanism={"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0})

@@ -78,12 +78,10 @@ class Ground:
 
     def _restricted(self, chances: Tensor) -> Tensor:
         """Chances (V,) of tokens that may stand in a sentence."""
-        kept = torch.zeros_like(chances)
-        allowed = torch.arange(START + 2, len(chances))
+        allowed = self.scene.inner.cpu()
         if self.lookup is not None and len(self.lookup.tokens):
-            allowed = self.lookup.tokens.cpu()
-        kept[allowed] = chances[allowed]
-        return kept
+            allowed = torch.zeros_like(allowed).index_fill(0, self.lookup.tokens.cpu(), value=True)
+        return torch.where(allowed, chances, 0.0)
 
     def sentences(self, texts: Texts, loss: float, steps: int) -> Sentences:
         """Return a batch as what an attack hands back."""
