@@ -15,7 +15,12 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "make", [mlp, pytest.param(lambda: mlp("tanh"), marks=SLOW), lambda: OwnHead(activation=torch.sigmoid)]
+    "make",
+    [
+        pytest.param(mlp, marks=pytest.mark.essential),
+        pytest.param(lambda: mlp("tanh"), marks=SLOW),
+        lambda: OwnHead(activation=torch.sigmoid),
+    ],
 )
 def test_recovers_digits_and_their_labels(make: Any) -> None:
     """Peers report the label of an unrelated random template: right images with wrong labels."""
