@@ -15,7 +15,6 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid
 
 from fedpriv.config import Experiment, load_experiment
 from fedpriv.progress import Progress, Silent
@@ -56,6 +55,8 @@ class Started:
     @property
     def is_simulated(self) -> bool:
         """Whether Flower simulates the clients: then it is the settings of Flower that say how many there are."""
+        from flwr.superlink.grid import InMemoryGrid  # a second to import, and only Flower's own runs ask
+
         return isinstance(self.grid, InMemoryGrid)
 
     def connected(self, tell: Callable[[int], None]) -> int:

@@ -257,3 +257,21 @@ def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=here)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_each_room_imports_no_more_than_it_needs(tmp_path: Path) -> None:
+    """In one process, from the lightest to the heaviest: what one room may not import the next one may."""
+    program = (
+        "import sys\n"
+        "def imported(*names): print([name for name in names if name in sys.modules])\n"
+        "import fedpriv.accounting; imported('torch', 'dp_accounting', 'flwr')\n"
+        "import fedpriv.metrics; imported('torchvision', 'torchmetrics', 'lpips')\n"
+        f"from fedpriv.data.datasets import list_datasets; list_datasets({str(tmp_path)!r})\n"
+        "imported('torchvision', 'sklearn', 'datasets', 'flwr_datasets')\n"
+        "import fedpriv.attacks; imported('flwr', 'ray')\n"
+        "import fedpriv.clients.app; imported('sqlalchemy', 'matplotlib', 'ray')\n"
+        "import fedpriv.lab, fedpriv.cli.flower\n"
+        "imported('torchvision', 'torchmetrics', 'torch._dynamo', 'matplotlib', 'sqlalchemy', 'ray', 'sklearn')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]"] * 6

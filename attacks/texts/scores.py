@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torchmetrics.functional.text.rouge import rouge_score
 
 from fedpriv.names import END, PAD, START
 from fedpriv.records import SentenceScore
@@ -28,6 +27,8 @@ def bare(tokens: Tensor) -> list[int]:
 
 def sentence_score(true: Sequence[int], made: Sequence[int]) -> SentenceScore:
     """Compare a sentence with the true one, as :func:`bare` returns both."""
+    from torchmetrics.functional.text.rouge import rouge_score  # seconds to import
+
     given, wanted = (" ".join(map(str, tokens)) for tokens in (made, true))
     figures = rouge_score(given, wanted, rouge_keys=_KEYS, normalizer=str, tokenizer=str.split)
     one, two, longest = (float(figures[f"{key}_fmeasure"]) for key in _KEYS)

@@ -587,16 +587,6 @@ def test_the_list_survives_damaged_files(tmp_path: Path) -> None:
         assert why in statuses[name].note and "\n" not in statuses[name].note
 
 
-def test_importing_and_listing_are_light(tmp_path: Path) -> None:
-    program = (
-        f"import sys; from fedpriv.data.datasets import list_datasets; list_datasets({str(tmp_path)!r})\n"
-        "heavy = 'torchvision', 'sklearn', 'datasets', 'flwr_datasets', 'scipy'\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 # --- the real files -----------------------------------------------------------------------------------------------
 
 REAL = {
