@@ -14,6 +14,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
 from fedpriv.plan import Plan, participants, plan_client
 from fedpriv.randomness import numpy_stream
+from tests.cases import in_one_test
 
 SIZES = (50, 53, 97, 50, 200)
 TENSORS = (12, 3)
@@ -56,10 +57,10 @@ def proven(plan: Plan, asked: dict[int, tuple[int, ...]]) -> float:
     return math.inf if epsilon is None else epsilon
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
-@pytest.mark.parametrize("federation", [{}, {"algorithm": "fedavg"}], ids=["fedsgd", "fedavg"])
-@pytest.mark.parametrize("unit", ["example", "update"])
-@pytest.mark.parametrize("epochs", [1, 3])
+@in_one_test("sampling", ["shuffled", "fixed", "poisson"])
+@in_one_test("federation", [{}, {"algorithm": "fedavg"}])
+@in_one_test("unit", ["example", "update"])
+@in_one_test("epochs", [1, 3])
 def test_further_participations_add_up_to_those_of_the_ledger(
     sampling: str, federation: dict[str, object], unit: str, epochs: int
 ) -> None:
@@ -225,7 +226,7 @@ def test_each_figure_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(computed) == len(set(computed)) <= 2 * (300 // 5 + 1)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("mechanism", "words"),
     [
         ({}, "mechanism.name = 'none' proves no epsilon"),
@@ -238,7 +239,7 @@ def test_a_target_that_makes_no_sense_is_refused(mechanism: dict[str, object], w
         experiment(federation={"target_epsilon": 3.0}, mechanism=mechanism)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "mechanism",
     [
         {"name": "vmf", "target_epsilon": 3},
@@ -246,7 +247,6 @@ def test_a_target_that_makes_no_sense_is_refused(mechanism: dict[str, object], w
         {"name": "gaussian", "epsilon": 2, "unit": "update"},
         {"name": "vmf", "epsilon": 2},
     ],
-    ids=str,
 )
 def test_a_target_beside_another_epsilon_is_taken(mechanism: dict[str, object]) -> None:
     settings = experiment(federation={"target_epsilon": 3.0}, mechanism=mechanism)

@@ -14,6 +14,7 @@ from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.references import DirectionalReference, LaplaceReference, NormalReference
 from fedpriv.errors import InputError
 from fedpriv.registry import MECHANISMS
+from tests.cases import in_one_test
 
 pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
 
@@ -59,8 +60,8 @@ def renyi_form(k0, divergence):
     return min(1.0, math.exp(found.fun))
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "hgm"])
-@pytest.mark.parametrize(("k0", "sigma", "count", "figure", "replaced", "renyi"), GAUSSIAN)
+@in_one_test("mechanism", ["gaussian", "hgm"])
+@in_one_test(("k0", "sigma", "count", "figure", "replaced", "renyi"), GAUSSIAN)
 def test_normal_noise_is_exact(mechanism, k0, sigma, count, figure, replaced, renyi):
     found = gamma(k0, mechanism, sigma, count)
     assert found == pytest.approx(exact_normal(k0, math.sqrt(count) / sigma), rel=1e-11)
@@ -72,8 +73,8 @@ def test_normal_noise_is_exact(mechanism, k0, sigma, count, figure, replaced, re
         assert found <= form
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "full"])
-@pytest.mark.parametrize("unit", ["example", "update"])
+@in_one_test("sampling", ["shuffled", "full"])
+@in_one_test("unit", ["example", "update"])
 def test_a_pass_and_an_update_are_a_participation(sampling, unit):
     used = "full" if unit == "update" else sampling
     assert gamma(0.01, "gaussian", 4.0, 16, used, unit=unit) == gamma(0.01, "gaussian", 4.0, 16)
@@ -149,15 +150,15 @@ def test_one_directional_draw_by_mpmath(k0, dimension, kappa):
     assert gamma(k0, "vmf", kappa, dimensions=(dimension,)) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("kappa", [1e-3, 0.5, 2.0, 30.0, 700.0])
-@pytest.mark.parametrize("k0", [1e-9, 0.01, 0.3, 0.99])
+@in_one_test("kappa", [1e-3, 0.5, 2.0, 30.0, 700.0])
+@in_one_test("k0", [1e-9, 0.01, 0.3, 0.99])
 def test_three_dimensions_have_a_closed_form(k0, kappa):
     """The cosine of a uniform direction is uniform, tau = 1 - 2 k0: (exp(kappa) - exp(kappa tau)) / (2 sinh kappa)."""
     exact = math.expm1(-2 * kappa * k0) / math.expm1(-2 * kappa)
     assert gamma(k0, "vmf", kappa, dimensions=(3,)) == pytest.approx(exact, rel=1e-10)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("dimension", "k0", "figure"),
     [
         (15826, 0.01, 0.9502),
@@ -174,8 +175,8 @@ def test_figures_of_the_table_of_attacks(dimension, k0, figure):
 # ---- Laplace noise, one participation -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.5, 1.0, 30.0])
-@pytest.mark.parametrize("k0", [1e-6, 0.01, 0.3, 0.7])
+@in_one_test("scale", [0.05, 0.5, 1.0, 30.0])
+@in_one_test("k0", [1e-6, 0.01, 0.3, 0.7])
 def test_one_laplace_release_has_a_closed_form(k0, scale):
     """Neyman and Pearson: in the lower tail, between the centres, and beyond."""
     shift = 1 / scale
@@ -217,7 +218,7 @@ COMPOSED = [
 ]
 
 
-@pytest.mark.parametrize(("k0", "dimension", "kappa", "count", "figure"), COMPOSED)
+@in_one_test(("k0", "dimension", "kappa", "count", "figure"), COMPOSED)
 def test_directional_draws_compose_exactly(k0, dimension, kappa, count, figure):
     exact = summed_directional(k0, dimension, kappa, count)
     found = gamma(k0, "vmf", kappa, count, dimensions=(dimension,))
@@ -237,8 +238,8 @@ def test_directional_draws_by_simulation():
     assert gamma(0.01, "vmf", 2.0, 4, dimensions=(10,)) == pytest.approx(rate, abs=6 * math.sqrt(0.13 / 200_000))
 
 
-@pytest.mark.parametrize(("kappa", "count"), list(itertools.product([0.02, 0.5, 2.0], [1, 2, 9, 60])))
-@pytest.mark.parametrize("k0", [0.01, 0.4])
+@in_one_test(("kappa", "count"), list(itertools.product([0.02, 0.5, 2.0], [1, 2, 9, 60])))
+@in_one_test("k0", [0.01, 0.4])
 def test_signs_are_enumerated(k0, kappa, count):
     """K = 1: of T signs only the number that is kept matters; the ceiling is linear between those numbers."""
     kept = np.arange(count, -1, -1)
@@ -250,7 +251,7 @@ def test_signs_are_enumerated(k0, kappa, count):
     assert blocks == pytest.approx(gamma(k0, "vmf", kappa, count, dimensions=(1,)), rel=1e-3)
 
 
-@pytest.mark.parametrize("dimensions", [(150, 96, 2400, 48_000, 120), (64,) * 40, (100, 64, 64)])
+@in_one_test("dimensions", [(150, 96, 2400, 48_000, 120), (64,) * 40, (100, 64, 64)])
 def test_blocks_are_nearly_one_normal_law(dimensions):
     """The variance of the sum of losses is kappa^2 times the sum of 1 / K, for blocks of many coordinates."""
     kappa = 0.5
@@ -270,17 +271,15 @@ def test_many_participations_are_a_normal_law(count):
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("k0", "sigma", "rate"), [(0.01, 0.6, 0.1), (0.1, 2.0, 0.9), (1e-6, 1.0, 1e-3), (0.7, 0.3, 0.5)]
-)
+@in_one_test(("k0", "sigma", "rate"), [(0.01, 0.6, 0.1), (0.1, 2.0, 0.9), (1e-6, 1.0, 1e-3), (0.7, 0.3, 0.5)])
 def test_one_poisson_step_is_exact(k0, sigma, rate):
     """The likelihood ratio grows with the noise, so the best event is a half-line."""
     exact = (1 - rate) * k0 + rate * exact_normal(k0, 1 / sigma)
     assert gamma(k0, "gaussian", sigma, 1, "poisson", rate) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("k0", [1e-12, 1e-20, 1e-100])
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+@in_one_test("k0", [1e-12, 1e-20, 1e-100])
+@in_one_test("sigma", [0.3, 1.0, 5.0])
 def test_no_baseline_is_too_small(k0, sigma):
     """What a grid leaves out of the tails of P counts, too: a ceiling is never below the exact figure."""
     exact = 0.5 * (k0 + stats.norm.sf(stats.norm.isf(k0) - 1 / sigma))
@@ -305,7 +304,7 @@ def test_poisson_steps_agree_with_dp_accounting(k0, sigma, rate, count, figure):
     assert gamma(k0, "gaussian", sigma, count, "poisson", rate) == pytest.approx(exact, rel=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "vmf"])
+@in_one_test("mechanism", ["gaussian", "laplace", "vmf"])
 def test_every_batch_is_no_sampling(mechanism):
     plain = gamma(0.01, mechanism, 2.0, 10, dimensions=(50,))
     for sampling in ("poisson", "fixed"):
@@ -313,8 +312,8 @@ def test_every_batch_is_no_sampling(mechanism):
     assert gamma(0.1, "gaussian", 2.0, 10, "poisson", 1.0) == pytest.approx(0.6177540, abs=6e-8)
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.05, 0.6])))
-@pytest.mark.parametrize("count", [1, 3, 8])
+@in_one_test(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.05, 0.6])))
+@in_one_test("count", [1, 3, 8])
 def test_poisson_batches_of_signs_are_enumerated(kappa, rate, count):
     """K = 1: of T steps n use the example, which both worlds show, and of n signs some are kept."""
     used = np.repeat(np.arange(count + 1), np.arange(count + 1) + 1)
@@ -374,7 +373,7 @@ def test_no_directions_of_batches_of_a_fixed_size_exceed_the_claim(kappa, rate, 
             assert best_event(first, second, k0) <= claim * (1 + 2e-3)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@in_one_test("sampling", ["poisson", "fixed"])
 @pytest.mark.parametrize(("kappa", "blocks"), [(5.0, 1000), (20.0, 3000)])
 def test_a_participation_that_cannot_be_missed(kappa, blocks, sampling):
     """Its law has no loss near 0; who took part is known for certain then, and all others are guessed."""
@@ -499,7 +498,7 @@ def on_grid(pair, interval):
     return LossDistribution.rounded(*pair.law(edges), interval)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@in_one_test("name", PAIRS)
 @pytest.mark.parametrize("share", [0.02, 0.3, 2.0])
 def test_grids_round_upwards(name, share):
     pair = PAIRS[name]
@@ -516,8 +515,8 @@ def test_grids_round_upwards(name, share):
         assert law.compounded(7).success(k0) == pytest.approx(law.repeated(7).success(k0), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("count", [1, 4, 400])
+@in_one_test("name", PAIRS)
+@in_one_test("count", [1, 4, 400])
 def test_what_is_left_out_of_a_law_counts_as_infinite(name, count):
     pair = PAIRS[name]
     law = on_grid(pair, 0.3 * pair.spread).repeated(count)
@@ -550,8 +549,8 @@ def test_a_law_under_bounds_is_the_largest_convex_one():
 # ---- extremes, and what there is no ceiling for ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
-@pytest.mark.parametrize("count", [1, 10**6, 10**15])
+@in_one_test("sampling", ["full", "poisson", "fixed"])
+@in_one_test("count", [1, 10**6, 10**15])
 @pytest.mark.parametrize(
     ("mechanism", "noise", "dimensions"),
     [
@@ -574,14 +573,14 @@ def test_a_hundred_million_coordinates_in_small_blocks(kappa, sampling):
     assert 0.01 <= ceiling.gamma <= exact_normal(0.01, min(distance, 30.0)) * (1 + 2e-3)
 
 
-@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
+@in_one_test("sampling", ["full", "poisson", "fixed"])
 def test_without_participation_or_concentration_a_guess_is_all(sampling):
     assert gamma(0.3, "gaussian", 1.0, 0, sampling, 0.2) == 0.3
     assert gamma(0.3, "vmf", 0.0, 5, sampling, 0.2, (10, 20)) == 0.3
 
 
-@pytest.mark.parametrize("k0", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
-@pytest.mark.parametrize("mechanism", ["gaussian", "none"])
+@in_one_test("k0", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
+@in_one_test("mechanism", ["gaussian", "none"])
 def test_baselines_are_probabilities(k0, mechanism):
     with pytest.raises(InputError, match="allowed is between 0 and 1, both excluded"):
         ceilings(release(mechanism, 1.0), [k0])
@@ -593,8 +592,8 @@ def test_there_is_no_ceiling_without_a_mechanism():
     assert ceiling.theorem.startswith("no ceiling: nothing is proven")
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "hgm", "laplace", "vmf"])
-@pytest.mark.parametrize("sampling", ["full", "shuffled", "fixed", "poisson"])
+@in_one_test("mechanism", ["gaussian", "hgm", "laplace", "vmf"])
+@in_one_test("sampling", ["full", "shuffled", "fixed", "poisson"])
 def test_every_ceiling_comes_with_its_theorem(mechanism, sampling):
     (ceiling,) = ceilings(release(mechanism, 3.0, 4, sampling, 0.1, (100, 30)), [0.01])
     assert ceiling.theorem.startswith(("sup P(E) where Q(E) <= k0", "Renyi form"))

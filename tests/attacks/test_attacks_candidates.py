@@ -28,6 +28,7 @@ from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import Secret
+from tests.cases import in_one_test
 
 IMAGES, LABELS = digits()
 SMALL = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -135,8 +136,8 @@ def _dense(rows: dict[str, Tensor]) -> Any:
     return DenseGradients(rows)
 
 
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("clipping", ["flat", "layer"])
+@in_one_test("sigma", [0.3, 1.0, 3.0])
+@in_one_test("clipping", ["flat", "layer"])
 def test_of_two_records_behind_normal_noise_it_is_known(sigma: float, clipping: str) -> None:
     """Phi(d / (2 sigma)), d the distance of the clipped gradients; the exact interval of 4,000 draws at 99.99 %."""
     mechanism = {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0, "clipping": clipping}

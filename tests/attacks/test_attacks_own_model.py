@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks import AttackWarning, reconstruct
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
 QUICK: dict[str, Any] = {"mean": MEAN, "std": STD, "tv": 1e-5, "iterations": 120}
@@ -360,7 +361,7 @@ def test_progress_is_told() -> None:
     assert told[-1][:2] == (5, 5)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "attack", "words"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10)), "iga", "drops at random"),
@@ -478,7 +479,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@in_one_test("name", MISTAKES)
 def test_mistakes_are_one_line(name: str) -> None:
     changes, words = MISTAKES[name]
     arguments = {"loss": F.cross_entropy, "upload": LIST, "shape": SHAPE, "iterations": 2, **changes}
@@ -488,7 +489,7 @@ def test_mistakes_are_one_line(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "words"),
     [
         (nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(256, 10)), "takes whole numbers, such as tokens"),
@@ -503,7 +504,7 @@ def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("model", [None, lambda images: images, Small, 3])
+@in_one_test("model", [None, lambda images: images, Small, 3])
 def test_what_is_no_model_is_one_line(model: Any) -> None:
     with pytest.raises(InputError, match=r"^model = .*: an instance of torch\.nn\.Module is wanted$"):
         reconstruct(model, F.cross_entropy, LIST, SHAPE)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.first_layer.rank_one import quotient, rank_one
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
+from tests.cases import in_one_test
 
 FIRST = ("hidden1.weight", "hidden1.bias")
 
@@ -30,8 +31,8 @@ def mse(found: Tensor, image: Tensor) -> float:
     return float((found - image).square().mean())
 
 
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@in_one_test("activation", ["relu", "sigmoid"])
+@in_one_test("dtype", [torch.float32, torch.float64])
 def test_exact_on_clean_gradients(activation: str, dtype: torch.dtype, prior: GaussianPrior) -> None:
     images, labels = digits()
     model = mlp(activation, (64, 32)).to(dtype)

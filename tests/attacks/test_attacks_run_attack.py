@@ -25,6 +25,7 @@ from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.config import AdversaryConfig
 from fedpriv.registry import ATTACKS
+from tests.cases import in_one_test
 
 SHORT = {"dlg": DlgSettings(iterations=5, restarts=3), "iga": IgaSettings(iterations=6, restarts=3)}
 LONG = {"dlg": DlgSettings(iterations=100, restarts=2), "iga": IgaSettings(iterations=80, tv=1e-5)}
@@ -122,7 +123,7 @@ def test_protected_and_unprotected_uploads_start_alike(name: str) -> None:
     torch.testing.assert_close(one.images, other.images, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("losses", [(3.0, 1.0, 2.0), (None, 2.0, 5.0), (1.0, None, None), (None, None, None)])
+@in_one_test("losses", [(3.0, 1.0, 2.0), (None, 2.0, 5.0), (1.0, None, None), (None, None, None)])
 def test_restarts_are_chosen_by_their_own_loss(losses: tuple[float | None, ...]) -> None:
     """Peers pick by similarity to the original; the call never sees it, and the best picture may well not be chosen."""
     model, heard = doubled(1)

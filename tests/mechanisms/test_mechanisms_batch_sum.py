@@ -23,6 +23,7 @@ from fedpriv.mechanisms.machinery.span import Basis, spectral_basis
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
+from tests.cases import in_one_test
 from tests.noise import stream
 
 ALARM = 1e-4
@@ -37,7 +38,7 @@ def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int) 
     return np.stack([torch.cat(list(one.values())).double().numpy() for one in releases])
 
 
-# More examples than dimensions, as many, one fewer and far fewer; each kind of dependence in few and in many dimensions.
+# More examples than dimensions, as many, one fewer, far fewer; each kind of dependence, in few and in many dimensions.
 CASES = [
     *(("independent", *shape) for shape in ((1, 2), (5, 3), (4, 4), (4, 5), (12, 200))),
     *(("duplicates", 4, 5), ("opposite", 6, 40), ("zeros", 4, 5), ("plane", 6, 40), ("close", 4, 5), ("close", 6, 40)),
@@ -106,7 +107,7 @@ def test_few_dimensions_outside_the_span(examples: int, dimension: int) -> None:
     assert smallest_pvalue(rows, ours(rows, 0.2, count, torch.float64, 58), expected) > ALARM
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 4, 5, 8])
+@in_one_test("dimension", [2, 3, 4, 5, 8])
 def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
     """The draw of a zero gradient leans on another's direction as any uniform direction does: a Beta law."""
     rng, similarity = np.random.default_rng(59), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -191,8 +192,8 @@ def test_the_comparison_can_fail(case: str, examples: int, dimension: int, kappa
     assert max(smallest_pvalue(rows, sums, expected) for sums in wrong) < ALARM
 
 
-@pytest.mark.parametrize("case", ["independent", "duplicates", "close", "zeros", "plane"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@in_one_test("case", ["independent", "duplicates", "close", "zeros", "plane"])
+@in_one_test("dtype", [torch.float32, torch.float64])
 def test_length_of_a_draw_among_others(case: str, dtype: torch.dtype) -> None:
     """With a huge concentration of all examples the sum is the sum of the directions, in any batch."""
     rows = gradients(case, 6, 40)

@@ -18,12 +18,13 @@ from fedpriv.mechanisms.machinery import block_sum as block_sum_module
 from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
 from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.vmf import VmfMechanism
+from tests.cases import in_one_test
 from tests.noise import stream
 
 ALARM = 1e-4
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("blocks", "tensors", "sizes"),
     [
         ("whole", (5, 7, 1), (13,)),
@@ -47,7 +48,7 @@ def test_many_blocks_are_few_runs() -> None:
     assert block_length("whole") is None
 
 
-@pytest.mark.parametrize("blocks", ["", "none", "size", "size:", "size:0", "size:-1", "size:1.5", "size:1e3", "Size:2"])
+@in_one_test("blocks", ["", "none", "size", "size:", "size:0", "size:-1", "size:1.5", "size:1e3", "Size:2"])
 def test_refuses_blocks(blocks: str) -> None:
     with pytest.raises(ValueError, match="is not allowed: whole, layer, or size:D"):
         block_sizes(blocks, (3,))
@@ -175,14 +176,14 @@ def test_blocks_of_one_coordinate_are_random_signs(kappa: float) -> None:
         assert stats.chisquare(counts, count * np.array(both)).pvalue > ALARM / 5
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("scale", "dtype"),
     [
         *((scale, torch.float32) for scale in (1e-36, 1e-25, 1e-20, 1e20, 1e37)),
         *((scale, torch.float64) for scale in (1e-250, 1e-160, 1e140)),
     ],
 )
-@pytest.mark.parametrize("length", [1, 3])
+@in_one_test("length", [1, 3])
 def test_lengths_that_cannot_be_squared(scale: float, dtype: torch.dtype, length: int) -> None:
     """Gradients whose squares are 0 or infinite have a direction all the same, in float32 down to 1e-31 a block."""
     rows = gradients("independent", 3, 7)

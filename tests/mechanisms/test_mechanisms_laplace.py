@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms.laplace import LaplaceMechanism, laplace_quantile
+from tests.cases import in_one_test
 from tests.noise import stream
 
 ALARM = 1e-6
@@ -33,9 +34,9 @@ def flat(vector: Vector) -> NDArray[np.float64]:
     return np.concatenate([value.double().numpy().ravel() for value in vector.values()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("examples", [0, 1, 2, 9])
-@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1e3])
+@in_one_test("dtype", [torch.float32, torch.float64])
+@in_one_test("examples", [0, 1, 2, 9])
+@in_one_test("clip_norm", [1e-3, 1.0, 1e3])
 def test_clips_each_example_in_l1(dtype: torch.dtype, examples: int, clip_norm: float) -> None:
     gradients = rows(examples, dtype)
     expected = np.zeros(17)
@@ -142,9 +143,7 @@ def test_expected_of_zero_has_finite_derivatives() -> None:
     assert torch.isfinite(value.grad).all()
 
 
-@pytest.mark.parametrize(
-    ("scale", "clip_norm"), [(-1, 1), (math.nan, 1), (math.inf, 1), (1, 0), (1, -1), (1, math.inf)]
-)
+@in_one_test(("scale", "clip_norm"), [(-1, 1), (math.nan, 1), (math.inf, 1), (1, 0), (1, -1), (1, math.inf)])
 def test_refuses_settings(scale: float, clip_norm: float) -> None:
     with pytest.raises(ValueError, match="is not allowed"):
         LaplaceMechanism(scale, clip_norm)
