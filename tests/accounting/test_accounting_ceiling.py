@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -259,7 +260,7 @@ def test_blocks_are_nearly_one_normal_law(dimensions):
     assert gamma(0.01, "vmf", kappa, 3, dimensions=dimensions) == pytest.approx(exact_normal(0.01, distance), rel=2e-2)
 
 
-@pytest.mark.parametrize("count", [10**4, 10**9, 10**11])
+@pytest.mark.parametrize("count", [10**4, 10**11])
 def test_many_participations_are_a_normal_law(count):
     """Grids that get coarser: of Laplace and directional noise, whose sums are nearly normal."""
     exact = exact_normal(0.01, 1.0)
@@ -292,7 +293,7 @@ def test_the_printed_poisson_step():
 
 @pytest.mark.parametrize(
     ("k0", "sigma", "rate", "count", "figure"),
-    [(0.01, 1.0, 0.01, 100, 0.0150574), (0.1, 1.0, 0.01, 1000, 0.1942017), (0.01, 0.6, 0.1, 20, 0.1598619)],
+    [(0.01, 1.0, 0.01, 100, 0.0150574), (0.01, 0.6, 0.1, 20, 0.1598619)],
 )
 def test_poisson_steps_agree_with_dp_accounting(k0, sigma, rate, count, figure):
     """Its loss of a batch with the example against one without it, composed on a finer grid than ours."""
@@ -327,10 +328,10 @@ def test_poisson_batches_of_signs_are_enumerated(kappa, rate, count):
         assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
 
-def best_event(first, second, k0):
-    """sup P(E) where Q(E) <= k0 of two discrete laws."""
+def best_events(first, second, baselines):
+    """sup P(E) where Q(E) <= k0 of two discrete laws, for each k0."""
     order = np.argsort(-first / np.maximum(second, 1e-300))
-    return float(np.interp(k0, [0, *np.cumsum(second[order])], [0, *np.cumsum(first[order])]))
+    return np.interp(baselines, np.append(0, np.cumsum(second[order])), np.append(0, np.cumsum(first[order])))
 
 
 @pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.4, 1.0, 3.0], [0.05, 0.5])))
@@ -348,8 +349,7 @@ def test_no_batch_of_a_fixed_size_exceeds_the_claim(sigma, rate):
     for own, other in [(1.0, -1.0), (1.0, 1.0), *rng.uniform(-1, 1, (20, 2))]:
         first = (1 - rate) * law(other) + rate * law(own)
         second = (1 - rate) * law(other) + rate * law(0.0)
-        for k0, claim in zip(baselines, claimed, strict=True):
-            assert best_event(first, second, k0) <= claim * (1 + 1e-3)
+        assert np.all(best_events(first, second, baselines) <= np.array(claimed) * (1 + 1e-3))
 
 
 @pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0, 8.0], [0.05, 0.5])))
@@ -369,8 +369,7 @@ def test_no_directions_of_batches_of_a_fixed_size_exceed_the_claim(kappa, rate, 
         second = (1 - rate) * law(other) + rate / angles.size
         if count == 2:
             first, second = np.outer(first, first).ravel(), np.outer(second, second).ravel()
-        for k0, claim in zip(baselines, claimed, strict=True):
-            assert best_event(first, second, k0) <= claim * (1 + 2e-3)
+        assert np.all(best_events(first, second, baselines) <= np.array(claimed) * (1 + 2e-3))
 
 
 @in_one_test("sampling", ["poisson", "fixed"])
@@ -382,8 +381,8 @@ def test_a_participation_that_cannot_be_missed(kappa, blocks, sampling):
     assert used + 0.01 * (1 - used) <= found <= (used + 0.01) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("sampling", "rate"), [("full", 1.0), ("fixed", 0.01)])
-def test_blocks_of_sixty_sizes_are_nearly_one_normal_law(sampling, rate):
+def test_blocks_of_sixty_sizes_are_nearly_one_normal_law():
+    sampling, rate = "fixed", 0.01
     sizes = np.random.default_rng(1).integers(2_000, 3_000_000, 60)
     distance = 2.0 * math.sqrt(sum(1 / sizes))
     exact = gamma(0.01, "gaussian", 1 / distance, 10_000, sampling, rate)
@@ -401,30 +400,36 @@ KINDS = {
     "vmf, few": ((4.0, 0.6, 0.05), (3,)),
     "vmf, layers": ((3.0, 0.5, 0.02), (150, 6, 2400, 16)),
 }
-SAMPLINGS = [("full", 1.0), ("shuffled", 1.0), ("fixed", 0.05), ("poisson", 0.05), ("fixed", 0.9), ("poisson", 0.9)]
+SAMPLINGS = [("full", 1.0), ("shuffled", 1.0), ("fixed", 0.05), ("poisson", 0.05), ("poisson", 0.9), ("fixed", 0.9)]
 CASES = [
+    # Each kind with every second sampling, in which it has both that take some, and one and many participations.
     *(
-        (kind, *sampling, "example", (1, 30)[(row + column) % 2])
+        (kind, *sampling, "example", (1, 30)[row // 2 % 2])
         for row, kind in enumerate(KINDS)
-        for column, sampling in enumerate(SAMPLINGS)
+        for sampling in SAMPLINGS[row % 2 :: 2]
     ),
-    *((kind, "full", 1.0, "update", count) for kind, count in itertools.product(KINDS, (1, 30))),
+    *((kind, "full", 1.0, "update", (30, 1)[row // 2 % 2]) for row, kind in enumerate(KINDS)),
 ]
 
 
 def replaced_one(run, k0):
     """The ceiling by the ledger's own pair, which is valid, too: a common grid of losses."""
-    proof = MECHANISMS[run.mechanism].proof()(replace(run, sampling="full"))
-    sigma = proof.noise
     if run.mechanism in ("gaussian", "hgm"):
-        return exact_normal(k0, 2 * math.sqrt(run.participations) / sigma)
+        proof = MECHANISMS[run.mechanism].proof()(replace(run, sampling="full"))
+        return exact_normal(k0, 2 * math.sqrt(run.participations) / proof.noise)
+    return replaced_law(run).success(k0)
+
+
+@cache
+def replaced_law(run):
+    proof = MECHANISMS[run.mechanism].proof()(replace(run, sampling="full"))
     pairs = proof.dominating_pairs()
     interval = max(0.02 * min(pair.spread for pair, _ in pairs), max(pair.largest for pair, _ in pairs) / 1e5)
     laws = [LossDistribution.of(pair, interval).repeated(number * run.participations) for pair, number in pairs]
     whole = laws[0]
     for law in laws[1:]:
         whole = whole.composed_with(law)
-    return whole.success(k0)
+    return whole
 
 
 @pytest.mark.parametrize(("kind", "sampling", "rate", "unit", "count"), CASES)
@@ -450,8 +455,9 @@ def test_ceilings_are_ordered(kind, sampling, rate, unit, count):
     assert np.all(weaker <= replaced * (1 + 1e-3) + 1e-11)
 
 
-@pytest.mark.parametrize("kind", ["laplace", "vmf", "vmf, few", "vmf, layers"])
-@pytest.mark.parametrize("count", [1, 30, 5000])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("laplace", 30), ("vmf", 5000), ("vmf, few", 1), ("vmf, few", 5000), ("vmf, layers", 30)]
+)
 def test_no_ceiling_is_above_the_renyi_form(kind, count):
     noises, dimensions = KINDS[kind]
     noise, mechanism = noises[1], kind.split(",")[0]
@@ -564,8 +570,7 @@ def test_extreme_numbers(mechanism, noise, dimensions, count, sampling):
         assert ceiling.theorem
 
 
-@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
-@pytest.mark.parametrize("kappa", [2e-5, 2.0])
+@pytest.mark.parametrize(("kappa", "sampling"), [(2e-5, "full"), (2.0, "poisson"), (2e-5, "fixed")])
 def test_a_hundred_million_coordinates_in_small_blocks(kappa, sampling):
     run = release("vmf", kappa, 10_000, sampling, 0.01, (64,) * 1_562_500)
     (ceiling,) = ceilings(run, [0.01])

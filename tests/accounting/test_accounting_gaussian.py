@@ -157,7 +157,7 @@ LONG_RUNS = [(1.0, 0.01, 2000), (0.6, 0.02, 100), (3.0, 0.5, 300), (1.0, 1e-4, 5
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps"),
-    [(20.0, 0.1, 50), (2.0, 0.01, 400), *[pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS]],
+    [(20.0, 0.1, 50), (2.0, 0.01, 400), *[pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS[1:3]]],
 )
 def test_poisson_runs_agree_with_a_finer_grid(sigma, rate, steps):
     claimed = guarantee(poisson(sigma, steps, rate)).epsilon
@@ -181,7 +181,7 @@ def test_poisson_runs_are_below_opacus_renyi_figure(sigma, rate, steps):
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9, 9e-10, 1e-11, 1e-13, 1e-15])
-@pytest.mark.parametrize(("mu", "steps"), [(1.0, 1), pytest.param(1.0, 1000, marks=pytest.mark.slow), (10.0, 10000)])
+@pytest.mark.parametrize(("mu", "steps"), [(1.0, 1), (10.0, 10000)])
 def test_no_figure_falls_below_the_exact_one_where_the_fft_rounds(delta, mu, steps):
     """At a rate next to 1 the exact epsilon is known. Raw PLDs are below it from about delta = 1e-11 on."""
     rate = 1 - 1e-9

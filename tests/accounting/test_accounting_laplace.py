@@ -146,7 +146,7 @@ def test_the_loss_law_is_that_of_the_exact_delta():
         assert product_delta(share * shift, [shift]) == pytest.approx(one_delta(share * shift, shift), abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_one_coordinate_at_the_full_distance_dominates_two(seed):
     """The claim on which the privacy-loss distribution of one coordinate rests: at every epsilon, of either sign."""
     rng = np.random.default_rng(seed)
@@ -219,7 +219,7 @@ def test_ledger_with_fixed_size_sampling(scale, rate):
     assert found.epsilon <= min(running, unsampled.epsilon)
 
 
-@pytest.mark.parametrize(("scale", "rate"), list(itertools.product([0.5, 3.0], [0.01, 0.4])))
+@pytest.mark.parametrize(("scale", "rate"), [(0.5, 0.4), (3.0, 0.01)])
 def test_poisson_batches_agree_with_a_sum_over_participations(scale, rate):
     """Both neighbours show who took part: delta is the mean over n of that of n releases, by dp-accounting."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")

@@ -72,8 +72,7 @@ def test_directions_lie_between_what_one_test_tells_and_renyi_accounting(dimensi
     assert least * (1 - 1e-6) <= guarantee(release).epsilon <= running_epsilon(release)
 
 
-@pytest.mark.parametrize("kappa", [0.3, 2.0])
-@pytest.mark.parametrize("delta", [0.02, 1e-3])
+@pytest.mark.parametrize(("kappa", "delta"), [(0.3, 1e-3), (2.0, 0.02)])
 def test_two_draws_on_the_circle_agree_with_a_convolution(kappa, delta):
     found = composed_epsilon(((DirectionalPair(kappa, 2), 2),), delta, 4 * kappa)
     losses = 2 * kappa * np.cos((np.arange(2000) + 0.5) * np.pi / 2000)
@@ -97,7 +96,7 @@ def test_one_sampled_step_is_exact(mu, rate, delta):
     assert exact * (1 - 1e-9) <= found <= 1.01 * exact + 0.2 * rate * min(mu, 1.0)
 
 
-@pytest.mark.parametrize(("mu", "rate", "count"), [(0.4, 0.01, 500), (1.0, 0.05, 200), (3.0, 0.2, 20)])
+@pytest.mark.parametrize(("mu", "rate", "count"), [(0.4, 0.01, 500), (3.0, 0.2, 20)])
 def test_sampled_gaussians_lie_between_a_known_attack_and_renyi_accounting(mu, rate, count):
     """Neighbours among equal examples: P is (1 - q) Q + q P against Q, which dp-accounting composes for Poisson."""
     single = pld.from_gaussian_mechanism(1 / mu, sampling_prob=rate, value_discretization_interval=1e-4)

@@ -87,12 +87,12 @@ def trained_on(
 
 
 def test_inverting_gradients_on_the_untrained_lenet(cifar: Dataset) -> None:
-    """The paper's mean of 18.0 +- 3.3 dB (Geiping et al. 2020, table 1). Measured: 19.3 dB, all labels."""
+    """The paper's mean of 18.0 +- 3.3 dB (Geiping et al. 2020, table 1). Measured: 19.3 dB (after 1600 iterations, too), all labels."""
     model = network(cifar, "default")
-    heard, truth = single(model, cifar, 3)
-    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=1600, restarts=1, tv=1e-4), 0))
+    heard, truth = single(model, cifar, 6)
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=800, restarts=1, tv=1e-4), 0))
     assert float(metrics.psnr(truth, torch.cat([one.images for one in found])).mean()) >= 18.0
-    assert [one.labels.tolist() for one in found] == cifar.y_test[:3, None].tolist()
+    assert [one.labels.tolist() for one in found] == cifar.y_test[:6, None].tolist()
 
 
 def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:

@@ -67,7 +67,7 @@ def inferred(model: nn.Module, heard: list) -> list[Tensor | None]:
 @pytest.mark.parametrize("training", [False, True])
 def test_single_examples_are_always_right(name: str, training: bool) -> None:
     model = trained(MODELS[name]()) if training else MODELS[name]()
-    heard, _, labels = observe_digits(model, 40, first=100)
+    heard, _, labels = observe_digits(model, 20, first=100)
     assert torch.equal(torch.stack(inferred(model, heard)), labels)
 
 

@@ -155,9 +155,9 @@ def test_victims_of_one_run_share_one_model() -> None:
 def test_knowing_the_shares_helps_the_adversary() -> None:
     """Noise that drowns the last layer alone: told r, the attack looks away from it; told that r is even, it fails."""
     shares = of_the_network({"output.weight": 0.998, "output.bias": 0.001})
-    heard, truth = through_hgm(shares, 0.05, victims=4)
+    heard, truth = through_hgm(shares, 0.05, victims=3)
     even = Redistribution({name: torch.full_like(value, 1 / shares.dimension) for name, value in shares.shares.items()})
-    attack = IgaSettings(iterations=600, tv=1e-5)
+    attack = IgaSettings(iterations=400, tv=1e-5)
     found = [
         errors([one.images for one in run_attack(AttackJob("iga", told, mlp(hidden=(32,)), attack, 3))], truth)
         for told in (heard, [replace(one, redistribution=even) for one in heard])

@@ -90,13 +90,13 @@ def test_every_form_of_an_upload_gives_the_same() -> None:
 
 
 def test_public_images_help_where_there_is_noise() -> None:
-    """The same noisy gradient with and without them, over 12 victims; and arrays do as well as tensors."""
+    """The same noisy gradient with and without them, over 6 victims; and arrays do as well as tensors."""
     model = mlp()
     public = digits()[0][800:]
     noise = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}
     generator = torch.Generator().manual_seed(1)
     better = 0
-    for number in range(12):
+    for number in range(6):
         images, labels = batch(1, number)
         gradient(model, images, labels)
         named = {name: value.grad for name, value in model.named_parameters()}
@@ -108,7 +108,7 @@ def test_public_images_help_where_there_is_noise() -> None:
         told = reconstruct(model, F.cross_entropy, sent, SHAPE, public_images=public, **given)
         alone = reconstruct(model, F.cross_entropy, sent, SHAPE, **given)
         better += float(errors([told.images[None]], images[None])) < float(errors([alone.images[None]], images[None]))
-    assert better >= 10  # by chance in 2 % of such tests
+    assert better == 6  # by chance in 2 % of such tests
     again = reconstruct(model, F.cross_entropy, sent, SHAPE, public_images=public.numpy(), **given)
     assert torch.equal(again.images, told.images)
 
@@ -176,8 +176,7 @@ class Attention(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("attack", ["dlg", "iga", "map"])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("attack", "count"), [("dlg", 2), ("iga", 1), ("map", 2)])
 def test_attention_can_be_attacked(attack: str, count: int) -> None:
     """Torch cannot differentiate its fast kernels for attention twice."""
     model = Attention()
@@ -284,7 +283,7 @@ def test_own_losses(name: str) -> None:
     gradient(model, images, labels, trained)
     found = reconstruct(
         model, attacked, [value.grad for value in model.parameters()], SHAPE, batch_size=2, mean=MEAN, std=STD,
-        labels=labels.tolist(), attack="dlg", iterations=150, restarts=3,
+        labels=labels.tolist(), attack="dlg", iterations=100, restarts=2,
     )  # fmt: skip
     order = found.labels.tolist().index(int(labels[0]))
     arranged = found.images[[order, 1 - order]]
@@ -531,7 +530,8 @@ def test_a_row_of_a_table_needs_its_range(attack: str) -> None:
 def test_clipping_to_a_range_that_was_assumed_is_a_warning(attack: str) -> None:
     model, row, gradients = table_row()
     with pytest.warns(AttackWarning, match=r"values lie on a bound of \[0, 1\], which is assumed"):
-        found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack)
+        few: dict[str, Any] = {} if attack == "closed_form" else {"iterations": 60}
+        found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack, **few)
     assert float((found.images.flatten(1) - row).square().mean()) > 0.1
     assert "lie on a bound" in found.note
 

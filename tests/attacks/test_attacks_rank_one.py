@@ -53,7 +53,7 @@ def test_a_single_row_is_enough(prior: GaussianPrior) -> None:
     assert mse(found.image, image) < 1e-12
 
 
-@pytest.mark.parametrize("noise", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize("noise", [1e-4, 1e-2])
 def test_noise_is_measured_and_averaged_out(noise: float, prior: GaussianPrior) -> None:
     """Against the best that is possible with errors that are known: their projection has noise of this size."""
     found_errors = []
@@ -79,7 +79,7 @@ def test_far_better_than_the_quotient_where_errors_are_as_small_as_the_noise(pri
 
 def test_never_far_from_the_prior_when_noise_covers_all(prior: GaussianPrior) -> None:
     guesses, attacks = [], []
-    for number in range(20):
+    for number in range(8):
         image = normalise(digits()[0][number]).flatten()
         weight, bias, _ = product(number, 5.0, image)
         attacks.append(mse(rank_one(weight, bias, prior).image, image))

@@ -254,13 +254,13 @@ def trained(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], optimize
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "least"), [("sgd", 0.95), ("momentum", 0.95), ("adam", 0.8)])
 def test_labels_of_several_steps_are_inferred(optimizer: str, least: float) -> None:
-    """Twelve clients with 4 digits and 4 local steps; the observation holds no labels."""
+    """Six clients with 4 digits and 4 local steps; the observation holds no labels."""
     images, labels = digits()
     model = lenet(init="default")
     momentum = 0.9 if optimizer == "momentum" else 0.0
     rate = 0.001 if optimizer == "adam" else 0.02
     observations, truth = [], []
-    for client in range(12):
+    for client in range(6):
         x, y = normalise(images[4 * client : 4 * client + 4]), labels[4 * client : 4 * client + 4]
         torch_optimizer = (
             torch.optim.Adam(model.parameters(), lr=rate)
@@ -293,7 +293,7 @@ def test_labels_of_several_steps_are_inferred(optimizer: str, least: float) -> N
             if label in left:
                 left.remove(label)
                 right += 1
-    assert right / 48 >= least
+    assert right / 24 >= least
 
 
 def test_dlg_recovers_the_image_of_one_example_after_many_steps_with_momentum() -> None:

@@ -23,7 +23,7 @@ CHUNKS = [DEFAULT_CHUNK_BYTES, 1]
 
 
 def check(layer: Callable[[], nn.Module], x: Tensor, kind: str) -> None:
-    """The layer and a Linear layer after it, in both types, with much memory and with none."""
+    """The layer and a Linear layer after it: in float32 with much memory, and in float64 with none."""
     with torch.random.fork_rng():
         torch.manual_seed(91)
         first = layer()
@@ -31,7 +31,7 @@ def check(layer: Callable[[], nn.Module], x: Tensor, kind: str) -> None:
         model(x)
         y = torch.randint(CLASSES, (len(x),))
     expected = one_by_one(copy.deepcopy(model), x, y)
-    for dtype, chunk_bytes in product(DTYPES, CHUNKS):
+    for dtype, chunk_bytes in zip(DTYPES, CHUNKS, strict=True):
         values = x.to(dtype) if x.is_floating_point() else x
         made = per_example_gradients(model.to(dtype), loss, values, y, chunk_bytes=chunk_bytes)
         assert made.routes["0"] == f"ghost: {kind}"
@@ -62,12 +62,15 @@ def convolutions() -> Iterator[dict[str, object]]:
             }
 
 
-@pytest.mark.parametrize("settings", list(convolutions()), ids=lambda settings: "-".join(map(str, settings.values())))
+# Every third: of each setting all values, and of each two settings all pairs.
+@pytest.mark.parametrize(
+    "settings", list(convolutions())[1::3], ids=lambda settings: "-".join(map(str, settings.values()))
+)
 def test_conv2d(settings: dict[str, object]) -> None:
     check(lambda: nn.Conv2d(4, 8, **settings), normal(4, 7, 5), "Conv2d")  # type: ignore[arg-type]
 
 
-# Every third: of each setting all values, and of each two settings all pairs; test_conv2d has all of the product.
+# Others than for test_conv2d.
 @pytest.mark.parametrize(
     "settings", list(convolutions())[::3], ids=lambda settings: "-".join(map(str, settings.values()))
 )

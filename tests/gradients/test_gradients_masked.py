@@ -77,7 +77,6 @@ def test_nothing_is_left_of_what_is_not_finite(name: str, form: str) -> None:
     for some, expected in (
         (masked, dense),
         (masked.part(1, 5), dense.part(1, 5)),
-        (masked.part(0, 3), dense.part(0, 3)),
     ):
         answers = [
             [

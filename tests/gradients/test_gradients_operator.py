@@ -115,8 +115,7 @@ def assert_groups(operator: GradientOperator, columns: Tensor, block: Block | No
         assert (operator.dots(vectors, block).double() - expected).abs().max() <= room * numbers.norm(dim=1).max()
 
 
-@in_one_test("dtype", [torch.float32, torch.float64])
-@in_one_test("operator", ["dense", "chosen"])
+@in_one_test(("operator", "dtype"), [("dense", torch.float32), ("chosen", torch.float64)])
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_autograd(name: str, operator: str, dtype: torch.dtype) -> None:
     assert_products(*make(operator, name, EXAMPLES, dtype), TOLERANCE[dtype])
@@ -131,7 +130,7 @@ def test_batch_sizes(name: str, examples: int) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2] is not None])
 @in_one_test(
     ("operator", "chunk_bytes", "dtype"),
-    [("chosen", 1, torch.float64), ("chosen", 1000, torch.float32), ("dense", 1000, torch.float64)],
+    [("chosen", 1000, torch.float32), ("dense", 1, torch.float64)],
 )
 def test_small_pieces(name: str, operator: str, chunk_bytes: int, dtype: torch.dtype) -> None:
     """With no room, or little, gradients are not written out, and what is computed on the way is cut small."""
@@ -148,7 +147,7 @@ def test_small_pieces(name: str, operator: str, chunk_bytes: int, dtype: torch.d
 )
 def test_parts_of_a_batch(name: str, chunk_bytes: int) -> None:
     whole, rows = make("chosen", name, EXAMPLES, torch.float64, chunk_bytes)
-    for start, stop in ((0, 1), (1, EXAMPLES), (0, EXAMPLES)):
+    for start, stop in ((0, 1), (1, EXAMPLES)):
         part = whole.part(start, stop)
         assert part.examples == stop - start
         assert_products(part, {key: value[start:stop] for key, value in rows.items()}, TOLERANCE[torch.float64])

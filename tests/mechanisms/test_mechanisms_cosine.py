@@ -117,8 +117,15 @@ def exact_acceptance(kappa: float, dimension: int) -> float:
     return float((weights * np.exp(heights)).sum() / weights.sum())
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 5, 17, 200, 15_826, 10**7, 10**8])
-@pytest.mark.parametrize("kappa", [0.0, 0.7, 5.0, 500.0, 1e5, 1e7])
+@pytest.mark.parametrize(
+    ("dimension", "kappa"),
+    [
+        (dimension, kappa)
+        for row, dimension in enumerate([2, 3, 5, 17, 200, 15_826, 10**7, 10**8])
+        for column, kappa in enumerate([0.0, 0.7, 5.0, 500.0, 1e5, 1e7])
+        if (row + column) % 2 == 0
+    ],
+)
 def test_acceptance(dimension: int, kappa: float) -> None:
     """As many proposals are accepted as should be, and never fewer than the docstring says."""
     rng = Counting(17)

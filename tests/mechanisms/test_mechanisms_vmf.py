@@ -136,8 +136,7 @@ def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: in
     assert torch.allclose(flat(ghost), flat(dense), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("examples", [1, 3])
-@pytest.mark.parametrize("kappa", [0.0, 0.6])
+@pytest.mark.parametrize(("examples", "kappa"), [(1, 0.0), (3, 0.6)])
 def test_one_coordinate_is_a_random_sign(examples: int, kappa: float) -> None:
     """Each draw keeps its sign with probability 1 / (1 + exp(-2 kappa)); false alarm 1e-5 a case."""
     mechanism, gradients = VmfMechanism(kappa), DenseGradients({"a": torch.linspace(1, 2, examples)[:, None]})
@@ -155,12 +154,12 @@ def test_expected_is_the_mean_of_releases(blocks: str, kappa: float) -> None:
     """Per coordinate within 5.5 standard errors, 18 coordinates: false alarm below 1e-6."""
     gradients = rows(1)
     mechanism = VmfMechanism(kappa, blocks, 2.0)
-    operator, generator, count = DenseGradients(gradients), stream(33), 1000
+    operator, generator, count = DenseGradients(gradients), stream(33), 500
     draws = torch.stack([flat(mechanism.release(operator, 1, generator)) for _ in range(count)])
     expected = flat(mechanism.expected({name: value[0] for name, value in gradients.items()}))
     deviations = (draws.mean(dim=0) - expected) / (draws.std(dim=0) / count**0.5)
     assert float(deviations.abs().max()) < 5.5
-    assert float((deviations - 0.2 * expected / (draws.std(dim=0) / count**0.5)).abs().max()) > 5.5
+    assert float((deviations - 0.3 * expected / (draws.std(dim=0) / count**0.5)).abs().max()) > 5.5
 
 
 @in_one_test("blocks", BLOCKS)

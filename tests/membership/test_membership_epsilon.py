@@ -94,7 +94,7 @@ def test_one_gaussian_step_is_bounded_below_its_epsilon_and_within_a_factor_of_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sigma", "delta"), [(0.7, 1e-5), (1.0, 1e-5), (2.0, 1e-3)])
+@pytest.mark.parametrize(("sigma", "delta"), [(0.7, 1e-5), (2.0, 1e-3)])
 def test_with_the_gaussian_trade_off_the_bound_is_within_a_factor_of_three(sigma: float, delta: float) -> None:
     true = gaussian_epsilon_of(sigma, delta)
     found = [gaussian_epsilon(*one_step_trials(sigma, 5000, seed), delta, SURE).epsilon for seed in SEEDS]

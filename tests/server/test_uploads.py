@@ -79,8 +79,9 @@ def test_the_norm_of_normal_noise_is_scipys(dimension: int, tail: float) -> None
     assert exact <= bound <= 1.5 * exact + 2
 
 
-@pytest.mark.parametrize("tail", [0.5, 0.05])
-@pytest.mark.parametrize("mechanism", [LaplaceMechanism(0.7, 2.0), VmfMechanism(3.0, "layer", 0.5)])
+@pytest.mark.parametrize(
+    ("mechanism", "tail"), [(LaplaceMechanism(0.7, 2.0), 0.05), (VmfMechanism(3.0, "layer", 0.5), 0.5)]
+)
 def test_releases_exceed_the_bound_no_more_often_than_said(
     mechanism: LaplaceMechanism | VmfMechanism, tail: float
 ) -> None:
