@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_the_kept_images() -> None:
 def test_much_closer_than_the_guess(make: Any, mechanism: str) -> None:
     model = make()
     heard, truth, labels = observe_digits(model, 3, first=20, mechanism=NOISY[mechanism])
-    found = run_attack(AttackJob("map", heard, model, LONG, 0, public_images=public()))
+    found = run_attack(AttackJob("map", heard, model, MapSettings(iterations=60), 0, public_images=public()))
     assert [result.labels.tolist() for result in found] == labels.tolist()
     guess = (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))
     assert float(errors([result.images for result in found], truth).median()) < 0.5 * float(guess.median())
@@ -98,7 +98,7 @@ def test_an_upload_of_noise_alone_gives_the_prior() -> None:
     model = mlp("relu")
     heard, _, _ = observe_digits(model, 2, mechanism={"name": "vmf", "kappa": 0.0})
     mean = fit_prior((public() - MEAN) / STD).mean * STD + MEAN
-    for result in run_attack(AttackJob("map", heard, model, LONG, 0, public_images=public())):
+    for result in run_attack(AttackJob("map", heard, model, SHORT, 0, public_images=public())):
         torch.testing.assert_close(result.images.flatten(), mean.clamp(0, 1), atol=0.02, rtol=0)
 
 
@@ -194,8 +194,8 @@ def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, sigma: float) 
         found = run_attack(AttackJob(name, heard, model, config, 0, public_images=public()))
         return errors([result.images for result in found], truth)
 
-    ours = run("map", MapSettings())
-    assert paired_margin(ours, run("iga", IgaSettings(iterations=400))) <= 0
+    ours = run("map", MapSettings(iterations=200))
+    assert paired_margin(ours, run("iga", IgaSettings(iterations=200))) <= 0
     assert paired_margin(ours, (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))) <= 0
     if "hidden1.weight" in heard[0].upload:
         assert paired_margin(ours, run("closed_form", ClosedFormSettings())) <= 0
