@@ -122,7 +122,8 @@ def test_a_heavy_prior_decides(prior: str) -> None:
     heard, truth, _ = observe_digits(model, 2)
     weights = {"tv": 0.0, "public_mean": 0.0, "gaussian": 0.0, "opponents": 0.0, prior: 1e4}
     optimiser = "adam" if prior in ("tv", "opponents") else "lbfgs"
-    config = CustomSettings(optimiser=optimiser, box=False, iterations=250, learning_rate=0.05, **weights)
+    steps = 400 if prior == "gaussian" else 250
+    config = CustomSettings(optimiser=optimiser, box=False, iterations=steps, learning_rate=0.05, **weights)
     found = run_attack(AttackJob("custom", heard, model, config, 0, public_images=PUBLIC))
     mean = PUBLIC[torch.arange(len(PUBLIC)) % 5 != 4].mean(dim=0)
     fitted = fit_prior(normalise(PUBLIC))
