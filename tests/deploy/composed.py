@@ -146,7 +146,8 @@ class Composed:
         service = self.services[name]
         own = {**image_environment(), **service.get("environment", {})}
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-        return {"PATH": path, **{key: self._mapped(value, name, service) for key, value in own.items()}}
+        threads = {key: value for key, value in os.environ.items() if key == "OMP_NUM_THREADS"}  # of whoever tests
+        return {"PATH": path, **threads, **{key: self._mapped(value, name, service) for key, value in own.items()}}
 
     def _start(self, name: str, service: Mapping[str, Any]) -> None:
         command, environment = self.command(name, service["command"]), self._environment(name)
