@@ -47,7 +47,8 @@ def build(shape, classes):
         app.local_upload = local_upload
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 """
-REASONS = (((1, 0), "sent NaN or infinity in"), ((2, 1), "did not reply within 90 s"))
+# Who hangs is found out by the server's clock, or by the SuperLink, which misses the node: whichever comes first.
+REASONS = (((1, 0), "sent NaN or infinity in"), ((2, 1), "did not reply within 90 s|failed to report a heartbeat"))
 WIRETAP = """
 name = "wiretap"
 seed = 11
@@ -99,7 +100,7 @@ class Deployed:
 
     def wait_for_round(self, number: int) -> None:
         wait_for(lambda: len(self.served()) > number or not self._thread.is_alive())
-        assert self._thread.is_alive(), self.end().stderr
+        assert len(self.served()) > number, self.end().stderr
 
     def served(self) -> list[RoundRecord]:
         """The rounds that the server has written."""
@@ -169,7 +170,7 @@ def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentF
     told = {(record.round, failure.client): failure.reason for record in run.rounds() for failure in record.failures}
     assert set(told) == {key for key, _ in REASONS}
     for key, words in REASONS:
-        assert words in told[key]
+        assert re.search(words, told[key])
         assert told[key] in report
     assert [record.used for record in run.rounds()] == [(1,), (0,)]
 
