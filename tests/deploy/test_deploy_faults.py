@@ -130,6 +130,7 @@ def inline(here: Path, name: str, *settings: str) -> bytes:
     return (out / CHECKPOINT).read_bytes()
 
 
+@pytest.mark.essential
 def test_without_tls_the_pictures_come_from_real_traffic(deployment: DeploymentFolder) -> None:
     here = deployment.path.parent
     done = fedpriv("deploy", "run", "wiretap.toml", "--out", "wiretap", "--json", cwd=here)

@@ -66,7 +66,6 @@ def deployed(deployment: DeploymentFolder) -> RunFolder:
     return RunFolder(here / "deployed")
 
 
-@pytest.mark.essential
 def test_the_same_bits_as_inline(deployment: DeploymentFolder, deployed: RunFolder) -> None:
     here = deployment.path.parent
     status = look(deployment.path)
@@ -81,7 +80,6 @@ def test_the_same_bits_as_inline(deployment: DeploymentFolder, deployed: RunFold
         assert (deployed.path / name).read_bytes() == (here / "inline" / name).read_bytes()
 
 
-@pytest.mark.essential
 def test_with_tls_the_listener_has_nothing_and_the_report_says_so(
     deployment: DeploymentFolder, deployed: RunFolder
 ) -> None:
