@@ -97,7 +97,7 @@ def sizes(most: float) -> st.SearchStrategy[float]:
     return st.one_of(st.just(1.0), st.floats(-most, most).map(lambda exponent: 10.0**exponent))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(sorted(LAYERS)),
     difference=st.one_of(st.just(0.0), st.floats(-9, 0).map(lambda exponent: 10.0**exponent)),
