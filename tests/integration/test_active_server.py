@@ -151,14 +151,6 @@ def test_twice_inline_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
 
 
-@pytest.mark.slow
-def test_ray_gives_the_bytes_of_inline(tmp_path: Path) -> None:
-    settings = SETTINGS["fedavg of one step, adam on the server"]
-    for engine in ("inline", "ray"):
-        start_run(on_engine(settings, engine), tmp_path / engine, "", Silent())
-    assert fingerprint(tmp_path / "inline") == fingerprint(tmp_path / "ray")
-
-
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Ctrl-C in the evaluation of a round: what was done in it is lost, and it is asked for again."""
     calls: list[int] = []

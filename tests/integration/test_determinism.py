@@ -86,14 +86,6 @@ def test_twice_inline_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedsgd, vmf by layer, dirichlet", "noise in the forward pass"])
-def test_ray_gives_the_bytes_of_inline(name: str, tmp_path: Path) -> None:
-    for engine in ("inline", "ray"):
-        start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())
-    assert fingerprint(tmp_path / "inline") == fingerprint(tmp_path / "ray")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedsgd, vmf", "fedavg, update unit", "none, some clients", "lenet"])
 def test_a_stacked_run_says_what_an_inline_one_does(name: str, tmp_path: Path) -> None:
     """What is proven is the same bytes; what was heard is the same numbers to rounding, from the same clients."""
