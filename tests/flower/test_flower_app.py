@@ -100,7 +100,7 @@ def test_protected_uploads_stand_between_guess_and_theorem(home: Path) -> None:
         attack_tapped(tapped, [], [], ["engine.device=cpu"], Silent())
 
 
-def test_a_reply_is_passed_on_as_it_is_even_if_nothing_can_be_own_app(
+def test_a_reply_is_passed_on_as_it_is_even_if_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
