@@ -25,7 +25,7 @@ from fedpriv.server.evaluation import Evaluation
 from fedpriv.wire import unpack
 from fedpriv.world import build_world
 from tests.integration.small import experiment
-from tests.integration.test_determinism import fingerprint, on_engine
+from tests.integration.test_determinism import fingerprint
 
 MODEL = {"name": "mlp", "hidden": [200, 12], "activation": "relu"}
 ACTIVE = {"threat_model": "malicious-server", "attacks": ["imprint"], "victims": 2, "rounds": [1, 3]}
