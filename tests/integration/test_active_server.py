@@ -189,9 +189,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(server_rounds, "evaluate_round", stopped)
 
 
-@pytest.mark.parametrize(
-    ("name", "after"), [("alone", 1), ("sum, vmf", 2), ("both, gaussian", 3)]
-)
+@pytest.mark.parametrize(("name", "after"), [("alone", 1), ("sum, vmf", 2), ("both, gaussian", 3)])
 def test_an_interrupted_run_is_finished_with_the_same_bytes(
     name: str, after: int, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
