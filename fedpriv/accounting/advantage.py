@@ -7,7 +7,7 @@ al. 2023). Where one release scores both, let A be the probability that the memb
 the two: the data set becomes a neighbour and the event its opposite, so A <= e^epsilon (1 - A) + delta.
 """
 
-from scipy.special import expit
+import scipy
 
 from fedpriv.errors import InputError
 
@@ -25,7 +25,7 @@ def membership_advantage(epsilon: float, delta: float) -> float:
         InputError: one is out of range.
     """
     _check(epsilon, delta)
-    return float(1 - 2 * (1 - delta) * expit(-epsilon))
+    return float(1 - 2 * (1 - delta) * scipy.special.expit(-epsilon))
 
 
 def membership_auc(epsilon: float, delta: float) -> float:
@@ -39,7 +39,7 @@ def membership_auc(epsilon: float, delta: float) -> float:
         InputError: one is out of range.
     """
     _check(epsilon, delta)
-    return float(1 - (1 - delta) * expit(-epsilon))
+    return float(1 - (1 - delta) * scipy.special.expit(-epsilon))
 
 
 def _check(epsilon: float, delta: float) -> None:

@@ -7,10 +7,11 @@ nothing.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from fedpriv.accounting.renyi import pure_rdp
 
@@ -30,7 +31,12 @@ LARGEST_SAMPLED_ORDER = 4096  # the bound's sum has as many terms as the order; 
 
 _BASE_ROUNDING = 1e-9  # relative; the divergences of this room are accurate to 1e-10
 
-_LOG_FACTORIAL = special.gammaln(np.arange(LARGEST_SAMPLED_ORDER + 1) + 1.0)
+
+@cache
+def _log_factorial() -> Array:
+    """Return log k! for k = 0, ..., the largest order."""
+    logs: Array = scipy.special.gammaln(np.arange(LARGEST_SAMPLED_ORDER + 1) + 1.0)
+    return logs
 
 
 def amplified_pure(epsilon: float, rate: float) -> float:
@@ -218,7 +224,7 @@ def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
 def _binomial_terms(log_moments: Array, rate: float) -> Array:
     """Return log of (q / (1 - q))^j / j! exp(log_moments) for j = 2, 3, ..."""
     j = np.arange(2.0, log_moments.size + 2)
-    return np.asarray(log_moments - _LOG_FACTORIAL[2 : j.size + 2] + j * (np.log(rate) - np.log1p(-rate)), np.float64)
+    return np.asarray(log_moments - _log_factorial()[2 : j.size + 2] + j * (np.log(rate) - np.log1p(-rate)), np.float64)
 
 
 def _log_expm1(exponent: Array) -> Array:
@@ -250,7 +256,7 @@ def _log_terms(divergence: Array, pure: float, rate: float) -> Array:
     log_odds = pure + _log1mexp(pure)  # log(exp(pure) - 1)
     terms = (j - 1) * divergence + np.minimum(np.log(2.0), j * log_odds)
     terms[0] = min(terms[0], np.log(4.0) + divergence[0] + _log1mexp(float(divergence[0])))
-    return np.asarray(terms + j * np.log(rate) - _LOG_FACTORIAL[2 : j.size + 2])
+    return np.asarray(terms + j * np.log(rate) - _log_factorial()[2 : j.size + 2])
 
 
 def _log1mexp(x: float) -> float:
@@ -262,7 +268,8 @@ def _scaled_bound(terms: Array, order: int) -> float:
     """Return log(1 + sum of terms, each times order! / (order - j)!)."""
     if order < 2:
         return 0.0
-    exponents = terms[: order - 1] + _LOG_FACTORIAL[order] - _LOG_FACTORIAL[order - 2 :: -1]
+    factorials = _log_factorial()
+    exponents = terms[: order - 1] + factorials[order] - factorials[order - 2 :: -1]
     largest = exponents.max()
     if largest == -np.inf:
         return 0.0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scipy import optimize
+import scipy
 
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
@@ -215,7 +215,7 @@ def calibrated_level(release: AnswerRelease, target: float) -> float:
         return _best(replace(release, level=level)).epsilon - target
 
     low, high = target / release.releases, target
-    level: float = optimize.bisect(excess, low, high, xtol=low * 1e-9, rtol=1e-9) if excess(high) > 0 else high
+    level: float = scipy.optimize.bisect(excess, low, high, xtol=low * 1e-9, rtol=1e-9) if excess(high) > 0 else high
     # Bisection may end a hair above the target.
     while excess(level) > 0:
         level *= 1 - 1e-9

@@ -23,8 +23,8 @@ from dataclasses import replace
 from functools import lru_cache, partial, reduce
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, special
 
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
 from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
@@ -113,7 +113,7 @@ def _proven(proof: Proof, reference: Reference) -> Iterator[Bound]:
         yield lambda k0: k0, _BLOW_UP
         return
     if sole is not None and rate == 1 and sole.is_normal:
-        yield lambda k0: float(special.ndtr(special.ndtri(k0) + sole.spread * math.sqrt(count))), _NORMAL
+        yield lambda k0: float(scipy.special.ndtr(scipy.special.ndtri(k0) + sole.spread * math.sqrt(count))), _NORMAL
         return
     yield partial(_renyi, count * tagged_rdp(ORDERS, reference.rdp(ORDERS), rate)), f"{_RENYI}{tagged}"
     if sole is not None and count == 1:
@@ -151,7 +151,7 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
     known = claims(grid)
     best = int(np.argmin(known))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, _SEARCHED - 1)])
-    least = optimize.minimize_scalar(
+    least = scipy.optimize.minimize_scalar(
         lambda epsilon: float(claims(np.array([epsilon]))[0]), bounds=around, options={"xatol": 1e-9}
     )
     return min(float(least.fun), float(known[best])) + _BEYOND_ENDS

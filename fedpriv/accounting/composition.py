@@ -8,7 +8,7 @@ exp(epsilon) / (1 + exp(epsilon)), so T adaptive releases are no worse than T an
 import math
 
 import numpy as np
-from scipy import special
+import scipy
 
 __all__ = ["LARGEST_COUNT", "pure_composition_epsilon"]
 
@@ -59,7 +59,7 @@ def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
 
 def _window(epsilon: float, count: int, delta: float) -> tuple[int, int]:
     """Return numbers of lies between which the answer is decided."""
-    mean = count * float(special.expit(-epsilon))
+    mean = count * float(scipy.special.expit(-epsilon))
     # Chernoff: at most mean - t lies have a probability below exp(-t^2 / (2 mean)).
     first = max(0, math.floor(mean - math.sqrt(2 * mean * (_LOG_LEFT_OUT - math.log(delta)))))
     if epsilon * count <= 1:
@@ -80,7 +80,7 @@ def _log_binomial(lies: int, count: int, epsilon: float) -> float:
     truths = count - lies
     if lies == 0 or truths == 0:
         return -lies * epsilon - count * float(np.logaddexp(0.0, -epsilon))
-    lie, truth = float(special.expit(-epsilon)), float(special.expit(epsilon))
+    lie, truth = float(scipy.special.expit(-epsilon)), float(scipy.special.expit(epsilon))
     remainders = _stirling_remainder(count) - _stirling_remainder(lies) - _stirling_remainder(truths)
     deviances = _deviance(lies, count * lie) + _deviance(truths, count * truth)
     return remainders - deviances + 0.5 * math.log(count / (2 * math.pi * lies) / truths)

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, special
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon, read_only
@@ -44,8 +44,8 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     if mu == 0 or math.log(delta) >= _log_delta(-mu / 2, mu):
         return 0.0
     # In x = epsilon/mu - mu/2 delta is at most Phi(-x), and Phi(38) is 1 in double precision.
-    low, high = max(-mu / 2, -38.0), max(float(-special.ndtri(delta)), 0.0) + 1e-9
-    x = optimize.brentq(lambda point: _log_delta(point, mu) - math.log(delta), low, high, xtol=1e-13, rtol=1e-14)
+    low, high = max(-mu / 2, -38.0), max(float(-scipy.special.ndtri(delta)), 0.0) + 1e-9
+    x = scipy.optimize.brentq(lambda point: _log_delta(point, mu) - math.log(delta), low, high, xtol=1e-13, rtol=1e-14)
     return float(mu * (x + 1e-12 * max(1.0, abs(x)) + mu / 2))  # rounded up
 
 
@@ -55,7 +55,7 @@ def _log_delta(x: float, mu: float) -> float:
     # For a small mu they nearly cancel: the allowance, above scipy's rounding, keeps the result an upper bound.
     low, high = _log_mills(x + mu), _log_mills(x)
     log_ratio = low - high - 2e-15 * (1 + abs(high))
-    return float(special.log_ndtr(-x)) + _log1mexp(log_ratio)
+    return float(scipy.special.log_ndtr(-x)) + _log1mexp(log_ratio)
 
 
 def _log1mexp(x: float) -> float:
@@ -66,8 +66,8 @@ def _log1mexp(x: float) -> float:
 def _log_mills(x: float) -> float:
     """Return log of erfcx(x / sqrt 2), in the range where erfcx does not overflow, and by log_ndtr below it."""
     if x > -30:
-        return math.log(special.erfcx(x / math.sqrt(2)))
-    return float(special.log_ndtr(-x)) + math.log(2) + x * x / 2
+        return math.log(scipy.special.erfcx(x / math.sqrt(2)))
+    return float(scipy.special.log_ndtr(-x)) + math.log(2) + x * x / 2
 
 
 def classic_sigma(epsilon: float, delta: float) -> float:
@@ -124,7 +124,7 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
         low -= 2.0
     while gap(high) < 0:
         high += 2.0
-    root = optimize.brentq(gap, low, high, xtol=1e-14, rtol=1e-14)
+    root = scipy.optimize.brentq(gap, low, high, xtol=1e-14, rtol=1e-14)
     return math.exp(-root) * (1 + 1e-12)  # rounded up
 
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from scipy.special import gammaln
+import scipy
 
 from fedpriv.errors import InputError
 
@@ -95,7 +95,7 @@ def guessed_exposure(space: int) -> float:
     """
     if space > 1 << 50:  # the difference of two large numbers has no digits left
         return 1 / math.log(2)
-    return math.log2(space) - float(gammaln(space + 1)) / (space * math.log(2))
+    return math.log2(space) - float(scipy.special.gammaln(space + 1)) / (space * math.log(2))
 
 
 def _at_least(statement: Statement, bits: float) -> float:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
-from scipy.optimize import isotonic_regression
 from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair, interpolated
@@ -123,7 +122,7 @@ class LossDistribution:
         """
         odds = np.exp((lowest + np.arange(deltas.size)) * interval)
         widths = np.diff(odds, prepend=0.0)
-        slopes = isotonic_regression(np.diff(deltas, prepend=1.0) / widths, weights=widths).x
+        slopes = scipy.optimize.isotonic_regression(np.diff(deltas, prepend=1.0) / widths, weights=widths).x
         masses = odds * np.diff(slopes, append=0.0)
         return cls(interval, lowest, masses, max(0.0, 1 - float(masses.sum())))
 
@@ -185,8 +184,8 @@ class LossDistribution:
         low, high = self._bounds(count)
         if high - low > most:
             raise TooManyCellsError
-        size = fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)
-        rolled = fft.irfft(fft.rfft(self.masses, size) ** count, size)
+        size = scipy.fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)
+        rolled = scipy.fft.irfft(scipy.fft.rfft(self.masses, size) ** count, size)
         masses = np.maximum(np.roll(rolled, -low)[: high - low + 1], 0.0)
         infinite = _TRUNCATED - math.expm1(count * math.log1p(-self.infinite))
         return LossDistribution(self.interval, count * self.lowest + low, masses, infinite)

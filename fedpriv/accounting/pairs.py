@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_pure
@@ -97,8 +97,8 @@ class GaussianPair(Pair):
 
     @override
     def deltas(self, epsilons: Array) -> Array:
-        first = special.log_ndtr(self.mu / 2 - epsilons / self.mu)
-        second = special.log_ndtr(-self.mu / 2 - epsilons / self.mu) + epsilons
+        first = scipy.special.log_ndtr(self.mu / 2 - epsilons / self.mu)
+        second = scipy.special.log_ndtr(-self.mu / 2 - epsilons / self.mu) + epsilons
         return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)), np.float64)
 
 
@@ -154,7 +154,7 @@ class DirectionalPair(Pair):
     @override
     def deltas(self, epsilons: Array) -> Array:
         if self.dimension == 1:  # randomised response
-            keep = special.expit(2 * self.kappa)
+            keep = scipy.special.expit(2 * self.kappa)
             return np.asarray(keep * -np.expm1(np.minimum(epsilons - 2 * self.kappa, 0.0)), np.float64)
         return np.where(epsilons >= 2 * self.kappa, 0.0, interpolated(*self._tabulated, epsilons))
 

@@ -22,8 +22,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair
@@ -90,10 +90,10 @@ class PoissonGaussianPair(Pair):
         log_ratio = math.log1p(-self.rate) - math.log(self.rate) + 0.5 / self.sigma**2
         cut = self.sigma * (epsilons / 2 + _arsinh_exp(log_sinh + log_ratio))
         # What each law of the mixtures adds, so that the rounding of delta is q times that of 1.
-        up = special.log_ndtr(1 / self.sigma - cut)
-        down = epsilons + special.log_ndtr(-1 / self.sigma - cut)
+        up = scipy.special.log_ndtr(1 / self.sigma - cut)
+        down = epsilons + scipy.special.log_ndtr(-1 / self.sigma - cut)
         used = self.rate * np.exp(up) * -np.expm1(np.minimum(down - up, 0.0))
-        unused = (1 - self.rate) * np.exp(log_less_one + special.log_ndtr(-cut))
+        unused = (1 - self.rate) * np.exp(log_less_one + scipy.special.log_ndtr(-cut))
         return np.asarray(np.maximum(used - unused, 0.0), np.float64)
 
 
@@ -148,7 +148,7 @@ def _log_excess(losses: Array, orders: Array) -> Array:
     scaled = orders * losses
     n = np.arange(2, _TERMS + 2)
     series = np.zeros_like(scaled)
-    for coefficient in ((1 - orders ** (1.0 - n)) / special.factorial(n)).T[::-1, :, None]:
+    for coefficient in ((1 - orders ** (1.0 - n)) / scipy.special.factorial(n)).T[::-1, :, None]:
         series = series * scaled + coefficient
     plain = np.expm1(np.minimum(scaled, 1.0)) - orders * np.expm1(np.minimum(losses, 1.0))
     far = np.maximum(scaled, 1.0)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 from typing_extensions import override
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp, tagged_rdp
@@ -285,7 +285,8 @@ class DirectionalReference(ReferencePair):
     def atoms(self) -> tuple[Array, Array]:
         if not self._is_discrete:
             return super().atoms
-        return np.array([-1.0, 1.0]) * self.kappa - self._log_mgf, special.expit(np.array([-2.0, 2.0]) * self.kappa)
+        masses = scipy.special.expit(np.array([-2.0, 2.0]) * self.kappa)
+        return np.array([-1.0, 1.0]) * self.kappa - self._log_mgf, masses
 
     @override
     def coordinates(self, losses: Array) -> Array:

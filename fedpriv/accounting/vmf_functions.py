@@ -20,9 +20,9 @@ k^2 / (2 K). No branch below forms that difference:
 from fractions import Fraction
 
 import numpy as np
+import scipy
 from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 __all__ = ["log_mgf", "mean_resultant_length"]
 
@@ -128,7 +128,7 @@ def _scaled(nu: float, k: Array) -> Array:
     """Return exp(-k) I_nu(k), times sqrt(2 pi k) where k >= 1e4 (the same factor for every nu)."""
     middle = np.minimum(k, _HANKEL_K)
     return np.asarray(
-        np.where(k < _HANKEL_K, special.ive(nu, middle), _hankel(nu, np.maximum(k, _HANKEL_K))), np.float64
+        np.where(k < _HANKEL_K, scipy.special.ive(nu, middle), _hankel(nu, np.maximum(k, _HANKEL_K))), np.float64
     )
 
 
@@ -140,7 +140,7 @@ def _log_scaled(nu: float, k: Array) -> Array:
 
 def _unscaled(nu: float, k: Array) -> Array:
     """Return what log(exp(-k) I_nu(k)) lacks of log M."""
-    return np.asarray(k - nu * np.log(k / 2) + special.gammaln(nu + 1), np.float64)
+    return np.asarray(k - nu * np.log(k / 2) + scipy.special.gammaln(nu + 1), np.float64)
 
 
 def _debye(nu: float, k: Array) -> Array:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim
@@ -88,7 +88,7 @@ def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
         (...).
     """
     gaps = _gaps(counts)
-    chances = special.logsumexp(special.log_ndtr(-gaps / (sigma * _SQRT2)), axis=-1)
+    chances = scipy.special.logsumexp(scipy.special.log_ndtr(-gaps / (sigma * _SQRT2)), axis=-1)
     log_q: Array = np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
     return log_q
 
@@ -138,7 +138,7 @@ def threshold_rdp(order: ArrayLike, largest: ArrayLike, threshold: float, sigma:
     """
     z = (np.asarray(largest, np.float64) - threshold) / sigma
     # The likelier of the two outcomes is the one; the other has probability Phi(-|z|).
-    return unlikely_rdp(order, special.log_ndtr(-np.abs(z)), sigma * _SQRT2)
+    return unlikely_rdp(order, scipy.special.log_ndtr(-np.abs(z)), sigma * _SQRT2)
 
 
 def laplace_max_log_q(counts: ArrayLike, scale: float) -> Array:
@@ -152,7 +152,7 @@ def laplace_max_log_q(counts: ArrayLike, scale: float) -> Array:
         (...), at most log(1 - 1/K).
     """
     gaps = _gaps(counts) / scale
-    chances = special.logsumexp(np.log((2 + gaps) / 4) - gaps, axis=-1)
+    chances = scipy.special.logsumexp(np.log((2 + gaps) / 4) - gaps, axis=-1)
     log_q: Array = np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
     return log_q
 
@@ -306,7 +306,7 @@ def _below(log_q: Array, sigma: float, classes: int) -> Array:
 def _shifted(log_q: Array, by: float, classes: int) -> Array:
     """The log of q after each of K - 1 equal gaps has changed by two votes."""
     others = math.log(classes - 1)
-    shifted: Array = others + special.log_ndtr(special.ndtri_exp(np.minimum(log_q - others, -1e-300)) - by)
+    shifted: Array = others + scipy.special.log_ndtr(scipy.special.ndtri_exp(np.minimum(log_q - others, -1e-300)) - by)
     return shifted
 
 

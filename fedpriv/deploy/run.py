@@ -25,8 +25,9 @@ ROUND_SECONDS = 600.0
 """How long a round waits for uploads where the experiment does not say: a machine that vanishes never answers."""
 
 _LOOK_SECONDS, _STOP_SECONDS = 0.25, 60.0
-# Each question to Flower is a process of a second: rarely asked before the last round, where only failures end a run.
-_RUNNING_SECONDS, _ENDING_SECONDS = 10.0, 2.0
+# Each question to Flower is a process that takes two seconds of a CPU. Before the last round only a failure ends a run,
+# most often in its beginning: then Flower is asked ever less often.
+_SOONEST_SECONDS, _RAREST_SECONDS, _ENDING_SECONDS = 5.0, 30.0, 2.0
 _FILES = ("asked.jsonl", "metrics.jsonl", "labels.json", "observations/*", "checkpoint/*.safetensors")
 
 
@@ -112,10 +113,12 @@ def _follow(
     progress: Progress,
 ) -> flower.RunStatus:
     """Tell every round and every process that ends, until Flower says that the run is over."""
-    last, missed, asked = -1, frozenset[str](), time.monotonic()
+    last, missed, begun = -1, frozenset[str](), time.monotonic()
+    asked = begun
     while True:
         missed = _tell_missed(deployment, missed, progress)
-        between = _ENDING_SECONDS if last >= experiment.federation.rounds else _RUNNING_SECONDS
+        running = min(max(_SOONEST_SECONDS, asked - begun), _RAREST_SECONDS)
+        between = _ENDING_SECONDS if last >= experiment.federation.rounds else running
         is_due = time.monotonic() - asked > between
         status = flower.run_status(deployment, run_id) if is_due else None
         asked = time.monotonic() if is_due else asked

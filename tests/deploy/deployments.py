@@ -2,11 +2,18 @@
 
 import random
 import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
 
-from fedpriv.deploy.folder import is_free
+import numpy as np
+
+from fedpriv.data.sets.digits import Digits
+from fedpriv.deploy import flower
+from fedpriv.deploy.folder import DeploymentFolder, is_free
 from tests.command_line import fedpriv
 
-__all__ = ["SMALL", "fedpriv", "free_ports", "one_line"]
+__all__ = ["SMALL", "fedpriv", "free_ports", "light", "one_line", "over", "wait_for"]
 
 SMALL = """
 name = "small"
@@ -30,6 +37,33 @@ attacks = []
 name = "inline"
 device = "cpu"
 """
+
+
+def light(here: Path, text: str) -> str:
+    """The experiment on the digits from a file in ``here``, which clients read without importing scikit-learn.
+
+    Each message to a client starts a process, which would spend a quarter of its time on that.
+    """
+    digits = Digits.arrays()
+    parts = {"x_train": digits.x_train, "y_train": digits.y_train, "x_test": digits.x_test, "y_test": digits.y_test}
+    np.savez_compressed(here / "digits.npz", **parts)
+    return f'{text}[data]\nname = "npz"\npath = "{here / "digits.npz"}"\n'
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 480) -> None:
+    """Wait until something holds; a busy machine takes minutes for what a free one does in seconds."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def over(folder: DeploymentFolder, run: str) -> flower.RunStatus:
+    """Wait for the end of a run; each question is a process of two CPU seconds."""
+    deadline = time.monotonic() + 480
+    while not (status := flower.run_status(folder, run)).is_over and time.monotonic() < deadline:
+        time.sleep(3)
+    return status
 
 
 def free_ports(count: int) -> int:

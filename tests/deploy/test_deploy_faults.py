@@ -1,4 +1,7 @@
-"""Faults on real processes: what lies, hangs or dies is named, nothing written is lost, and the run can be finished."""
+"""On real processes without TLS: a listener has the pictures; what lies, hangs or dies is named.
+
+Nothing written is lost, and the run can be finished.
+"""
 
 import html
 import json
@@ -6,20 +9,21 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
 import psutil
 import pytest
-from deployments import SMALL, fedpriv, free_ports
+from deployments import SMALL, fedpriv, free_ports, light, wait_for
 
+from fedpriv.attacks.observation import list_observations
 from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.deploy.up import look
 from fedpriv.records import RoundRecord
 from fedpriv.runs import RunFolder
 
-NODES = 3
+NODES = 2
 CHECKPOINT = Path("checkpoint") / "server.safetensors"
 # A model whose code spoils what its process sends: a client that lies, in the one app that all clients run.
 LIARS = """
@@ -29,40 +33,38 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-LIES = {(1, 0): "nan", (1, 1): "shape", (2, 0): "large", (2, 1): "cut"}
-
 
 def build(shape, classes):
     app = sys.modules.get("fedpriv.clients.app")
     if app is not None and not hasattr(app, "honest"):
-        app.honest, honest_pack, cut = app.local_upload, app.pack, []
+        app.honest = app.local_upload
 
         def local_upload(world, client, before, number, *secret):
-            upload, lie = app.honest(world, client, before, number, *secret), LIES.get((number, client))
-            cut[:] = [True] if lie == "cut" else []
-            spoil = {
-                "nan": lambda value: value * torch.nan,
-                "shape": lambda value: value[:1],
-                "large": lambda value: value * 100,
-            }.get(lie, lambda value: value)
-            return replace(upload, parameters={name: spoil(value) for name, value in upload.parameters.items()})
+            upload = app.honest(world, client, before, number, *secret)
+            lie = torch.nan if (number, client) == (1, 0) else 1.0
+            return replace(upload, parameters={name: value * lie for name, value in upload.parameters.items()})
 
-        def pack(vector):
-            record = honest_pack(vector)
-            for array in record.values() if cut else ():
-                array.data = array.data[:-3]
-            return record
-
-        app.local_upload, app.pack = local_upload, pack
+        app.local_upload = local_upload
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 """
-REASONS = (
-    ((1, 0), "sent NaN or infinity in"),
-    ((1, 1), "of shape (1, 64), expected (10, 64)"),
-    ((2, 0), "sent an upload of norm"),
-    ((2, 1), "sent an upload that cannot be read: an array"),
-    ((3, 2), "did not reply within 30 s"),
-)
+# Who hangs is found out by the server's clock, or by the SuperLink, which misses the node: whichever comes first.
+REASONS = (((1, 0), "sent NaN or infinity in"), ((2, 1), "did not reply within 90 s|failed to report a heartbeat"))
+WIRETAP = """
+name = "wiretap"
+seed = 11
+[model]
+name = "mlp"
+hidden = [32]
+[federation]
+clients = 1
+rounds = 1
+[training]
+batch_size = 1
+[adversary]
+attacks = ["closed_form"]
+[engine]
+device = "cpu"
+"""
 # Where the server is at fault one client shows it: every message is a process, and takes seconds.
 ALONE = ("federation.clients=1", "federation.rounds=4")
 
@@ -72,9 +74,11 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     here = tmp_path_factory.mktemp("faults")
-    (here / "small.toml").write_text(SMALL)
+    (here / "small.toml").write_text(light(here, SMALL.replace("clients = 3", f"clients = {NODES}")))
+    (here / "wiretap.toml").write_text(light(here, WIRETAP))
     (here / "liars.py").write_text(LIARS)
-    done = fedpriv("deploy", "up", "--nodes", str(NODES), "--port", str(free_ports(NODES + 1)), "--insecure", cwd=here)
+    port = str(free_ports(NODES + 2))
+    done = fedpriv("deploy", "up", "--nodes", str(NODES), "--port", port, "--insecure", "--listener", cwd=here)
     assert done.returncode == 0, done.stderr
     yield DeploymentFolder(here / "deployment")
     assert fedpriv("deploy", "down", cwd=here).returncode == 0
@@ -95,7 +99,8 @@ class Deployed:
         self._done = fedpriv(*arguments, cwd=self.here)
 
     def wait_for_round(self, number: int) -> None:
-        wait_for(lambda: len(self.served()) > number)
+        wait_for(lambda: len(self.served()) > number or not self._thread.is_alive())
+        assert len(self.served()) > number, self.end().stderr
 
     def served(self) -> list[RoundRecord]:
         """The rounds that the server has written."""
@@ -116,13 +121,6 @@ class Deployed:
         return (self.folder.path / CHECKPOINT).read_bytes()
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def inline(here: Path, name: str, *settings: str) -> bytes:
     """The parameters of the same run inline, uninterrupted."""
     out = here / f"inline-{name}"
@@ -132,13 +130,39 @@ def inline(here: Path, name: str, *settings: str) -> bytes:
     return (out / CHECKPOINT).read_bytes()
 
 
+@pytest.mark.essential
+def test_without_tls_the_pictures_come_from_real_traffic(deployment: DeploymentFolder) -> None:
+    here = deployment.path.parent
+    done = fedpriv("deploy", "run", "wiretap.toml", "--out", "wiretap", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    done = fedpriv("attack", "wiretap", "--heard", "deployment/heard", "--out", "heard", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    heard, served = (
+        {path.name: path.read_bytes() for path in list_observations(here / name / "observations")}
+        for name in ("heard", "wiretap")
+    )
+    assert heard == served  # the server's tap and the network's listener have the same, bit for bit
+    assert len(heard) == 1
+    assert summary["threat_model"]["name"] == "network-plaintext"
+    (exact,) = [row for row in summary["attacks"] if row["attack"] == "closed_form"]
+    assert (exact["victims"], exact["recovered"]) == (1, 1)
+    assert exact["psnr"] > 60
+    assert "without TLS" in summary["verdict"][0]
+    assert "stored 1 upload" in summary["verdict"][0]
+    assert "1 of 1 image" in summary["verdict"][1]
+    assert "network-plaintext" in (here / "heard" / "report.html").read_text()
+    told = [json.loads(path.read_text()) for path in deployment.path.glob("heard/run-*/experiment.json")]
+    assert {experiment["seed"] for experiment in told} == {0}  # the seed was never on the wire
+
+
 def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentFolder) -> None:
-    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=3", "federation.round_timeout=30")
-    run.wait_for_round(2)
-    node = psutil.Process(deployment.read().process("supernode-2").pid)
+    run = Deployed(deployment, "liars", "model.name=liars:build", "federation.rounds=2", "federation.round_timeout=90")
+    run.wait_for_round(1)
+    node = psutil.Process(deployment.read().process("supernode-1").pid)
     node.send_signal(signal.SIGSTOP)
     try:
-        run.wait_for_round(3)
+        run.wait_for_round(2)
     finally:
         node.send_signal(signal.SIGCONT)
     done = run.end()
@@ -147,16 +171,12 @@ def test_clients_that_lie_or_hang_are_named_and_left_out(deployment: DeploymentF
     told = {(record.round, failure.client): failure.reason for record in run.rounds() for failure in record.failures}
     assert set(told) == {key for key, _ in REASONS}
     for key, words in REASONS:
-        assert words in told[key]
+        assert re.search(words, told[key])
         assert told[key] in report
-    assert [record.used for record in run.rounds()] == [(2,), (2,), (0, 1)]
+    assert [record.used for record in run.rounds()] == [(1,), (0,)]
 
 
 def test_a_superlink_killed_and_restarted_keeps_its_state(deployment: DeploymentFolder) -> None:
-    """The run after it is of secure aggregation, and gives the bits of inline.
-
-    Secrets of a round outlive each message there, though every message starts a process of its own.
-    """
     here = deployment.path.parent
     run = Deployed(deployment, "cut", *ALONE)
     run.wait_for_round(1)
@@ -175,12 +195,10 @@ def test_a_superlink_killed_and_restarted_keeps_its_state(deployment: Deployment
     again = fedpriv("deploy", "restart", cwd=here)
     assert again.returncode == 0, again.stderr
     assert "superlink" in again.stdout
-    masked = ("federation.secure_aggregation=true", "federation.rounds=1")
-    after = Deployed(deployment, "after", *masked)
     assert run.bytes_when_finished() == inline(here, "alone", *ALONE)
-    assert after.end().returncode == 0, after.end().stderr
-    assert [record.used for record in after.rounds()] == [(0, 1, 2)]
-    assert (after.folder.path / CHECKPOINT).read_bytes() == inline(here, "masked", *masked)
+    wait_for(lambda: look(deployment.path).online == NODES)
+    number = json.loads((run.folder.path / "deployment.json").read_text())["run_id"]
+    assert f"{number} finished:stopped" in [f"{each.run_id} {each.status}" for each in look(deployment.path).runs]
 
 
 @pytest.fixture

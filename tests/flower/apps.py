@@ -1,4 +1,4 @@
-"""A ClientApp that returns what a test tells it to, and messages to ask it with."""
+"""A ClientApp that returns what a test tells it to, messages to ask it with, and the app of docs/flower-app.md."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,8 +9,21 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fedpriv.engines.identity import assume_server_identity
+from tests.docs.pages import ROOT, blocks
 
 Arrays = Mapping[str, np.ndarray]
+
+PAGE = ROOT / "docs" / "flower-app.md"
+PROJECT = """
+[project]
+name = "quickstart"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "somebody"
+[tool.flwr.app.components]
+serverapp = "quickstart.server_app:app"
+clientapp = "quickstart.client_app:app"
+"""
 
 
 def client(mods: list[Any], trained: Callable[[Arrays], Arrays]) -> ClientApp:
@@ -54,3 +67,24 @@ def settings(folder: Path, text: str) -> Path:
     path = folder / "fedpriv.toml"
     path.write_text(text)
     return path
+
+
+def own_app(folder: Path, protected: bool = False) -> Path:
+    """The app as a reader of the page has it, with the two lines changed."""
+    (folder / "quickstart").mkdir()
+    (folder / "quickstart" / "__init__.py").touch()
+    (folder / "pyproject.toml").write_text(PROJECT)
+    texts = {block.title: block.text for block in blocks(PAGE)}
+    for title in ("quickstart/task.py", "quickstart/client_app.py", "quickstart/server_app.py", "fedpriv.toml"):
+        (folder / title).write_text(texts[title])
+    added, line = texts["change"].strip().split("\n\n")
+    code = folder / "quickstart" / "client_app.py"
+    changed = code.read_text().replace("app = ClientApp()\n", f"{added}\n{line}\n")
+    assert changed.count("tap(") == 1
+    if protected:
+        changed = changed.replace("import tap", "import privatise, tap").replace(
+            "tap(__file__)]", "tap(__file__), privatise(__file__)]"
+        )
+        (folder / "fedpriv.toml").write_text(texts["protected.toml"])
+    code.write_text(changed)
+    return folder

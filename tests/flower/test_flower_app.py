@@ -1,5 +1,6 @@
-"""The page's own app, in the page's own words: tapped, attacked, protected; in one process, on Flower's simulation, and
-on real processes.
+"""The page's own app, in the page's own words: tapped, attacked, protected; in one process and on Flower's simulation.
+
+On real processes it is in tests/deploy.
 """
 
 import json
@@ -8,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,50 +20,16 @@ from safetensors.torch import load_file
 
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.deploy import flower
-from fedpriv.deploy.folder import DeploymentFolder
+from fedpriv.deploy.folder import DeploymentFolder, is_free
 from fedpriv.engines.inline import run_inline
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.errors import InputError
 from fedpriv.flower import privatise, tap
 from fedpriv.lab.attack_tapped import attack_tapped
 from fedpriv.progress import Silent
-from tests.command_line import fedpriv
-from tests.deploy.deployments import free_ports
-from tests.docs.pages import ROOT, blocks
-from tests.flower.apps import arrays, client, context, question, settings
+from tests.deploy.deployments import free_ports, over, wait_for
+from tests.flower.apps import arrays, client, context, own_app, question, settings
 
-PAGE = ROOT / "docs" / "flower-app.md"
-PROJECT = """
-[project]
-name = "quickstart"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "somebody"
-[tool.flwr.app.components]
-serverapp = "quickstart.server_app:app"
-clientapp = "quickstart.client_app:app"
-"""
 CLIENTS = 2
-
-
-def written(folder: Path, protected: bool = False) -> Path:
-    """The app as a reader of the page has it, with the two lines changed."""
-    (folder / "quickstart").mkdir()
-    (folder / "quickstart" / "__init__.py").touch()
-    (folder / "pyproject.toml").write_text(PROJECT)
-    texts = {block.title: block.text for block in blocks(PAGE)}
-    for title in ("quickstart/task.py", "quickstart/client_app.py", "quickstart/server_app.py", "fedpriv.toml"):
-        (folder / title).write_text(texts[title])
-    added, line = texts["change"].strip().split("\n\n")
-    code = folder / "quickstart" / "client_app.py"
-    changed = code.read_text().replace("app = ClientApp()\n", f"{added}\n{line}\n")
-    assert changed.count("tap(") == 1
-    if protected:
-        changed = changed.replace("import tap", "import privatise, tap").replace(
-            "tap(__file__)]", "tap(__file__), privatise(__file__)]"
-        )
-        (folder / "fedpriv.toml").write_text(texts["protected.toml"])
-    code.write_text(changed)
-    return folder
 
 
 @pytest.fixture
@@ -87,7 +53,7 @@ def run_here(folder: Path) -> Path:
 
 @pytest.mark.essential
 def test_two_lines_and_one_file_give_the_images_away(home: Path) -> None:
-    written(home)
+    own_app(home)
     tapped = run_here(home)
     assert len(list_observations(tapped / "observations")) == CLIENTS  # of the first round only
     summary = attack_tapped(tapped, ["iga"], ["1-0"], ["adversary.iga.iterations=400"], Silent())
@@ -102,7 +68,7 @@ def test_two_lines_and_one_file_give_the_images_away(home: Path) -> None:
 
 def test_the_tap_writes_what_was_sent_and_what_pytorch_did(home: Path) -> None:
     """The change is that of one step of SGD, computed here once more from the images that the tap kept."""
-    written(home)
+    own_app(home)
     tapped = run_here(home)
     from quickstart.task import Net
 
@@ -119,7 +85,7 @@ def test_the_tap_writes_what_was_sent_and_what_pytorch_did(home: Path) -> None:
 
 
 def test_protected_uploads_stand_between_guess_and_theorem(home: Path) -> None:
-    written(home, protected=True)
+    own_app(home, protected=True)
     tapped = run_here(home)
     summary = attack_tapped(tapped, [], ["1-0"], ["adversary.iga.iterations=20"], Silent())
     assert summary.attacks[0].upload == "protected"
@@ -182,51 +148,16 @@ def test_on_flowers_own_simulation(tmp_path: Path) -> None:
     folder.flower.mkdir()
     port = free_ports(1)
     flower.write_connection(folder, f"127.0.0.1:{port}", None)
-    written(tmp_path / "app")
+    own_app(tmp_path / "app")
     at = ["--host", "127.0.0.1", "--port", str(port), "--control-api-address", f"127.0.0.1:{port}"]
     command = [flower.program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess", *at]
     with subprocess.Popen(command, cwd=tmp_path, env=flower.environment(folder), start_new_session=True) as superlink:
         try:
-            run = over(folder, submitted(folder, tmp_path / "app"))
+            wait_for(lambda: not is_free(port))
+            run = flower.submit(folder, tmp_path / "app", {})
+            tapped = folder.runs / f"tap-{run}"
+            wait_for(lambda: len(list_observations(tapped / "observations")) == CLIENTS)
+            status = over(folder, run)
         finally:
             os.killpg(superlink.pid, signal.SIGTERM)
-    assert len(list_observations(folder.runs / f"tap-{run}" / "observations")) == CLIENTS
-
-
-def submitted(folder: DeploymentFolder, app: Path) -> str:
-    """Send the app as soon as the SuperLink answers."""
-    for _ in range(60):
-        try:
-            return flower.submit(folder, app, {})
-        except RunFailedError:
-            time.sleep(1)
-    raise RunFailedError("no answer from the SuperLink")
-
-
-def over(folder: DeploymentFolder, run: str) -> str:
-    """Wait for the end of a run, which is to be a good one."""
-    deadline = time.monotonic() + 240
-    while not (status := flower.run_status(folder, run)).is_over and time.monotonic() < deadline:
-        time.sleep(1)
     assert status.is_completed, status
-    return run
-
-
-@pytest.mark.slow
-def test_on_real_processes(tmp_path: Path) -> None:
-    """SuperLink, two SuperNodes and their executors; the app is sent as `flwr run` sends it."""
-    (tmp_path / "app").mkdir()
-    written(tmp_path / "app", protected=True)
-    done = fedpriv("deploy", "up", "--nodes", str(CLIENTS), "--port", str(free_ports(CLIENTS + 3)), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder = DeploymentFolder(tmp_path / "deployment")
-    try:
-        run = over(folder, flower.submit(folder, tmp_path / "app", {}))
-        tapped = folder.runs / f"tap-{run}"
-        assert len(list_observations(tapped / "observations")) == CLIENTS
-        command = [sys.executable, "-m", "fedpriv", "attack", str(tapped), "--set", "adversary.iga.iterations=5"]
-        said = subprocess.run(command, cwd=tmp_path / "app", capture_output=True, text=True, check=True)
-        assert "Proven, of client" in said.stdout
-    finally:
-        done = fedpriv("deploy", "down", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
