@@ -79,9 +79,20 @@ def test_further_participations_add_up_to_those_of_the_ledger(
             assert count == plan.participations(rounds)
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
-@pytest.mark.parametrize("federation", [{}, {"clients_per_round": 2}, {"algorithm": "fedavg"}], ids=str)
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+SAMPLINGS = ("shuffled", "fixed", "poisson")
+FEDERATIONS: tuple[dict[str, object], ...] = ({}, {"clients_per_round": 2}, {"algorithm": "fedavg"})
+
+
+# A Latin square: of mechanism, federation and sampling each two meet in every way.
+@pytest.mark.parametrize(
+    ("mechanism", "federation", "sampling"),
+    [
+        (mechanism, FEDERATIONS[(row + column) % 3], sampling)
+        for row, mechanism in enumerate(MECHANISMS)
+        for column, sampling in enumerate(SAMPLINGS)
+    ],
+    ids=str,
+)
 def test_clients_stop_at_the_target_and_not_before(
     mechanism: str, federation: dict[str, object], sampling: str
 ) -> None:
