@@ -13,6 +13,7 @@ from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import softmax
+from tests.cases import in_one_test
 
 Array = NDArray[np.float64]
 
@@ -23,8 +24,8 @@ def problem(examples: int, features: int, classes: int, regularisation: float, s
     return Objective(rows, stream.integers(classes, size=examples), classes, regularisation)
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-@pytest.mark.parametrize("regularisation", [0.1, 0.002])
+@in_one_test("classes", [2, 5])
+@in_one_test("regularisation", [0.1, 0.002])
 def test_minimum_is_scikit_learns(classes: int, regularisation: float) -> None:
     objective = problem(80, 6, classes, regularisation, 1)
     found = minimised(objective, 1.0, 1e-11)
@@ -73,8 +74,8 @@ def neighbours(objective: Objective, stream: np.random.Generator) -> Iterator[Ob
         yield Objective(other, named, objective.classes, objective.regularisation)
 
 
-@pytest.mark.parametrize("size", [(2, 1, 2), (3, 2, 2), (12, 3, 4), (60, 5, 10)], ids=str)
-@pytest.mark.parametrize("regularisation", [1.0, 0.01])
+@in_one_test("size", [(2, 1, 2), (3, 2, 2), (12, 3, 4), (60, 5, 10)])
+@in_one_test("regularisation", [1.0, 0.01])
 def test_no_replacement_moves_the_model_further_than_is_proven(
     size: tuple[int, int, int], regularisation: float
 ) -> None:

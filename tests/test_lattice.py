@@ -16,6 +16,7 @@ from fedpriv.config import Experiment
 from fedpriv.lattice import decoded, encoded
 from fedpriv.masking import Words, least_survivors
 from fedpriv.plan import Plan, plan_client
+from tests.cases import in_one_test
 from tests.noise import stream
 
 SIGMA, CHANCE = 0.7, 1e-7
@@ -60,7 +61,7 @@ def test_sums_wrap_around_without_harm() -> None:
     assert torch.allclose(decoded(total([words] * 1000), 4, signs()), 1000 * update.double(), atol=1000 * 6 / LEVELS)
 
 
-@pytest.mark.parametrize("dropped", [0, 1, 3])
+@in_one_test("dropped", [0, 1, 3])
 def test_the_noise_of_the_sum_has_the_variance_of_the_ledger(dropped: int) -> None:
     """With as many dropouts as secure aggregation survives exactly that, and with fewer more, by the shares."""
     clients = 10

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedpriv import metrics
 from fedpriv.metrics import lpips_scores, match, mse, psnr, ssim
+from tests.cases import in_one_test
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 11, 11), (1, 28, 28), (3, 32, 32), (3, 9, 40), (1, 10, 10), (1, 2, 2), (1, 1, 1)]
 
@@ -47,7 +48,7 @@ def wang_ssim(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean(values))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@in_one_test("shape", SHAPES)
 def test_scores_equal_their_formulas(shape: tuple[int, int, int]) -> None:
     x = pictures(shape, seed=1)
     y = (x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
@@ -58,8 +59,8 @@ def test_scores_equal_their_formulas(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(ssim(x, y), [wang_ssim(p, q) for p, q in zip(a, b, strict=True)], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("content", ["noise", "black", "grey", "white"])
+@in_one_test("shape", SHAPES)
+@in_one_test("content", ["noise", "black", "grey", "white"])
 def test_identical_images_are_perfect(shape: tuple[int, int, int], content: str) -> None:
     levels = {"black": 0.0, "grey": 0.5, "white": 1.0}
     x = pictures(shape) if content == "noise" else torch.full((4, *shape), levels[content])
@@ -68,7 +69,7 @@ def test_identical_images_are_perfect(shape: tuple[int, int, int], content: str)
     assert psnr(x, x).eq(torch.inf).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@in_one_test("shape", SHAPES)
 def test_constant_images_have_the_luminance_term(shape: tuple[int, int, int]) -> None:
     dark, light = torch.full((1, *shape), 0.25, dtype=torch.float64), torch.full((1, *shape), 0.75, dtype=torch.float64)
     expected = (2 * 0.25 * 0.75 + 1e-4) / (0.25**2 + 0.75**2 + 1e-4)
@@ -88,14 +89,14 @@ def test_mse_takes_any_scale() -> None:
     torch.testing.assert_close(mse(4 * x - 2, 4 * y - 2), 16 * mse(x, y), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("score", [mse, psnr, ssim, match, lpips_scores])
-@pytest.mark.parametrize("shapes", [((2, 1, 8, 8), (3, 1, 8, 8)), ((1, 8, 8), (1, 8, 8)), ((0, 1, 8, 8), (0, 1, 8, 8))])
+@in_one_test("score", [mse, psnr, ssim, match, lpips_scores])
+@in_one_test("shapes", [((2, 1, 8, 8), (3, 1, 8, 8)), ((1, 8, 8), (1, 8, 8)), ((0, 1, 8, 8), (0, 1, 8, 8))])
 def test_shapes_that_do_not_pair_are_refused(score: object, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match="two stacks of images"):
         score(torch.zeros(shapes[0]), torch.zeros(shapes[1]))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
+@in_one_test("count", [1, 2, 7])
 def test_match_undoes_a_shuffle(count: int) -> None:
     x = pictures((3, 8, 8), count, seed=7)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(8))

@@ -19,6 +19,7 @@ from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.models.mlp import MlpSettings
 from fedpriv.models.resnet import ResnetSettings
 from fedpriv.randomness import generator_states
+from tests.cases import in_one_test
 
 BUILTIN = ("convnet", "lenet", "mlp", "resnet", "strided")
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 9, 13), (1, 64, 48)]
@@ -33,8 +34,8 @@ def same(left: nn.Module, right: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", BUILTIN)
-@pytest.mark.parametrize("shape", SHAPES)
+@in_one_test("name", BUILTIN)
+@in_one_test("shape", SHAPES)
 @pytest.mark.parametrize("init", ["default", "uniform"])
 def test_weights_depend_on_the_seed_alone(name: str, shape: tuple[int, int, int], init: str) -> None:
     config = settings(name, init=init)
@@ -47,7 +48,7 @@ def test_weights_depend_on_the_seed_alone(name: str, shape: tuple[int, int, int]
     assert not same(first, build_model(config, shape, 5, seed=8))
 
 
-@pytest.mark.parametrize("name", BUILTIN)
+@in_one_test("name", BUILTIN)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_parameter_learns_from_every_size_of_image(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(settings(name), shape, 5, seed=0)
@@ -70,7 +71,7 @@ def test_builtin_networks_treat_examples_separately(name: str) -> None:
     assert coupled_layers(model) == () and dropout_layers(model) == ()
 
 
-@pytest.mark.parametrize("name", BUILTIN)
+@in_one_test("name", BUILTIN)
 def test_uniform_init_fills_its_range(name: str) -> None:
     """Kolmogorov-Smirnov distance to U(-0.5, 0.5), false alarm below 1e-6; the seed is fixed."""
     model = build_model(settings(name, (64,), init="uniform"), (3, 32, 32), 10, seed=3)
@@ -101,8 +102,8 @@ def test_lenet_has_15826_parameters_on_cifar10() -> None:
     assert sum(p.numel() for p in build_model(LenetSettings(), (3, 32, 32), 10, seed=0).parameters()) == 15_826
 
 
-@pytest.mark.parametrize("hidden", [(), (7,), (32, 16, 8)])
-@pytest.mark.parametrize(("activation", "kind"), [("relu", nn.ReLU), ("sigmoid", nn.Sigmoid), ("tanh", nn.Tanh)])
+@in_one_test("hidden", [(), (7,), (32, 16, 8)])
+@in_one_test(("activation", "kind"), [("relu", nn.ReLU), ("sigmoid", nn.Sigmoid), ("tanh", nn.Tanh)])
 def test_mlp_has_the_widths_and_activation_asked_for(
     hidden: tuple[int, ...], activation: str, kind: type[nn.Module]
 ) -> None:
@@ -122,8 +123,8 @@ def test_resnet_has_eight_weight_layers_and_no_batch_norm() -> None:
     assert sum(p.numel() for p in model.parameters()) < 100_000
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet"])
-@pytest.mark.parametrize("side", [(7, 8), (8, 7), (1, 1)])
+@in_one_test("name", ["convnet", "resnet"])
+@in_one_test("side", [(7, 8), (8, 7), (1, 1)])
 def test_images_too_small_are_refused(name: str, side: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=rf"{name}.*{side[1]}x{side[0]}; at least 8x8"):
         build_model(model_settings({"name": name}), (1, *side), 10, seed=0)
@@ -218,8 +219,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield package
 
 
-@pytest.mark.parametrize("function", ["linear", "drawn", "normed", "double", "lazy"])
-@pytest.mark.parametrize("init", ["default", "uniform"])
+@in_one_test("function", ["linear", "drawn", "normed", "double", "lazy"])
+@in_one_test("init", ["default", "uniform"])
 def test_own_models_are_built_from_the_working_folder(own: str, function: str, init: str) -> None:
     config = model_settings({"name": f"{own}.nets:{function}", "init": init})
     states = generator_states()
@@ -236,7 +237,7 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
     assert coupled_layers(model) == ("0",) and dropout_layers(model) == ("1",)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("target", "why"),
     [
         ("no_such_package.nets:linear", "no module no_such_package in "),

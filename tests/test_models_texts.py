@@ -16,6 +16,7 @@ from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.names import END, PAD
+from tests.cases import in_one_test
 
 ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))
 needs_stories = pytest.mark.skipif(
@@ -148,7 +149,7 @@ def test_an_own_network_may_return_more_than_logits() -> None:
     assert network({"name": f"{__name__}:own_network"}, NEXT)(examples(NEXT)[0]).shape == (6, 6, 20)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("settings", "sequences", "words"),
     [
         ({"name": "gpt", "context": 5}, NEXT, "data.text.length = 6 is longer than the 5 tokens"),

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from fedpriv.randomness import Secret, generator_states, numpy_stream, seeded_generators, torch_stream
+from tests.cases import in_one_test
 
 
 def test_streams_of_other_uses_differ_and_the_same_use_repeats() -> None:
@@ -58,7 +59,7 @@ def test_a_secret_is_not_shown_and_has_its_length() -> None:
     assert 2**100 < secret.seed("batches") < 2**128
 
 
-@pytest.mark.parametrize("law", ["uniform", "numpy's uniform", "numpy's gamma"])
+@in_one_test("law", ["uniform", "numpy's uniform", "numpy's gamma"])
 def test_the_laws_of_a_noise_stream(law: str) -> None:
     """A false alarm once in ten thousand times for each, with random seeds; they are fixed."""
     stream = Secret.of_seed(3).stream(law)
@@ -105,7 +106,7 @@ def test_all_global_generators_are_seeded_inside_the_block_and_go_on_afterwards(
     assert generator_states() == states
 
 
-@pytest.mark.parametrize("generator", range(3))
+@in_one_test("generator", range(3))
 def test_the_state_of_each_global_generator_shows(generator: int) -> None:
     with seeded_generators(1, torch.device("cpu")):
         states = generator_states()

@@ -9,6 +9,7 @@ from scipy import stats
 
 from fedpriv.errors import InputError
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax, NoisyMax, most_answers
+from tests.cases import in_one_test
 from tests.noise import stream
 
 DELTA = 1e-5
@@ -19,7 +20,7 @@ ANSWERS = {3.2: (0, 2, 14), 8.0: (2, 16, 88), 16.0: (9, 66, 355), 40.0: (57, 413
 AGGREGATORS: list[Aggregator] = [NoisyMax(3.0), ConfidentMax(5.0, 6.0, 3.0), LaplaceMax(4.0)]
 
 
-@pytest.mark.parametrize(("sigma", "expected"), ANSWERS.items())
+@in_one_test(("sigma", "expected"), ANSWERS.items())
 def test_answers_at_one_epsilon(sigma: float, expected: tuple[int, ...]) -> None:
     assert tuple(most_answers(NoisyMax(sigma), epsilon, DELTA) for epsilon in (1.0, 3.0, 8.0)) == expected
 
@@ -30,7 +31,7 @@ def exact_delta(epsilon: float, mu: float) -> mpmath.mpf:
         return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("aggregator", "asked", "answered", "printed"),
     [
         (NoisyMax(40), 286, 286, 2.435),
@@ -86,7 +87,7 @@ def test_decisions_follow_their_law() -> None:
             assert abs(share - chance) < 5.5 * math.sqrt(chance * (1 - chance) / draws)
 
 
-@pytest.mark.parametrize("aggregator", AGGREGATORS)
+@in_one_test("aggregator", AGGREGATORS)
 def test_a_decision_repeats_with_its_random_numbers(aggregator: Aggregator) -> None:
     first, second = ([aggregator.decide((4, 5, 3), stream(seed).numpy()) for seed in range(30)] for _ in range(2))
     assert first == second
@@ -101,7 +102,7 @@ def test_only_confident_answers_are_left_out() -> None:
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@in_one_test("value", [0.0, -1.0, math.inf, math.nan])
 def test_noise_is_above_zero(value: float) -> None:
     for make in (
         NoisyMax,
@@ -115,7 +116,7 @@ def test_noise_is_above_zero(value: float) -> None:
         ConfidentMax(math.nan, 1, 1)
 
 
-@pytest.mark.parametrize("counts", [(5,), ((1, 2), (3, 4)), (1, math.nan)])
+@in_one_test("counts", [(5,), ((1, 2), (3, 4)), (1, math.nan)])
 def test_counts_are_of_two_classes_or_more(counts: object) -> None:
     for aggregator in AGGREGATORS:
         with pytest.raises(ValueError, match="expected finite votes"):

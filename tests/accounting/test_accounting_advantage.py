@@ -7,6 +7,7 @@ import pytest
 
 from fedpriv.accounting.advantage import membership_advantage, membership_auc
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 PAIRS = [(0.0, 0.0), (0.5, 0.0), (1.0, 1e-5), (3.0, 0.1), (50.0, 0.0), (0.0, 0.3)]
 
@@ -18,13 +19,13 @@ def outcomes(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
     return np.array([delta, larger, smaller, 0.0]), np.array([0.0, smaller, larger, delta])
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), PAIRS)
+@in_one_test(("epsilon", "delta"), PAIRS)
 def test_the_advantage_is_the_total_variation_of_the_worst_mechanism(epsilon: float, delta: float) -> None:
     one, two = outcomes(epsilon, delta)
     assert membership_advantage(epsilon, delta) == pytest.approx(np.abs(one - two).sum() / 2, abs=1e-12)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), PAIRS)
+@in_one_test(("epsilon", "delta"), PAIRS)
 def test_the_auc_is_reached_by_a_release_that_answers_who_is_in(epsilon: float, delta: float) -> None:
     """The worst mechanism is asked which of a pair is in; the pair's scores differ in that."""
     one, _ = outcomes(epsilon, delta)

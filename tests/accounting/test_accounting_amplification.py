@@ -19,10 +19,11 @@ from fedpriv.accounting import (
     vmf_rdp,
 )
 from fedpriv.accounting.amplification import dominated_rdp, poisson_gaussian_rdp
+from tests.cases import in_one_test
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1e-12, 1e-3, 0.999, 1.0, 1.001, 5.0, 40.0, 800.0, 1e7])
-@pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5, 0.999, 1.0])
+@in_one_test("epsilon", [0.0, 1e-12, 1e-3, 0.999, 1.0, 1.001, 5.0, 40.0, 800.0, 1e7])
+@in_one_test("rate", [1e-6, 0.01, 0.5, 0.999, 1.0])
 def test_amplified_pure_agrees_with_mpmath(epsilon, rate):
     with mpmath.workdps(60):
         expected = mpmath.log1p(mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(epsilon)))
@@ -52,7 +53,7 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@in_one_test("name", MECHANISMS)
 @pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5])
 def test_theorem_9_agrees_with_mpmath(name, rate):
     base, pure = MECHANISMS[name]
@@ -79,7 +80,7 @@ def divergence(p, q, order):
     return np.log(np.sum(p**order * q ** (1 - order))) / (order - 1)
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.05, 0.5, 3.0], [0.01, 0.25, 0.9])))
+@in_one_test(("kappa", "rate"), list(itertools.product([0.05, 0.5, 3.0], [0.01, 0.25, 0.9])))
 def test_never_below_the_truth_for_a_random_sign(kappa, rate):
     """One sign of n is drawn and randomised: the exact divergence between neighbours, whatever the other signs."""
     keep = 1 / (1 + np.exp(-2 * kappa))
@@ -96,8 +97,8 @@ def test_never_below_the_truth_for_a_random_sign(kappa, rate):
         assert max(np.max(np.log(p / q)), np.max(np.log(q / p))) <= pure * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("noise", "rate"), list(itertools.product([0.7, 2.0], [0.02, 0.4])))
-@pytest.mark.parametrize("order", [1.3, 2.0, 5.0, 8.5])
+@in_one_test(("noise", "rate"), list(itertools.product([0.7, 2.0], [0.02, 0.4])))
+@in_one_test("order", [1.3, 2.0, 5.0, 8.5])
 def test_never_below_the_truth_for_a_gaussian(noise, rate, order):
     """One of n numbers in [-1/2, 1/2] is drawn and noised; neighbours differ by 1, the others sit anywhere between."""
     claimed = float(amplified_rdp([order], lambda values: gaussian_rdp(values, noise), np.inf, rate)[0])
@@ -128,7 +129,7 @@ def moments_bound(order, base, rate):
         return float(mpmath.log(total) / (order - 1))
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@in_one_test("name", MECHANISMS)
 @pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5])
 def test_the_moments_of_a_dominating_pair_agree_with_mpmath(name, rate):
     base, _ = MECHANISMS[name]
@@ -145,8 +146,8 @@ PROFILES = {  # delta at epsilon > 0 and the Renyi divergence of a symmetric pai
 }
 
 
-@pytest.mark.parametrize("name", PROFILES)
-@pytest.mark.parametrize(("order", "rate"), list(itertools.product([1.05, 1.5, 2, 3, 6], [1e-3, 0.1, 0.6, 1 - 1e-9])))
+@in_one_test("name", PROFILES)
+@in_one_test(("order", "rate"), list(itertools.product([1.05, 1.5, 2, 3, 6], [1e-3, 0.1, 0.6, 1 - 1e-9])))
 def test_the_moments_bound_the_integral_over_the_amplified_profile(name, order, rate):
     """The integral from which the bound is derived; and without sampling the integral is the divergence itself."""
     profile, base, largest = PROFILES[name]
@@ -165,8 +166,8 @@ def test_the_moments_bound_the_integral_over_the_amplified_profile(name, order, 
         assert claimed <= 2 * exact
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.02, 0.3])))
-@pytest.mark.parametrize("order", [1.3, 2.0, 5.0, 8.5])
+@in_one_test(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.02, 0.3])))
+@in_one_test("order", [1.3, 2.0, 5.0, 8.5])
 def test_never_below_the_truth_for_directions_in_the_plane(kappa, rate, order):
     """One of n directions is drawn and replaced by a VMF draw on the circle; others, own and replaced ones anywhere."""
     claimed = float(amplified_rdp([order], lambda orders: vmf_rdp(orders, 2, kappa), 2 * kappa, rate)[0])
@@ -181,7 +182,7 @@ def test_never_below_the_truth_for_directions_in_the_plane(kappa, rate, order):
         assert divergence(p, q, order) <= claimed * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@in_one_test("name", MECHANISMS)
 @pytest.mark.parametrize("rate", [1e-6, 0.02, 0.5, 1.0])
 def test_sampling_never_costs(name, rate):
     base, pure = MECHANISMS[name]
@@ -208,7 +209,7 @@ def test_poisson_gaussian_agrees_with_opacus(sigma, rate):
     np.testing.assert_allclose(poisson_gaussian_rdp(orders, sigma, rate), expected, rtol=1e-6, atol=1e-13)
 
 
-@pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.6, 5.0, 1e3, 1e9], [1e-6, 0.05, 0.9])))
+@in_one_test(("sigma", "rate"), list(itertools.product([0.6, 5.0, 1e3, 1e9], [1e-6, 0.05, 0.9])))
 def test_poisson_gaussian_agrees_with_mpmath_and_never_cancels(sigma, rate):
     def exact(order):
         with mpmath.workdps(80):
@@ -233,7 +234,7 @@ def test_poisson_gaussian_between_integers_is_an_upper_bound(order):
     assert exact <= float(poisson_gaussian_rdp([order], 1.0, 0.05)[0]) <= 3 * exact
 
 
-@pytest.mark.parametrize("order", [1.0, 0.5, 4097.0])
+@in_one_test("order", [1.0, 0.5, 4097.0])
 def test_refuses_orders_it_has_no_bound_for(order):
     with pytest.raises(ValueError, match="orders after sampling"):
         poisson_gaussian_rdp([2.0, order], 1.0, 0.1)

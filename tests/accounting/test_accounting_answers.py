@@ -25,6 +25,7 @@ from fedpriv.accounting.answers import (
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 DELTA = 1e-5
 LAWS: tuple[Law, ...] = ("gaussian", "pure", "range", "range-laplace")
@@ -47,7 +48,7 @@ TIGHT = {"Adult": 0.0933, "MNIST": 0.1770, "Location": 0.9153, "Purchase-2": 0.0
 TIGHT |= {"CIFAR-10": 0.1778, "CIFAR-100": 0.1924, "Texas": 0.1939}
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@in_one_test("name", PRINTED)
 def test_the_published_tables_are_formulas_of_sizes(name: str) -> None:
     """To four decimals, with lambda = .001 and half of the records, or .0005 and all of them."""
     inputs, classes, records, *printed = PRINTED[name]
@@ -90,7 +91,7 @@ def test_labels_are_at_least_as_good_as_by_zcdp(count: int, by_zcdp: float) -> N
     assert by_zcdp < calibrated_level(AnswerRelease("range", 0, count, DELTA), 1.0) < 1.3 * by_zcdp
 
 
-@pytest.mark.parametrize("mu", [0.05, 1.0, 6.0])
+@in_one_test("mu", [0.05, 1.0, 6.0])
 def test_normal_noise_against_mpmath(mu: float) -> None:
     def delta_of(epsilon: float) -> float:
         with mpmath.workdps(40):
@@ -103,9 +104,9 @@ def test_normal_noise_against_mpmath(mu: float) -> None:
     assert found.pure_epsilon is None and found.participations == 4
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("count", [1, 7, 300])
-@pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
+@in_one_test("law", LAWS)
+@in_one_test("count", [1, 7, 300])
+@in_one_test("target", [0.1, 1.0, 8.0])
 def test_calibration_reaches_its_target_and_not_more(law: Law, count: int, target: float) -> None:
     release = AnswerRelease(law, 0, count, DELTA)
     level = calibrated_level(release, target)

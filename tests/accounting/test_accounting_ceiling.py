@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -14,6 +15,7 @@ from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.references import DirectionalReference, LaplaceReference, NormalReference
 from fedpriv.errors import InputError
 from fedpriv.registry import MECHANISMS
+from tests.cases import in_one_test
 
 pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
 
@@ -59,8 +61,8 @@ def renyi_form(k0, divergence):
     return min(1.0, math.exp(found.fun))
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "hgm"])
-@pytest.mark.parametrize(("k0", "sigma", "count", "figure", "replaced", "renyi"), GAUSSIAN)
+@in_one_test("mechanism", ["gaussian", "hgm"])
+@in_one_test(("k0", "sigma", "count", "figure", "replaced", "renyi"), GAUSSIAN)
 def test_normal_noise_is_exact(mechanism, k0, sigma, count, figure, replaced, renyi):
     found = gamma(k0, mechanism, sigma, count)
     assert found == pytest.approx(exact_normal(k0, math.sqrt(count) / sigma), rel=1e-11)
@@ -72,8 +74,8 @@ def test_normal_noise_is_exact(mechanism, k0, sigma, count, figure, replaced, re
         assert found <= form
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "full"])
-@pytest.mark.parametrize("unit", ["example", "update"])
+@in_one_test("sampling", ["shuffled", "full"])
+@in_one_test("unit", ["example", "update"])
 def test_a_pass_and_an_update_are_a_participation(sampling, unit):
     used = "full" if unit == "update" else sampling
     assert gamma(0.01, "gaussian", 4.0, 16, used, unit=unit) == gamma(0.01, "gaussian", 4.0, 16)
@@ -149,15 +151,15 @@ def test_one_directional_draw_by_mpmath(k0, dimension, kappa):
     assert gamma(k0, "vmf", kappa, dimensions=(dimension,)) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("kappa", [1e-3, 0.5, 2.0, 30.0, 700.0])
-@pytest.mark.parametrize("k0", [1e-9, 0.01, 0.3, 0.99])
+@in_one_test("kappa", [1e-3, 0.5, 2.0, 30.0, 700.0])
+@in_one_test("k0", [1e-9, 0.01, 0.3, 0.99])
 def test_three_dimensions_have_a_closed_form(k0, kappa):
     """The cosine of a uniform direction is uniform, tau = 1 - 2 k0: (exp(kappa) - exp(kappa tau)) / (2 sinh kappa)."""
     exact = math.expm1(-2 * kappa * k0) / math.expm1(-2 * kappa)
     assert gamma(k0, "vmf", kappa, dimensions=(3,)) == pytest.approx(exact, rel=1e-10)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("dimension", "k0", "figure"),
     [
         (15826, 0.01, 0.9502),
@@ -174,8 +176,8 @@ def test_figures_of_the_table_of_attacks(dimension, k0, figure):
 # ---- Laplace noise, one participation -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.5, 1.0, 30.0])
-@pytest.mark.parametrize("k0", [1e-6, 0.01, 0.3, 0.7])
+@in_one_test("scale", [0.05, 0.5, 1.0, 30.0])
+@in_one_test("k0", [1e-6, 0.01, 0.3, 0.7])
 def test_one_laplace_release_has_a_closed_form(k0, scale):
     """Neyman and Pearson: in the lower tail, between the centres, and beyond."""
     shift = 1 / scale
@@ -217,7 +219,7 @@ COMPOSED = [
 ]
 
 
-@pytest.mark.parametrize(("k0", "dimension", "kappa", "count", "figure"), COMPOSED)
+@in_one_test(("k0", "dimension", "kappa", "count", "figure"), COMPOSED)
 def test_directional_draws_compose_exactly(k0, dimension, kappa, count, figure):
     exact = summed_directional(k0, dimension, kappa, count)
     found = gamma(k0, "vmf", kappa, count, dimensions=(dimension,))
@@ -237,8 +239,8 @@ def test_directional_draws_by_simulation():
     assert gamma(0.01, "vmf", 2.0, 4, dimensions=(10,)) == pytest.approx(rate, abs=6 * math.sqrt(0.13 / 200_000))
 
 
-@pytest.mark.parametrize(("kappa", "count"), list(itertools.product([0.02, 0.5, 2.0], [1, 2, 9, 60])))
-@pytest.mark.parametrize("k0", [0.01, 0.4])
+@in_one_test(("kappa", "count"), list(itertools.product([0.02, 0.5, 2.0], [1, 2, 9, 60])))
+@in_one_test("k0", [0.01, 0.4])
 def test_signs_are_enumerated(k0, kappa, count):
     """K = 1: of T signs only the number that is kept matters; the ceiling is linear between those numbers."""
     kept = np.arange(count, -1, -1)
@@ -250,7 +252,7 @@ def test_signs_are_enumerated(k0, kappa, count):
     assert blocks == pytest.approx(gamma(k0, "vmf", kappa, count, dimensions=(1,)), rel=1e-3)
 
 
-@pytest.mark.parametrize("dimensions", [(150, 96, 2400, 48_000, 120), (64,) * 40, (100, 64, 64)])
+@in_one_test("dimensions", [(150, 96, 2400, 48_000, 120), (64,) * 40, (100, 64, 64)])
 def test_blocks_are_nearly_one_normal_law(dimensions):
     """The variance of the sum of losses is kappa^2 times the sum of 1 / K, for blocks of many coordinates."""
     kappa = 0.5
@@ -258,7 +260,7 @@ def test_blocks_are_nearly_one_normal_law(dimensions):
     assert gamma(0.01, "vmf", kappa, 3, dimensions=dimensions) == pytest.approx(exact_normal(0.01, distance), rel=2e-2)
 
 
-@pytest.mark.parametrize("count", [10**4, 10**9, 10**11])
+@pytest.mark.parametrize("count", [10**4, 10**11])
 def test_many_participations_are_a_normal_law(count):
     """Grids that get coarser: of Laplace and directional noise, whose sums are nearly normal."""
     exact = exact_normal(0.01, 1.0)
@@ -270,17 +272,15 @@ def test_many_participations_are_a_normal_law(count):
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("k0", "sigma", "rate"), [(0.01, 0.6, 0.1), (0.1, 2.0, 0.9), (1e-6, 1.0, 1e-3), (0.7, 0.3, 0.5)]
-)
+@in_one_test(("k0", "sigma", "rate"), [(0.01, 0.6, 0.1), (0.1, 2.0, 0.9), (1e-6, 1.0, 1e-3), (0.7, 0.3, 0.5)])
 def test_one_poisson_step_is_exact(k0, sigma, rate):
     """The likelihood ratio grows with the noise, so the best event is a half-line."""
     exact = (1 - rate) * k0 + rate * exact_normal(k0, 1 / sigma)
     assert gamma(k0, "gaussian", sigma, 1, "poisson", rate) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("k0", [1e-12, 1e-20, 1e-100])
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+@in_one_test("k0", [1e-12, 1e-20, 1e-100])
+@in_one_test("sigma", [0.3, 1.0, 5.0])
 def test_no_baseline_is_too_small(k0, sigma):
     """What a grid leaves out of the tails of P counts, too: a ceiling is never below the exact figure."""
     exact = 0.5 * (k0 + stats.norm.sf(stats.norm.isf(k0) - 1 / sigma))
@@ -293,7 +293,7 @@ def test_the_printed_poisson_step():
 
 @pytest.mark.parametrize(
     ("k0", "sigma", "rate", "count", "figure"),
-    [(0.01, 1.0, 0.01, 100, 0.0150574), (0.1, 1.0, 0.01, 1000, 0.1942017), (0.01, 0.6, 0.1, 20, 0.1598619)],
+    [(0.01, 1.0, 0.01, 100, 0.0150574), (0.01, 0.6, 0.1, 20, 0.1598619)],
 )
 def test_poisson_steps_agree_with_dp_accounting(k0, sigma, rate, count, figure):
     """Its loss of a batch with the example against one without it, composed on a finer grid than ours."""
@@ -305,7 +305,7 @@ def test_poisson_steps_agree_with_dp_accounting(k0, sigma, rate, count, figure):
     assert gamma(k0, "gaussian", sigma, count, "poisson", rate) == pytest.approx(exact, rel=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "vmf"])
+@in_one_test("mechanism", ["gaussian", "laplace", "vmf"])
 def test_every_batch_is_no_sampling(mechanism):
     plain = gamma(0.01, mechanism, 2.0, 10, dimensions=(50,))
     for sampling in ("poisson", "fixed"):
@@ -313,8 +313,8 @@ def test_every_batch_is_no_sampling(mechanism):
     assert gamma(0.1, "gaussian", 2.0, 10, "poisson", 1.0) == pytest.approx(0.6177540, abs=6e-8)
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.05, 0.6])))
-@pytest.mark.parametrize("count", [1, 3, 8])
+@in_one_test(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.05, 0.6])))
+@in_one_test("count", [1, 3, 8])
 def test_poisson_batches_of_signs_are_enumerated(kappa, rate, count):
     """K = 1: of T steps n use the example, which both worlds show, and of n signs some are kept."""
     used = np.repeat(np.arange(count + 1), np.arange(count + 1) + 1)
@@ -328,10 +328,10 @@ def test_poisson_batches_of_signs_are_enumerated(kappa, rate, count):
         assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
 
-def best_event(first, second, k0):
-    """sup P(E) where Q(E) <= k0 of two discrete laws."""
+def best_events(first, second, baselines):
+    """sup P(E) where Q(E) <= k0 of two discrete laws, for each k0."""
     order = np.argsort(-first / np.maximum(second, 1e-300))
-    return float(np.interp(k0, [0, *np.cumsum(second[order])], [0, *np.cumsum(first[order])]))
+    return np.interp(baselines, np.append(0, np.cumsum(second[order])), np.append(0, np.cumsum(first[order])))
 
 
 @pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.4, 1.0, 3.0], [0.05, 0.5])))
@@ -349,8 +349,7 @@ def test_no_batch_of_a_fixed_size_exceeds_the_claim(sigma, rate):
     for own, other in [(1.0, -1.0), (1.0, 1.0), *rng.uniform(-1, 1, (20, 2))]:
         first = (1 - rate) * law(other) + rate * law(own)
         second = (1 - rate) * law(other) + rate * law(0.0)
-        for k0, claim in zip(baselines, claimed, strict=True):
-            assert best_event(first, second, k0) <= claim * (1 + 1e-3)
+        assert np.all(best_events(first, second, baselines) <= np.array(claimed) * (1 + 1e-3))
 
 
 @pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0, 8.0], [0.05, 0.5])))
@@ -370,11 +369,10 @@ def test_no_directions_of_batches_of_a_fixed_size_exceed_the_claim(kappa, rate, 
         second = (1 - rate) * law(other) + rate / angles.size
         if count == 2:
             first, second = np.outer(first, first).ravel(), np.outer(second, second).ravel()
-        for k0, claim in zip(baselines, claimed, strict=True):
-            assert best_event(first, second, k0) <= claim * (1 + 2e-3)
+        assert np.all(best_events(first, second, baselines) <= np.array(claimed) * (1 + 2e-3))
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@in_one_test("sampling", ["poisson", "fixed"])
 @pytest.mark.parametrize(("kappa", "blocks"), [(5.0, 1000), (20.0, 3000)])
 def test_a_participation_that_cannot_be_missed(kappa, blocks, sampling):
     """Its law has no loss near 0; who took part is known for certain then, and all others are guessed."""
@@ -383,8 +381,8 @@ def test_a_participation_that_cannot_be_missed(kappa, blocks, sampling):
     assert used + 0.01 * (1 - used) <= found <= (used + 0.01) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("sampling", "rate"), [("full", 1.0), ("fixed", 0.01)])
-def test_blocks_of_sixty_sizes_are_nearly_one_normal_law(sampling, rate):
+def test_blocks_of_sixty_sizes_are_nearly_one_normal_law():
+    sampling, rate = "fixed", 0.01
     sizes = np.random.default_rng(1).integers(2_000, 3_000_000, 60)
     distance = 2.0 * math.sqrt(sum(1 / sizes))
     exact = gamma(0.01, "gaussian", 1 / distance, 10_000, sampling, rate)
@@ -402,30 +400,36 @@ KINDS = {
     "vmf, few": ((4.0, 0.6, 0.05), (3,)),
     "vmf, layers": ((3.0, 0.5, 0.02), (150, 6, 2400, 16)),
 }
-SAMPLINGS = [("full", 1.0), ("shuffled", 1.0), ("fixed", 0.05), ("poisson", 0.05), ("fixed", 0.9), ("poisson", 0.9)]
+SAMPLINGS = [("full", 1.0), ("shuffled", 1.0), ("fixed", 0.05), ("poisson", 0.05), ("poisson", 0.9), ("fixed", 0.9)]
 CASES = [
+    # Each kind with every second sampling, in which it has both that take some, and one and many participations.
     *(
-        (kind, *sampling, "example", (1, 30)[(row + column) % 2])
+        (kind, *sampling, "example", (1, 30)[row // 2 % 2])
         for row, kind in enumerate(KINDS)
-        for column, sampling in enumerate(SAMPLINGS)
+        for sampling in SAMPLINGS[row % 2 :: 2]
     ),
-    *((kind, "full", 1.0, "update", count) for kind, count in itertools.product(KINDS, (1, 30))),
+    *((kind, "full", 1.0, "update", (30, 1)[row // 2 % 2]) for row, kind in enumerate(KINDS)),
 ]
 
 
 def replaced_one(run, k0):
     """The ceiling by the ledger's own pair, which is valid, too: a common grid of losses."""
-    proof = MECHANISMS[run.mechanism].proof()(replace(run, sampling="full"))
-    sigma = proof.noise
     if run.mechanism in ("gaussian", "hgm"):
-        return exact_normal(k0, 2 * math.sqrt(run.participations) / sigma)
+        proof = MECHANISMS[run.mechanism].proof()(replace(run, sampling="full"))
+        return exact_normal(k0, 2 * math.sqrt(run.participations) / proof.noise)
+    return replaced_law(run).success(k0)
+
+
+@cache
+def replaced_law(run):
+    proof = MECHANISMS[run.mechanism].proof()(replace(run, sampling="full"))
     pairs = proof.dominating_pairs()
     interval = max(0.02 * min(pair.spread for pair, _ in pairs), max(pair.largest for pair, _ in pairs) / 1e5)
     laws = [LossDistribution.of(pair, interval).repeated(number * run.participations) for pair, number in pairs]
     whole = laws[0]
     for law in laws[1:]:
         whole = whole.composed_with(law)
-    return whole.success(k0)
+    return whole
 
 
 @pytest.mark.parametrize(("kind", "sampling", "rate", "unit", "count"), CASES)
@@ -451,8 +455,9 @@ def test_ceilings_are_ordered(kind, sampling, rate, unit, count):
     assert np.all(weaker <= replaced * (1 + 1e-3) + 1e-11)
 
 
-@pytest.mark.parametrize("kind", ["laplace", "vmf", "vmf, few", "vmf, layers"])
-@pytest.mark.parametrize("count", [1, 30, 5000])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("laplace", 30), ("vmf", 5000), ("vmf, few", 1), ("vmf, few", 5000), ("vmf, layers", 30)]
+)
 def test_no_ceiling_is_above_the_renyi_form(kind, count):
     noises, dimensions = KINDS[kind]
     noise, mechanism = noises[1], kind.split(",")[0]
@@ -499,7 +504,7 @@ def on_grid(pair, interval):
     return LossDistribution.rounded(*pair.law(edges), interval)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@in_one_test("name", PAIRS)
 @pytest.mark.parametrize("share", [0.02, 0.3, 2.0])
 def test_grids_round_upwards(name, share):
     pair = PAIRS[name]
@@ -516,8 +521,8 @@ def test_grids_round_upwards(name, share):
         assert law.compounded(7).success(k0) == pytest.approx(law.repeated(7).success(k0), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("count", [1, 4, 400])
+@in_one_test("name", PAIRS)
+@in_one_test("count", [1, 4, 400])
 def test_what_is_left_out_of_a_law_counts_as_infinite(name, count):
     pair = PAIRS[name]
     law = on_grid(pair, 0.3 * pair.spread).repeated(count)
@@ -550,8 +555,9 @@ def test_a_law_under_bounds_is_the_largest_convex_one():
 # ---- extremes, and what there is no ceiling for ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
-@pytest.mark.parametrize("count", [1, 10**6, 10**15])
+@in_one_test(
+    ("count", "sampling"), [(1, "poisson"), (10**6, "fixed"), (10**15, "full"), (10**15, "poisson"), (1, "fixed")]
+)
 @pytest.mark.parametrize(
     ("mechanism", "noise", "dimensions"),
     [
@@ -565,8 +571,7 @@ def test_extreme_numbers(mechanism, noise, dimensions, count, sampling):
         assert ceiling.theorem
 
 
-@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
-@pytest.mark.parametrize("kappa", [2e-5, 2.0])
+@pytest.mark.parametrize(("kappa", "sampling"), [(2e-5, "full"), (2.0, "poisson"), (2e-5, "fixed")])
 def test_a_hundred_million_coordinates_in_small_blocks(kappa, sampling):
     run = release("vmf", kappa, 10_000, sampling, 0.01, (64,) * 1_562_500)
     (ceiling,) = ceilings(run, [0.01])
@@ -574,14 +579,14 @@ def test_a_hundred_million_coordinates_in_small_blocks(kappa, sampling):
     assert 0.01 <= ceiling.gamma <= exact_normal(0.01, min(distance, 30.0)) * (1 + 2e-3)
 
 
-@pytest.mark.parametrize("sampling", ["full", "poisson", "fixed"])
+@in_one_test("sampling", ["full", "poisson", "fixed"])
 def test_without_participation_or_concentration_a_guess_is_all(sampling):
     assert gamma(0.3, "gaussian", 1.0, 0, sampling, 0.2) == 0.3
     assert gamma(0.3, "vmf", 0.0, 5, sampling, 0.2, (10, 20)) == 0.3
 
 
-@pytest.mark.parametrize("k0", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
-@pytest.mark.parametrize("mechanism", ["gaussian", "none"])
+@in_one_test("k0", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
+@in_one_test("mechanism", ["gaussian", "none"])
 def test_baselines_are_probabilities(k0, mechanism):
     with pytest.raises(InputError, match="allowed is between 0 and 1, both excluded"):
         ceilings(release(mechanism, 1.0), [k0])
@@ -593,8 +598,8 @@ def test_there_is_no_ceiling_without_a_mechanism():
     assert ceiling.theorem.startswith("no ceiling: nothing is proven")
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "hgm", "laplace", "vmf"])
-@pytest.mark.parametrize("sampling", ["full", "shuffled", "fixed", "poisson"])
+@in_one_test("mechanism", ["gaussian", "hgm", "laplace", "vmf"])
+@in_one_test("sampling", ["full", "shuffled", "fixed", "poisson"])
 def test_every_ceiling_comes_with_its_theorem(mechanism, sampling):
     (ceiling,) = ceilings(release(mechanism, 3.0, 4, sampling, 0.1, (100, 30)), [0.01])
     assert ceiling.theorem.startswith(("sup P(E) where Q(E) <= k0", "Renyi form"))

@@ -8,6 +8,7 @@ import pytest
 
 from fedpriv.accounting import amplified_pure, gaussian_epsilon
 from fedpriv.accounting.composition import LARGEST_COUNT, pure_composition_epsilon
+from tests.cases import in_one_test
 
 
 def exact_delta(epsilon, count, total):
@@ -23,7 +24,7 @@ def exact_delta(epsilon, count, total):
         return mpmath.fsum(terms)
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 1e-4, 0.01, 0.1, 1.0, 5.0, 50.0, 1000.0])
+@in_one_test("epsilon", [1e-9, 1e-4, 0.01, 0.1, 1.0, 5.0, 50.0, 1000.0])
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 600])
 @pytest.mark.parametrize("delta", [0.9, 0.3, 1e-3, 1e-5, 1e-12, 1e-40])
 def test_the_smallest_epsilon_that_holds(epsilon, count, delta):
@@ -34,15 +35,15 @@ def test_the_smallest_epsilon_that_holds(epsilon, count, delta):
         assert exact_delta(epsilon, count, found * (1 - 1e-6) - 1e-9) > delta * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("epsilon", "count"), [(1e-4, 10**7), (0.01, 10**6), (0.1, 10**5), (1e-7, 10**7)])
-@pytest.mark.parametrize("delta", [1e-3, 1e-9])
+@in_one_test(("epsilon", "count"), [(1e-4, 10**7), (0.01, 10**6), (0.1, 10**5), (1e-7, 10**7)])
+@in_one_test("delta", [1e-3, 1e-9])
 def test_many_releases_are_nearly_one_gaussian(epsilon, count, delta):
     """Its loss has nearly the variance T epsilon^2 and half of that as its mean (central limit theorem)."""
     found = pure_composition_epsilon(epsilon, count, delta)
     assert found == pytest.approx(gaussian_epsilon(delta, epsilon * math.sqrt(count)), rel=5e-3)
 
 
-@pytest.mark.parametrize(("epsilon", "count"), list(itertools.product([0.05, 0.7], [1, 40])))
+@in_one_test(("epsilon", "count"), list(itertools.product([0.05, 0.7], [1, 40])))
 def test_more_costs_more(epsilon, count):
     found = pure_composition_epsilon(epsilon, count, 1e-5)
     assert found < pure_composition_epsilon(1.01 * epsilon, count, 1e-5)

@@ -19,6 +19,7 @@ from fedpriv.convex import spread_noise
 from fedpriv.erm import _minimum, bounded_features, trained_parameters, usual_length
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
+from tests.cases import in_one_test
 
 Array = NDArray[np.float64]
 
@@ -139,9 +140,9 @@ def test_objective_noise_solves_the_perturbed_problem() -> None:
     np.testing.assert_allclose(found[0], wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-@pytest.mark.parametrize("regularisation", [10.0, 1e-2, 1e-5])
-@pytest.mark.parametrize("tilt", [0.0, 1.0, 1e5])
+@in_one_test("classes", [2, 5])
+@in_one_test("regularisation", [10.0, 1e-2, 1e-5])
+@in_one_test("tilt", [0.0, 1.0, 1e5])
 def test_the_solver_reaches_the_least_tolerance(classes: int, regularisation: float, tilt: float) -> None:
     """On any data: examples at random, all alike, and one class only; the noise term as long as was counted on."""
     features, labels = examples(60, 4, classes, 5)
@@ -154,7 +155,7 @@ def test_the_solver_reaches_the_least_tolerance(classes: int, regularisation: fl
         _minimum(problem, rows, named, regularisation, offset)
 
 
-@pytest.mark.parametrize(("mechanism", "law"), [("output", "laplace"), ("output", "gaussian"), ("objective", None)])
+@in_one_test(("mechanism", "law"), [("output", "laplace"), ("output", "gaussian"), ("objective", None)])
 def test_the_ledger_claims_the_epsilon_once_and_more_for_two(mechanism: str, law: str | None) -> None:
     once, twice = (guarantee(released(mechanism, 1.5, times, law)) for times in (1, 2))
     assert once.epsilon == 1.5
@@ -186,7 +187,7 @@ def test_released_weights_are_those_of_the_network(classes: int) -> None:
     np.testing.assert_allclose(logits[short], (features @ rows.T)[short], atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("given", "words"),
     [
         ({"examples": 0}, "examples = 0"),

@@ -26,6 +26,7 @@ from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.proofs import Claim, NoProof
 from fedpriv.errors import InputError
 from fedpriv.registry import MECHANISMS
+from tests.cases import in_one_test
 
 LENET = (300, 12, 3600, 12, 3600, 12, 76800, 10)
 FIGURES = ("nominal_epsilon", "pure_epsilon", "epsilon")
@@ -56,7 +57,7 @@ EXAMPLE = [("example", sampling) for sampling in ("shuffled", "fixed", "poisson"
 EVERY = [*EXAMPLE, ("update", "full")]
 
 
-@pytest.mark.parametrize(("unit", "sampling"), EVERY)
+@in_one_test(("unit", "sampling"), EVERY)
 def test_nothing_is_proven_without_a_mechanism(unit, sampling):
     found = guarantee(Release("none", unit, sampling, 0.1, 3, (10,), None, 1e-5))
     assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (None, None, None)
@@ -64,8 +65,8 @@ def test_nothing_is_proven_without_a_mechanism(unit, sampling):
     assert found.delta == 1e-5
 
 
-@pytest.mark.parametrize(("unit", "sampling"), EVERY)
-@pytest.mark.parametrize("build", BUILDS)
+@in_one_test(("unit", "sampling"), EVERY)
+@in_one_test("build", BUILDS)
 def test_every_figure_comes_with_its_words(build, unit, sampling):
     found = guarantee(build(sampling=sampling, unit=unit))
     assert set(found.theorem) == set(FIGURES)
@@ -76,8 +77,8 @@ def test_every_figure_comes_with_its_words(build, unit, sampling):
     assert ("whole update" in found.adjacency) == (unit == "update")
 
 
-@pytest.mark.parametrize(("unit", "sampling"), EVERY)
-@pytest.mark.parametrize("build", BUILDS)
+@in_one_test(("unit", "sampling"), EVERY)
+@in_one_test("build", BUILDS)
 def test_no_participation_costs_nothing(build, unit, sampling):
     found = guarantee(build(sampling=sampling, unit=unit, participations=0))
     assert (found.pure_epsilon, found.epsilon) == (0.0, 0.0)
@@ -87,8 +88,8 @@ def test_no_participation_costs_nothing(build, unit, sampling):
 # ---- vmf ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dimensions", [(1000,), (1,), LENET])
-@pytest.mark.parametrize(("unit", "sampling"), [pair for pair in EVERY if pair[1] not in ("fixed", "poisson")])
+@in_one_test("dimensions", [(1000,), (1,), LENET])
+@in_one_test(("unit", "sampling"), [pair for pair in EVERY if pair[1] not in ("fixed", "poisson")])
 @pytest.mark.parametrize("participations", [1, 30])
 def test_vmf_without_amplification(dimensions, unit, sampling, participations):
     kappa, blocks = 1.5, len(dimensions)
@@ -103,7 +104,7 @@ def test_vmf_without_amplification(dimensions, unit, sampling, participations):
     assert "nominal" in found.theorem["nominal_epsilon"]
 
 
-@pytest.mark.parametrize("dimensions", [(1000,), (1,), LENET])
+@in_one_test("dimensions", [(1000,), (1,), LENET])
 @pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.01, 1.5, 1e3], [1e-3, 0.2, 1.0])))
 def test_vmf_with_fixed_size_sampling(dimensions, kappa, rate):
     once = 2 * kappa * len(dimensions)
@@ -152,8 +153,8 @@ def enumerated_epsilon(keep, rate, steps, delta):
     return 0.0 if excess(0.0) <= 0 else optimize.brentq(excess, 0, steps * math.log(keep / (1 - keep)) + 1, xtol=1e-12)
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.05, 0.5, 2.0], [0.01, 0.3, 0.9])))
-@pytest.mark.parametrize("steps", [1, 5, 40])
+@in_one_test(("kappa", "rate"), list(itertools.product([0.05, 0.5, 2.0], [0.01, 0.3, 0.9])))
+@in_one_test("steps", [1, 5, 40])
 def test_poisson_batches_of_signs_agree_with_enumeration(kappa, rate, steps):
     found = guarantee(vmf("poisson", kappa, steps, (1,), rate)).epsilon
     exact = enumerated_epsilon(special.expit(2 * kappa), rate, steps, 1e-5)
@@ -174,7 +175,7 @@ def test_poisson_batches_of_directions_count_participations():
 
 @pytest.mark.parametrize("build", [vmf, laplace])
 @pytest.mark.parametrize("noise", [0.03, 1.0, 40.0])
-@pytest.mark.parametrize(("rate", "steps"), list(itertools.product([1e-6, 0.02, 0.5, 0.999], [1, 30, 3000])))
+@in_one_test(("rate", "steps"), list(itertools.product([1e-6, 0.02, 0.5, 0.999], [1, 30, 3000])))
 @pytest.mark.parametrize("delta", [1e-2, 1e-12])
 def test_poisson_batches_never_cost_more_than_all_steps(build, noise, rate, steps, delta):
     found, full = (build(sampling, noise, steps, rate=rate, delta=delta) for sampling in ("poisson", "full"))
@@ -185,7 +186,7 @@ def test_poisson_batches_never_cost_more_than_all_steps(build, noise, rate, step
     assert guarantee(every).epsilon == guarantee(full).epsilon
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
+@in_one_test("sampling", ["shuffled", "fixed", "poisson"])
 def test_zero_kappa_gives_zero(sampling):
     found = guarantee(vmf(sampling, kappa=0.0))
     assert (found.nominal_epsilon, found.pure_epsilon, found.epsilon) == (0.0, 0.0, 0.0)
@@ -197,9 +198,9 @@ def test_the_resemblance_is_a_note_and_labelled():
     assert "here 10 sqrt(B)" in note
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
-@pytest.mark.parametrize("kappa", [1e-9, 1e7])
-@pytest.mark.parametrize("dimensions", [(1,), (2, 10**8), LENET])
+@in_one_test("sampling", ["shuffled", "fixed"])
+@in_one_test("kappa", [1e-9, 1e7])
+@in_one_test("dimensions", [(1,), (2, 10**8), LENET])
 def test_extreme_vmf_settings_stay_finite(sampling, kappa, dimensions):
     found = guarantee(vmf(sampling, kappa, 10_000, dimensions, rate=1e-6))
     assert 0 <= found.epsilon <= found.pure_epsilon < math.inf
@@ -208,8 +209,8 @@ def test_extreme_vmf_settings_stay_finite(sampling, kappa, dimensions):
 # ---- gaussian -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("unit", "sampling"), [("example", "shuffled"), ("example", "full"), ("update", "full")])
-@pytest.mark.parametrize("participations", [1, 30])
+@in_one_test(("unit", "sampling"), [("example", "shuffled"), ("example", "full"), ("update", "full")])
+@in_one_test("participations", [1, 30])
 def test_gaussian_without_sampling_is_one_release_with_twice_the_sensitivity(unit, sampling, participations):
     found = guarantee(gaussian(sampling, 2.0, participations, 0.1, unit))
     assert found.epsilon == gaussian_epsilon(1e-5, 2 * math.sqrt(participations) / 2.0)
@@ -217,7 +218,7 @@ def test_gaussian_without_sampling_is_one_release_with_twice_the_sensitivity(uni
     assert "unbounded" in found.theorem["pure_epsilon"]
 
 
-@pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.3, 2.0, 30.0], [1e-3, 0.2, 1.0])))
+@in_one_test(("sigma", "rate"), list(itertools.product([0.3, 2.0, 30.0], [1e-3, 0.2, 1.0])))
 def test_gaussian_with_fixed_size_sampling(sigma, rate):
     found = guarantee(gaussian("fixed", sigma, 40, rate))
     unsampled = gaussian_epsilon(1e-5, 2 * math.sqrt(40) / sigma)
@@ -228,7 +229,7 @@ def test_gaussian_with_fixed_size_sampling(sigma, rate):
     assert ("Thm 9" in found.theorem["epsilon"]) == (found.epsilon < unsampled)
 
 
-@pytest.mark.parametrize("participations", [0, 1, 30])
+@in_one_test("participations", [0, 1, 30])
 def test_poisson_says_what_it_is_under_the_other_adjacency(participations):
     replaced, zeroed = (
         guarantee(gaussian("poisson", participations=participations)),
@@ -242,7 +243,7 @@ def test_poisson_says_what_it_is_under_the_other_adjacency(participations):
         assert note.startswith(f"Under {name} ") and f"epsilon is {other.epsilon:.4g}:" in note
 
 
-@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.01), ("poisson", 1.0), ("fixed", 0.01)])
+@in_one_test(("sampling", "rate"), [("poisson", 0.01), ("poisson", 1.0), ("fixed", 0.01)])
 def test_amplification_by_poisson_batches_says_what_it_takes_for_granted(sampling, rate):
     found = guarantee(replace(gaussian(sampling), rate=rate))
     assert any("rounding" in note for note in found.notes) == (sampling == "poisson" and rate < 1)
@@ -255,7 +256,7 @@ def test_zero_out_costs_less_than_one_clipped_gradient_without_sampling(rate):
     assert found.epsilon == unsampled if rate == 1 else found.epsilon < 0.2 * unsampled
 
 
-@pytest.mark.parametrize(("unit", "sampling"), EVERY)
+@in_one_test(("unit", "sampling"), EVERY)
 def test_hgm_has_the_gaussians_figures_and_its_own_words(unit, sampling):
     own, plain = guarantee(hgm(sampling, unit=unit)), guarantee(gaussian(sampling, unit=unit))
     assert (own.nominal_epsilon, own.pure_epsilon, own.epsilon) == (None, None, plain.epsilon)
@@ -268,8 +269,8 @@ def test_hgm_has_the_gaussians_figures_and_its_own_words(unit, sampling):
 # ---- while a run goes on --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("unit", "sampling"), EVERY)
-@pytest.mark.parametrize("build", BUILDS)
+@in_one_test(("unit", "sampling"), EVERY)
+@in_one_test("build", BUILDS)
 @pytest.mark.parametrize(("participations", "times"), [(0, 1.0), (1, 7.0), (500, 1.3)])
 def test_the_running_figure_is_never_below_the_final_one_and_not_far(build, unit, sampling, participations, times):
     release = build(sampling, unit=unit, participations=participations, rate=0.01)
@@ -283,8 +284,8 @@ def test_the_running_figure_without_a_mechanism_is_infinite():
     assert running_epsilon(replace(release, participations=0)) == math.inf
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
-@pytest.mark.parametrize("build", BUILDS)
+@in_one_test("sampling", ["shuffled", "fixed", "poisson"])
+@in_one_test("build", BUILDS)
 def test_the_running_figure_never_falls(build, sampling):
     figures = [running_epsilon(build(sampling, participations=count, rate=0.01)) for count in range(60)]
     assert figures[0] == 0
@@ -310,7 +311,7 @@ def test_more_of_anything_costs_more(unit, sampling):
         assert found <= guarantee(replace(base, rate=0.2)).epsilon
 
 
-@pytest.mark.parametrize("kappa", [0.01, 1.0, 30.0])
+@in_one_test("kappa", [0.01, 1.0, 30.0])
 def test_more_blocks_cost_more(kappa):
     figures = [guarantee(vmf(kappa=kappa, dimensions=(1200 // m,) * m)) for m in (1, 2, 3, 8, 50, 1200)]
     assert np.all(np.diff([found.epsilon for found in figures]) > 0)
@@ -331,7 +332,7 @@ def is_proven(mechanism):
 # ---- input ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("change", "words"),
     [
         (
@@ -408,9 +409,9 @@ def test_numpy_numbers_are_numbers():
     assert type(found.participations) is int
 
 
-@pytest.mark.parametrize("participations", [1, 30])
-@pytest.mark.parametrize("dimension", [2, 15_826, 4_206_602])
-@pytest.mark.parametrize("kappa", [1e-3, 1.0, 1e3, 1e5, 1e6, 1e7])
+@in_one_test("participations", [1, 30])
+@in_one_test("dimension", [2, 15_826, 4_206_602])
+@in_one_test("kappa", [1e-3, 1.0, 1e3, 1e5, 1e6, 1e7])
 def test_any_concentration_has_a_figure_at_most_its_pure_one(kappa, dimension, participations):
     """Next to no noise too, where losses are so large that their exponentials overflow."""
     found = guarantee(vmf(participations=participations, dimensions=(dimension,), kappa=kappa))

@@ -22,6 +22,7 @@ from fedpriv.accounting import (
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import LaplacePair
+from tests.cases import in_one_test
 
 SHIFTS = [
     1e-30,
@@ -49,7 +50,7 @@ SHIFTS = [
 # ---- Renyi divergence -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shift", SHIFTS)
+@in_one_test("shift", SHIFTS)
 def test_renyi_agrees_with_mpmath_from_tiny_to_huge_shifts(shift):
     orders = ORDERS[::4]
     with mpmath.workdps(90):
@@ -61,9 +62,7 @@ def test_renyi_agrees_with_mpmath_from_tiny_to_huge_shifts(shift):
     np.testing.assert_allclose(laplace_rdp(orders, shift), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("order", "shift"), list(itertools.product([1.05, 1.5, 2.0, 3.5, 20.0], [0.01, 0.4, 1.0, 6.0]))
-)
+@in_one_test(("order", "shift"), list(itertools.product([1.05, 1.5, 2.0, 3.5, 20.0], [0.01, 0.4, 1.0, 6.0])))
 def test_renyi_agrees_with_an_integral_over_the_line(order, shift):
     def density(x):
         return math.exp(-order * abs(x) + (order - 1) * abs(x - shift)) / 2
@@ -81,7 +80,7 @@ def test_renyi_agrees_with_dp_accounting(noise):
     np.testing.assert_allclose(laplace_rdp(orders, 1 / noise), expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("shift", SHIFTS)
+@in_one_test("shift", SHIFTS)
 def test_renyi_grows_with_order_and_shift_and_stays_below_the_pure_bound(shift):
     rdp = laplace_rdp(ORDERS, shift)
     assert np.all(np.diff(rdp) >= -1e-14 * rdp[:-1])
@@ -98,13 +97,13 @@ def test_renyi_limits():
     assert np.all(np.isinf(laplace_rdp(ORDERS, math.inf)))
 
 
-@pytest.mark.parametrize(("orders", "shift"), [(1.0, 1.0), (np.nan, 1.0), (2.0, -1e-9), (2.0, math.nan)])
+@in_one_test(("orders", "shift"), [(1.0, 1.0), (np.nan, 1.0), (2.0, -1e-9), (2.0, math.nan)])
 def test_renyi_refuses_what_it_cannot_compute(orders, shift):
     with pytest.raises(ValueError):
         laplace_rdp(orders, shift)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@in_one_test("seed", range(20))
 def test_a_shift_shared_by_many_coordinates_costs_no_more(seed):
     """Random splits of the L1 sensitivity over up to 60 coordinates, even, uneven and nearly alone."""
     rng = np.random.default_rng(seed)
@@ -147,7 +146,7 @@ def test_the_loss_law_is_that_of_the_exact_delta():
         assert product_delta(share * shift, [shift]) == pytest.approx(one_delta(share * shift, shift), abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_one_coordinate_at_the_full_distance_dominates_two(seed):
     """The claim on which the privacy-loss distribution of one coordinate rests: at every epsilon, of either sign."""
     rng = np.random.default_rng(seed)
@@ -157,15 +156,15 @@ def test_one_coordinate_at_the_full_distance_dominates_two(seed):
         assert product_delta(epsilon, shifts) <= one_delta(epsilon, float(shifts.sum())) + 1e-6
 
 
-@pytest.mark.parametrize("shift", [0.02, 0.3, 1.0, 7.0, 300.0])
-@pytest.mark.parametrize("delta", [0.01, 1e-5, 1e-8])
+@in_one_test("shift", [0.02, 0.3, 1.0, 7.0, 300.0])
+@in_one_test("delta", [0.01, 1e-5, 1e-8])
 def test_one_release_is_exact(shift, delta):
     exact = max(shift + 2 * math.log1p(-delta), 0.0)
     claimed = composed(shift, 1, delta, shift)
     assert exact <= claimed <= exact + 0.4 * delta
 
 
-@pytest.mark.parametrize("shift", [0.1, 1.0, 4.0])
+@in_one_test("shift", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("delta", [0.05, 1e-3])
 def test_two_releases_agree_with_a_convolution(shift, delta):
     claimed = composed(shift, 2, delta, 2 * shift)
@@ -194,8 +193,8 @@ def release(sampling="shuffled", scale=2.0, participations=3, rate=0.1, unit="ex
     return Release("laplace", unit, sampling, rate, participations, (1000,), scale, delta)
 
 
-@pytest.mark.parametrize(("unit", "sampling"), [("example", "shuffled"), ("example", "full"), ("update", "full")])
-@pytest.mark.parametrize(("scale", "participations"), list(itertools.product([0.1, 2.0, 50.0, 1e4], [1, 30])))
+@in_one_test(("unit", "sampling"), [("example", "shuffled"), ("example", "full"), ("update", "full")])
+@in_one_test(("scale", "participations"), list(itertools.product([0.1, 2.0, 50.0, 1e4], [1, 30])))
 def test_ledger_without_amplification(unit, sampling, scale, participations):
     found = guarantee(release(sampling, scale, participations, unit=unit))
     renyi = rdp_to_epsilon(ORDERS, participations * laplace_rdp(ORDERS, 2 / scale), 1e-5)
@@ -207,7 +206,7 @@ def test_ledger_without_amplification(unit, sampling, scale, participations):
     assert found.epsilon >= least * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("scale", "rate"), list(itertools.product([0.1, 2.0, 50.0], [1e-3, 0.2])))
+@in_one_test(("scale", "rate"), list(itertools.product([0.1, 2.0, 50.0], [1e-3, 0.2])))
 def test_ledger_with_fixed_size_sampling(scale, rate):
     found, unsampled = guarantee(release("fixed", scale, 40, rate)), guarantee(release("full", scale, 40))
     step = amplified_pure(2 / scale, rate)
@@ -220,7 +219,7 @@ def test_ledger_with_fixed_size_sampling(scale, rate):
     assert found.epsilon <= min(running, unsampled.epsilon)
 
 
-@pytest.mark.parametrize(("scale", "rate"), list(itertools.product([0.5, 3.0], [0.01, 0.4])))
+@pytest.mark.parametrize(("scale", "rate"), [(0.5, 0.4), (3.0, 0.01)])
 def test_poisson_batches_agree_with_a_sum_over_participations(scale, rate):
     """Both neighbours show who took part: delta is the mean over n of that of n releases, by dp-accounting."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")

@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.accounting import Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
+from tests.cases import in_one_test
 
 
 def entry(client, epsilon, pure=None, participations=1):
@@ -31,7 +32,7 @@ WORST_FIRST = [
 ]
 
 
-@pytest.mark.parametrize("rotation", range(len(WORST_FIRST)))
+@in_one_test("rotation", range(len(WORST_FIRST)))
 def test_worst_first_in_whatever_order_the_lines_come(rotation):
     lines = WORST_FIRST[rotation:] + WORST_FIRST[:rotation]
     ledger = Ledger.of("example", "gaussian", {"sigma": 1.0}, reversed(lines))

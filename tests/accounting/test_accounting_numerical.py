@@ -23,14 +23,15 @@ from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.numerical import ComposedPair, LossDistribution, composed_epsilon
 from fedpriv.accounting.pairs import DirectionalPair, GaussianPair, LaplacePair, SampledPair
 from fedpriv.accounting.vmf_functions import mean_resultant_length
+from tests.cases import in_one_test
 
 pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
 pld_pmf = pytest.importorskip("dp_accounting.pld.pld_pmf")
 
 
 @pytest.mark.parametrize("total", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("count", [1, 30, 1000, 10_000, 900_000, 9_900_000])
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8, 1e-9])
+@in_one_test("count", [1, 30, 1000, 10_000, 900_000, 9_900_000])
+@in_one_test("delta", [1e-2, 1e-5, 1e-8, 1e-9])
 def test_gaussians_are_exact_and_never_below(total, count, delta):
     """Also where the Fourier transform rounds: small deltas and long runs are refused, all others hold."""
     exact = gaussian_epsilon(delta, total)
@@ -40,15 +41,15 @@ def test_gaussians_are_exact_and_never_below(total, count, delta):
         assert exact * (1 - 1e-9) <= found <= (1.005 if count < 10**6 else 1.03) * exact + 1e-3 * total
 
 
-@pytest.mark.parametrize(("kappa", "count"), list(itertools.product([0.02, 0.3, 2.0], [1, 10, 500])))
+@in_one_test(("kappa", "count"), list(itertools.product([0.02, 0.3, 2.0], [1, 10, 500])))
 def test_one_dimensional_draws_are_composed_randomised_responses(kappa, count):
     exact = pure_composition_epsilon(2 * kappa, count, 1e-5)
     found = composed_epsilon(((DirectionalPair(kappa, 1), count),), 1e-5, exact)
     assert exact * (1 - 1e-8) <= found <= 1.01 * exact + 0.2 * kappa
 
 
-@pytest.mark.parametrize(("dimension", "kappa"), [(15826, 25.0), (61706, 10.0), (10**8, 1000.0)])
-@pytest.mark.parametrize("count", [1, 10, 1000])
+@in_one_test(("dimension", "kappa"), [(15826, 25.0), (61706, 10.0), (10**8, 1000.0)])
+@in_one_test("count", [1, 10, 1000])
 def test_directions_in_a_high_dimension_are_nearly_gaussian(dimension, kappa, count):
     """The loss 2 kappa t is nearly normal, and its mean and variance are 2 kappa A and 4 kappa^2 / K."""
     renyi = rdp_to_epsilon(ORDERS, count * vmf_rdp(ORDERS, dimension, kappa), 1e-5)
@@ -57,8 +58,8 @@ def test_directions_in_a_high_dimension_are_nearly_gaussian(dimension, kappa, co
     assert found < renyi
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 20])
-@pytest.mark.parametrize(("kappa", "count"), list(itertools.product([0.1, 1.0, 10.0], [1, 20, 1000])))
+@in_one_test("dimension", [2, 3, 20])
+@in_one_test(("kappa", "count"), list(itertools.product([0.1, 1.0, 10.0], [1, 20, 1000])))
 def test_directions_lie_between_what_one_test_tells_and_renyi_accounting(dimension, kappa, count):
     """On which side of the equator a draw lies is a randomised response: its composition is a bound from below."""
     t = np.cos((np.arange(20_000) + 0.5) * np.pi / 20_000)
@@ -71,8 +72,7 @@ def test_directions_lie_between_what_one_test_tells_and_renyi_accounting(dimensi
     assert least * (1 - 1e-6) <= guarantee(release).epsilon <= running_epsilon(release)
 
 
-@pytest.mark.parametrize("kappa", [0.3, 2.0])
-@pytest.mark.parametrize("delta", [0.02, 1e-3])
+@pytest.mark.parametrize(("kappa", "delta"), [(0.3, 1e-3), (2.0, 0.02)])
 def test_two_draws_on_the_circle_agree_with_a_convolution(kappa, delta):
     found = composed_epsilon(((DirectionalPair(kappa, 2), 2),), delta, 4 * kappa)
     losses = 2 * kappa * np.cos((np.arange(2000) + 0.5) * np.pi / 2000)
@@ -86,8 +86,8 @@ def test_two_draws_on_the_circle_agree_with_a_convolution(kappa, delta):
     assert exact * (1 - 1e-5) <= found <= 1.01 * exact + 0.02 * kappa
 
 
-@pytest.mark.parametrize(("mu", "rate"), list(itertools.product([0.2, 1.0, 4.0], [0.001, 0.05, 0.5])))
-@pytest.mark.parametrize("delta", [1e-4, 1e-7])
+@in_one_test(("mu", "rate"), list(itertools.product([0.2, 1.0, 4.0], [0.001, 0.05, 0.5])))
+@in_one_test("delta", [1e-4, 1e-7])
 def test_one_sampled_step_is_exact(mu, rate, delta):
     """delta at log(1 + q (exp(epsilon) - 1)) is q times that of the batch at epsilon."""
     batch = gaussian_epsilon(delta / rate, mu) if delta < rate else 0.0
@@ -96,7 +96,7 @@ def test_one_sampled_step_is_exact(mu, rate, delta):
     assert exact * (1 - 1e-9) <= found <= 1.01 * exact + 0.2 * rate * min(mu, 1.0)
 
 
-@pytest.mark.parametrize(("mu", "rate", "count"), [(0.4, 0.01, 500), (1.0, 0.05, 200), (3.0, 0.2, 20)])
+@pytest.mark.parametrize(("mu", "rate", "count"), [(0.4, 0.01, 500), (3.0, 0.2, 20)])
 def test_sampled_gaussians_lie_between_a_known_attack_and_renyi_accounting(mu, rate, count):
     """Neighbours among equal examples: P is (1 - q) Q + q P against Q, which dp-accounting composes for Poisson."""
     single = pld.from_gaussian_mechanism(1 / mu, sampling_prob=rate, value_discretization_interval=1e-4)
@@ -129,7 +129,7 @@ def test_a_finer_grid_changes_little_and_lowers(name, monkeypatch):
     assert fine * (1 - 1e-6) <= rough <= 1.005 * fine
 
 
-@pytest.mark.parametrize("count", [1, 4, 60])
+@in_one_test("count", [1, 4, 60])
 def test_composed_pairs_have_the_deltas_of_the_whole(count):
     pair, whole = ComposedPair(((GaussianPair(0.3), count),)), GaussianPair(0.3 * math.sqrt(count))
     epsilons = np.linspace(0.0, 0.9 * whole.largest, 40)
@@ -150,8 +150,8 @@ def test_composed_pairs_whose_loss_is_hardly_ever_small():
     assert np.all(np.diff(deltas) <= 0)
 
 
-@pytest.mark.parametrize("pair", [GaussianPair(0.7), LaplacePair(1.3), DirectionalPair(3.0, 20)])
-@pytest.mark.parametrize("count", [1, 5, 200])
+@in_one_test("pair", [GaussianPair(0.7), LaplacePair(1.3), DirectionalPair(3.0, 20)])
+@in_one_test("count", [1, 5, 200])
 def test_grids_and_their_deltas_agree_with_dp_accounting(pair, count):
     interval = 0.05 * pair.spread
     own = LossDistribution.of(pair, interval)
@@ -192,7 +192,7 @@ def test_the_variance_of_the_loss_is_kept():
     assert distribution.masses.sum() + distribution.infinite == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("pair", "delta", "known"),
     [(GaussianPair(1.0), 9e-10, 5.0), (GaussianPair(1.0), 1e-5, 1.1e6), (GaussianPair(1e-7), 1e-5, 1e-6)],
 )

@@ -10,13 +10,14 @@ from scipy import integrate, special
 from fedpriv.accounting import gaussian_delta, gaussian_rdp, laplace_rdp, vmf_rdp
 from fedpriv.accounting.numerical import ComposedPair
 from fedpriv.accounting.pairs import DirectionalPair, GaussianPair, LaplacePair, SampledPair, interpolated
+from tests.cases import in_one_test
 
 
 def grid(pair, points=400):
     return np.linspace(0.0, pair.largest, points)
 
 
-@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 8.0, 100.0])
+@in_one_test("mu", [1e-3, 0.1, 1.0, 8.0, 100.0])
 def test_gaussian_deltas(mu):
     pair = GaussianPair(mu)
     epsilons = grid(pair, 60)
@@ -25,7 +26,7 @@ def test_gaussian_deltas(mu):
     assert pair.deltas(np.array([pair.largest]))[0] < 1e-17
 
 
-@pytest.mark.parametrize("kappa", [1e-3, 0.5, 3.0, 200.0])
+@in_one_test("kappa", [1e-3, 0.5, 3.0, 200.0])
 def test_one_dimension_is_randomised_response(kappa):
     pair = DirectionalPair(kappa, 1)
     keep = special.expit(2 * kappa)
@@ -60,8 +61,8 @@ def directional_delta(epsilon, kappa, dimension):
     return integral(gain, cut) / integral(density, math.pi)
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 4, 10, 1000, 15826, 10**6])
-@pytest.mark.parametrize("kappa", [0.05, 1.0, 30.0, 1000.0])
+@in_one_test("dimension", [2, 3, 4, 10, 1000, 15826, 10**6])
+@in_one_test("kappa", [0.05, 1.0, 30.0, 1000.0])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7])
 def test_directional_deltas_agree_with_integrals_and_are_never_below(dimension, kappa, share):
     pair = DirectionalPair(kappa, dimension)
@@ -71,7 +72,7 @@ def test_directional_deltas_agree_with_integrals_and_are_never_below(dimension, 
     assert exact * (1 - 1e-9) - 1e-18 <= claimed <= exact * (1 + 1e-2) + 1e-14
 
 
-@pytest.mark.parametrize("kappa", [0.1, 2.0, 20.0])
+@in_one_test("kappa", [0.1, 2.0, 20.0])
 def test_three_dimensions_have_a_closed_form(kappa):
     """The cosine has the density proportional to exp(kappa t)."""
     pair = DirectionalPair(kappa, 3)
@@ -99,7 +100,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@in_one_test("name", PAIRS)
 @pytest.mark.parametrize("order", [1.3, 2.0, 3.5])
 def test_the_renyi_divergence_is_an_integral_over_the_deltas(name, order):
     """exp((a - 1) D) = 1 + a (a - 1) * integral of [exp((a - 1) e) + exp(-a e)] delta(e): two formulas agree."""
@@ -111,7 +112,7 @@ def test_the_renyi_divergence_is_an_integral_over_the_deltas(name, order):
     assert found == pytest.approx(float(rdp(order)), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@in_one_test("name", PAIRS)
 def test_spread_and_largest_fit(name):
     pair, _ = PAIRS[name]
     assert 0 < pair.spread <= 2 * pair.largest
@@ -119,7 +120,7 @@ def test_spread_and_largest_fit(name):
     assert pair.deltas(np.array([pair.largest]))[0] <= 1e-14
 
 
-@pytest.mark.parametrize(("kappa", "dimension"), [(1e7, 2), (1e7, 3), (1e7, 10**8), (1e-6, 10**8), (1e4, 49)])
+@in_one_test(("kappa", "dimension"), [(1e7, 2), (1e7, 3), (1e7, 10**8), (1e-6, 10**8), (1e4, 49)])
 def test_extreme_directions(kappa, dimension):
     pair = DirectionalPair(kappa, dimension)
     deltas = pair.deltas(grid(pair))
@@ -127,8 +128,8 @@ def test_extreme_directions(kappa, dimension):
     assert np.all(np.diff(deltas) <= 1e-14)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("rate", [1e-4, 0.1, 0.9])
+@in_one_test("name", PAIRS)
+@in_one_test("rate", [1e-4, 0.1, 0.9])
 def test_sampled_deltas_are_amplified_ones(name, rate):
     pair, _ = PAIRS[name]
     sampled = SampledPair(pair, rate)
@@ -144,7 +145,7 @@ def hockey_stick(p, q, epsilon):
     return float(np.sum(np.maximum(0.0, p - math.exp(epsilon) * q)))
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.05, 0.5])))
+@in_one_test(("kappa", "rate"), list(itertools.product([0.3, 2.0], [0.05, 0.5])))
 def test_no_sampled_directions_in_the_plane_exceed_the_claim(kappa, rate):
     """One of n directions is drawn; the own, the replaced and the others' anywhere; epsilons of either sign."""
     sampled = SampledPair(DirectionalPair(kappa, 2), rate)
@@ -178,7 +179,7 @@ def test_interpolation_is_from_above_and_exact_at_the_edges():
     assert interpolated(edges, deltas, np.array([5.0]))[0] == deltas[-1]
 
 
-@pytest.mark.parametrize(("kappa", "seed"), list(itertools.product([0.3, 1.5], range(3))))
+@in_one_test(("kappa", "seed"), list(itertools.product([0.3, 1.5], range(3))))
 def test_no_batch_of_two_of_three_directions_exceeds_the_claim(kappa, seed):
     """Both draws are seen, in random order, which tells more than their sum; all directions anywhere on the circle."""
     sampled = SampledPair(DirectionalPair(kappa, 2), 2 / 3)
@@ -203,7 +204,7 @@ def test_no_batch_of_two_of_three_directions_exceeds_the_claim(kappa, seed):
             assert hockey_stick(q, p, epsilon) <= above + 1e-6
 
 
-@pytest.mark.parametrize(("kappa", "rate"), list(itertools.product([0.5, 3.0], [0.3, 1.0])))
+@in_one_test(("kappa", "rate"), list(itertools.product([0.5, 3.0], [0.3, 1.0])))
 def test_no_two_blocks_turned_at_once_exceed_the_composed_pair(kappa, rate):
     """Blocks of two and of three coordinates, all of a replaced gradient at once, by any angles, others anywhere."""
     pair = ComposedPair(((DirectionalPair(kappa, 2), 1), (DirectionalPair(kappa, 3), 1)))

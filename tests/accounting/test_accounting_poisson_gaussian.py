@@ -23,6 +23,7 @@ from fedpriv.accounting import (
 from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import GaussianPair, SampledPair
 from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, poisson_replaced_rdp
+from tests.cases import in_one_test
 
 dp = pytest.importorskip("dp_accounting")
 pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
@@ -68,7 +69,7 @@ def exact_delta(epsilon, sigma, rate):
         return float(tail(low, 1) - b * tail(low, -1))
 
 
-@pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.5, 1.5], [0.05, 0.6])))
+@in_one_test(("sigma", "rate"), list(itertools.product([0.5, 1.5], [0.05, 0.6])))
 def test_no_neighbours_in_the_plane_exceed_the_claim(sigma, rate):
     """Own, other and further gradients anywhere in the disc, each in the batch or not; epsilons of either sign."""
     pair = PoissonGaussianPair(sigma, rate)
@@ -128,7 +129,7 @@ def test_orders_that_tell_nothing_are_left_out():
     assert poisson_replaced_rdp(2.0, 0.09, 0.01) == math.inf
 
 
-@pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.5, 1.0, 5.0], [0.01, 0.3])))
+@in_one_test(("sigma", "rate"), list(itertools.product([0.5, 1.0, 5.0], [0.01, 0.3])))
 def test_replacing_costs_less_in_a_poisson_batch_than_in_one_of_a_fixed_size(sigma, rate):
     poisson, fixed = PoissonGaussianPair(sigma, rate), SampledPair(GaussianPair(2 / sigma), rate)
     epsilons = np.linspace(0.0, poisson.largest, 60)
@@ -141,7 +142,7 @@ def test_replacing_costs_less_in_a_poisson_batch_than_in_one_of_a_fixed_size(sig
     assert np.all(exact[known] <= bound[known] * (1 + 2e-9))
 
 
-@pytest.mark.parametrize("order", [1.0, 0.5, -3.0, math.nan])
+@in_one_test("order", [1.0, 0.5, -3.0, math.nan])
 def test_orders_must_be_above_one(order):
     with pytest.raises(ValueError, match="above 1"):
         poisson_replaced_rdp([2.0, order], 1.0, 0.1)
@@ -170,8 +171,8 @@ def test_the_check_value_of_the_documentation():
     assert proven_epsilon(replace(run, sampling="fixed")) == pytest.approx(14.82, abs=5e-3)
 
 
-@pytest.mark.parametrize(("sigma", "rate"), list(itertools.product([0.3, 1.0, 10.0], [1e-3, 0.1, 0.9])))
-@pytest.mark.parametrize("delta", [1e-3, 1e-7])
+@in_one_test(("sigma", "rate"), list(itertools.product([0.3, 1.0, 10.0], [1e-3, 0.1, 0.9])))
+@in_one_test("delta", [1e-3, 1e-7])
 def test_one_step_is_exact(sigma, rate, delta):
     """By bisection on the delta of the pair, which is exact."""
     pair = PoissonGaussianPair(sigma, rate)
@@ -183,7 +184,7 @@ def test_one_step_is_exact(sigma, rate, delta):
     assert high * (1 - 1e-9) - 1e-15 <= found <= 1.01 * high + 0.2 * rate * min(2 / sigma, 1.0)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("sigma", "rate", "steps"),
     [
         *itertools.product([0.5, 30.0], [1e-3, 0.2, 1.0], [1, 100]),
@@ -199,7 +200,7 @@ def test_figures_lie_where_they_must(sigma, rate, steps):
     assert (found == unsampled) == (rate == 1 or unsampled == 0)
 
 
-@pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.5, 0.2, 10), (1.0, 1e-3, 1000), (30.0, 0.9, 10_000)])
+@in_one_test(("sigma", "rate", "steps"), [(0.5, 0.2, 10), (1.0, 1e-3, 1000), (30.0, 0.9, 10_000)])
 @pytest.mark.parametrize("delta", [1e-5, 1e-12])
 def test_zero_out_costs_less(sigma, rate, steps, delta):
     """Also where Renyi accounting gives both figures."""
@@ -259,7 +260,7 @@ def test_a_finer_grid_changes_little_and_lowers(sigma, rate, steps, monkeypatch)
     assert fine * (1 - 1e-6) <= rough <= 1.005 * fine
 
 
-@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+@in_one_test("adjacency", ["replace-one", "zero-out"])
 @pytest.mark.parametrize(("target", "rate", "steps"), [(0.3, 0.01, 300), (3.0, 0.1, 10), (3.0, 1.0, 4)])
 def test_sigma_reaches_the_target_from_below(target, rate, steps, adjacency):
     sigma = calibrate(target, release(1.0, rate, steps, adjacency=adjacency))

@@ -13,12 +13,13 @@ from fedpriv.accounting.response import Response, coin_response, kept_response, 
 from fedpriv.data.labels import changed_labels
 from fedpriv.errors import InputError
 from fedpriv.randomness import Secret
+from tests.cases import in_one_test
 
 ALARM = 1e-6
 
 
-@pytest.mark.parametrize("answers", [2, 3, 10, 106])
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5, 1.0, 3.0, 20.0])
+@in_one_test("answers", [2, 3, 10, 106])
+@in_one_test("epsilon", [1e-6, 0.5, 1.0, 3.0, 20.0])
 def test_probabilities_are_those_of_exact_arithmetic(epsilon: float, answers: int) -> None:
     law = Response(epsilon, answers)
     with mp.workdps(40):
@@ -45,7 +46,7 @@ def test_ways_to_say_the_same(answers: int) -> None:
         assert coin_response(heads, answers).epsilon == pytest.approx(epsilon)
 
 
-@pytest.mark.parametrize("answers", [2, 3, 4, 5])
+@in_one_test("answers", [2, 3, 4, 5])
 def test_the_largest_likelihood_ratio_is_the_claim(answers: int) -> None:
     """Enumerated over all truths and answers; and over vectors of three, of which one may change."""
     law = Response(1.3, answers)
@@ -58,8 +59,8 @@ def test_the_largest_likelihood_ratio_is_the_claim(answers: int) -> None:
     assert label_guarantee(law).pure_epsilon == 1.3
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.2, 0.3, 0.5), (0.7, 0.1, 0.1, 0.1)], ids=str)
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@in_one_test("shares", [(0.5, 0.5), (0.9, 0.1), (0.2, 0.3, 0.5), (0.7, 0.1, 0.1, 0.1)])
+@in_one_test("epsilon", [0.2, 1.0, 3.0])
 def test_no_rule_tells_more_than_the_ceiling(shares: tuple[float, ...], epsilon: float) -> None:
     """All rules from an answer to a named truth are tried: the best one reaches it."""
     count = len(shares)
@@ -104,7 +105,7 @@ def test_a_survey_has_no_bias_and_the_error_that_it_says() -> None:
     assert errors[0] == pytest.approx(math.sqrt(0.2 * 0.8 / people) * 2)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("make", "words"),
     [
         (lambda: Response(0.0, 3), "epsilon = 0: allowed is from 1e-09 to 20"),

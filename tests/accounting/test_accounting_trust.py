@@ -20,6 +20,7 @@ from fedpriv.accounting import Release, calibrate, guarantee, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, padded, rounded_norm, skellam_rdp
 from fedpriv.errors import InputError
 from fedpriv.names import AdjacencyName, SamplingName
+from tests.cases import in_one_test
 
 DELTA = 1e-5
 
@@ -64,8 +65,8 @@ def test_a_cohort_of_a_fixed_size_is_worse_than_a_poisson_one_and_better_than_no
         release("gaussian", 2.0, 10, "replace-one", "poisson", 0.1)
 
 
-@pytest.mark.parametrize("variance", [0.7, 6.0, 80.0])
-@pytest.mark.parametrize("shift", [(1,), (3,), (2, -1, 1)])
+@in_one_test("variance", [0.7, 6.0, 80.0])
+@in_one_test("shift", [(1,), (3,), (2, -1, 1)])
 def test_skellam_divergence_is_bounded(variance: float, shift: tuple[int, ...]) -> None:
     """Against the sum over all whole numbers, in both directions; close to it where there is much noise."""
     orders = np.array([2.0, 3.0, 5.0, 16.0])

@@ -29,6 +29,7 @@ from fedpriv.accounting.votes import (
     threshold_rdp,
 )
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 Array = NDArray[np.float64]
 
@@ -62,7 +63,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("threshold", "steps"), STEPS.items())
+@in_one_test(("threshold", "steps"), STEPS.items())
 def test_local_sensitivity_of_a_threshold(threshold: int, steps: str) -> None:
     expected = [float(step) for step in steps.split()]
     # Beyond, theirs is of polls at exactly that distance, and ours of those within it: it does not fall.
@@ -191,7 +192,7 @@ def largest_divergences(counts: tuple[int, ...], noise: stats.rv_continuous) -> 
     return {order: max(divergence(order, law, other) for other in others) for order in ORDERS}
 
 
-@pytest.mark.parametrize("counts", [(12, 2), (9, 5), (8, 8), (14, 0), (11, 3, 0)])
+@in_one_test("counts", [(12, 2), (9, 5), (8, 8), (14, 0), (11, 3, 0)])
 def test_no_noisy_maximum_costs_more_than_its_bound(counts: tuple[int, ...]) -> None:
     for order, exact in largest_divergences(counts, stats.norm(scale=2.5)).items():
         bound = float(noisy_max_rdp(order, counts, 2.5))
@@ -203,7 +204,7 @@ def test_the_bound_is_below_that_of_any_votes_where_most_agree() -> None:
     assert float(noisy_max_rdp(4.0, (14, 0), 2.5)) < 0.1 * 4 / 2.5**2
 
 
-@pytest.mark.parametrize("counts", [(12, 2), (9, 5), (9, 3, 0)])
+@in_one_test("counts", [(12, 2), (9, 5), (9, 3, 0)])
 def test_no_laplace_maximum_costs_more_than_its_bound(counts: tuple[int, ...]) -> None:
     for order, exact in largest_divergences(counts, stats.laplace(scale=2.0)).items():
         assert exact <= float(laplace_max_rdp(order, counts, 2.0)) * (1 + 1e-9)
@@ -218,7 +219,7 @@ def test_the_bound_on_another_winner_holds() -> None:
             assert 1 - outcome_law(counts, noise)[0] <= math.exp(float(found)) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("largest", [3, 9, 10, 15, 20])
+@in_one_test("largest", [3, 9, 10, 15, 20])
 def test_no_threshold_costs_more_than_its_bound(largest: int) -> None:
     def law(count: int) -> Array:
         above = stats.norm.sf((10 - count) / 2.0)
@@ -257,7 +258,7 @@ def test_a_sanitised_figure_is_the_cost_with_noise_and_its_own_cost() -> None:
     assert sanitiser.epsilon(0.3, 1e6, 1e-5, -1.0) == rdp_to_epsilon([15], [sanitiser.cost], 1e-5)
 
 
-@pytest.mark.parametrize("settings", [(1.0, 0.02, 6.0), (15.0, 0.0, 6.0), (15.0, 0.02, 0.0), (25.0, 0.02, 6.0)])
+@in_one_test("settings", [(1.0, 0.02, 6.0), (15.0, 0.0, 6.0), (15.0, 0.02, 0.0), (25.0, 0.02, 6.0)])
 def test_settings_without_a_proof_are_refused(settings: tuple[float, float, float]) -> None:
     with pytest.raises(InputError, match="allowed are an order above 1"):
         Sanitiser(*settings)

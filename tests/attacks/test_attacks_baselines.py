@@ -6,6 +6,7 @@ import torch
 from attack_victims import digits
 
 from fedpriv.attacks.baselines import best_guess_mse, guesses
+from tests.cases import in_one_test
 
 
 def test_mean_and_grey() -> None:
@@ -59,13 +60,13 @@ def test_the_mean_of_the_class_beats_the_mean_of_all() -> None:
     )
 
 
-@pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.long), torch.tensor([0, 5]), torch.tensor([-1, 0])])
+@in_one_test("labels", [torch.zeros(3, dtype=torch.long), torch.tensor([0, 5]), torch.tensor([-1, 0])])
 def test_wrong_labels(labels: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="public labels"):
         guesses(torch.zeros(2, 1, 8, 8), labels, classes=5)
 
 
-@pytest.mark.parametrize("images", [torch.zeros(0, 1, 8, 8), torch.zeros(1, 8, 8), torch.full((2, 1, 8, 8), 17.0)])
+@in_one_test("images", [torch.zeros(0, 1, 8, 8), torch.zeros(1, 8, 8), torch.full((2, 1, 8, 8), 17.0)])
 def test_wrong_images(images: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="public images"):
         guesses(images)

@@ -17,6 +17,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruct
 from fedpriv.attacks.reconstruction.dummy_gradients import network
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.registry import ATTACKS
+from tests.cases import in_one_test
 
 CONFIG = IgaSettings(iterations=5, restarts=2)
 
@@ -64,7 +65,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("place", [0, 2])
+@in_one_test("place", [0, 2])
 def test_a_broken_upload_is_named_and_the_others_are_attacked(name: str, place: int) -> None:
     model = mlp().double()
     heard, _, _ = observe_digits(model, 3)

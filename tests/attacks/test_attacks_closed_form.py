@@ -37,9 +37,9 @@ CONFIG = ClosedFormSettings()
 @pytest.mark.parametrize(
     ("count", "hidden", "activation"),
     [
-        pytest.param(100, (256,), "relu", marks=pytest.mark.slow),
+        pytest.param(40, (256,), "relu", marks=pytest.mark.slow),
         (20, (256,), "sigmoid"),
-        pytest.param(20, (1024, 1024), "relu", marks=pytest.mark.slow),
+        pytest.param(10, (1024, 1024), "relu", marks=pytest.mark.slow),
     ],
 )
 def test_cifar_images_are_exact(count: int, hidden: tuple[int, ...], activation: str) -> None:
@@ -65,24 +65,21 @@ def test_cifar_images_are_exact(count: int, hidden: tuple[int, ...], activation:
 
 
 @pytest.mark.parametrize(
-    "mechanism",
+    ("mechanism", "algorithm"),
     [
-        {"name": "none"},
-        {"name": "gaussian", "sigma": 1e-7, "clip_norm": 0.05},
-        {"name": "gaussian", "sigma": 1e-7, "clip_norm": 0.05, "clipping": "layer"},
-        {"name": "laplace", "scale": 1e-7, "clip_norm": 1.0},
-        {"name": "vmf", "kappa": 1e7},
-        {"name": "vmf", "kappa": 1e7, "blocks": "layer"},
-        {"name": "vmf", "kappa": 1e7, "unit": "update"},
+        ({"name": "none"}, "fedavg"),
+        ({"name": "gaussian", "sigma": 1e-7, "clip_norm": 0.05}, "fedsgd"),
+        ({"name": "gaussian", "sigma": 1e-7, "clip_norm": 0.05, "clipping": "layer"}, "fedavg"),
+        ({"name": "laplace", "scale": 1e-7, "clip_norm": 1.0}, "fedsgd"),
+        ({"name": "vmf", "kappa": 1e7}, "fedsgd"),
+        ({"name": "vmf", "kappa": 1e7, "blocks": "layer"}, "fedavg"),
+        ({"name": "vmf", "kappa": 1e7, "unit": "update"}, "fedsgd"),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+)
 def test_scaling_and_a_little_noise_are_no_obstacle(mechanism: dict[str, Any], algorithm: str) -> None:
     model = mlp("sigmoid", (64,))
     heard, truth, labels = observe_digits(model, 6, mechanism=mechanism)
     if algorithm == "fedavg":
-        if mechanism.get("unit") == "update":
-            pytest.skip("the mechanism has seen the gradient, not the update")
         heard = [observe_update(one) for one in heard]
     found = run_attack(AttackJob("closed_form", heard, model, CONFIG, 0, public_images=digits()[0][800:]))
     assert float(errors([one.images for one in found], truth).max()) < 0.01

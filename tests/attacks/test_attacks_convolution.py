@@ -14,6 +14,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.convolution_operators import
     _by_phases,
     _folded,
 )
+from tests.cases import in_one_test
 
 SHAPES = [
     Windows(kernel, dilation, stride, image, 1)
@@ -37,8 +38,8 @@ def test_patches_are_added_up_where_they_lie(
     torch.testing.assert_close(_folded(patches, windows).double(), wanted, rtol=0, atol=50 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("kernel", [(2, 2), (3, 3), (4, 3), (5, 5), (7, 5)])
-@pytest.mark.parametrize("stride", [2, 3])
+@in_one_test("kernel", [(2, 2), (3, 3), (4, 3), (5, 5), (7, 5)])
+@in_one_test("stride", [2, 3])
 def test_a_strided_way_back_by_phases(kernel: tuple[int, int], stride: int) -> None:
     places = (4, 5)
     image: Any = tuple((count + -(-size // stride) - 1) * stride for count, size in zip(places, kernel, strict=True))

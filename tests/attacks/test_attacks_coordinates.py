@@ -5,9 +5,10 @@ import torch
 
 from fedpriv.attacks.reconstruction.matching.coordinates import coordinates_of
 from fedpriv.attacks.reconstruction.priors import CHANNELS, NEIGHBOURS
+from tests.cases import in_one_test
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 24, 32)])
+@in_one_test("shape", [(1, 8, 8), (3, 32, 32), (3, 24, 32)])
 def test_one_to_one(shape: tuple[int, int, int]) -> None:
     """The matrix of the map has full rank, so every image can be reached."""
     small = (shape[0], 8, 8) if shape[1] == 8 else (shape[0], 6, 5)

@@ -16,6 +16,7 @@ from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
 from tests.attacks.text_uploads import LENGTH, VOCABULARY, attacked, following, gradient, read_off, sentences, true
+from tests.cases import in_one_test
 
 WIDTH = 64
 
@@ -32,7 +33,7 @@ def network(kind: str, classes: int | None = 2, width: int = WIDTH, depth: int =
     return model
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@in_one_test("batch", [1, 4])
 @pytest.mark.parametrize("kind", ["gpt", "encoder", "llama"])
 def test_labelled_sentences_are_read_whole(kind: str, batch: int) -> None:
     model, tokens, labels = network(kind), sentences(batch), torch.arange(batch) % 2
@@ -162,7 +163,7 @@ def test_too_many_tokens_are_refused() -> None:
     assert "adversary.dager.most_tokens = 1 at most" in reason
 
 
-@pytest.mark.parametrize(("kind", "deeper"), [("gpt", "prefix"), ("encoder", "sequence"), ("llama", "prefix")])
+@in_one_test(("kind", "deeper"), [("gpt", "prefix"), ("encoder", "sequence"), ("llama", "prefix")])
 def test_probes_know_what_they_see(kind: str, deeper: str) -> None:
     model = network(kind)
     probes = find_probes(model, [name for name, _ in model.named_parameters()], LENGTH, VOCABULARY)

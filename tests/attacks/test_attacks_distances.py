@@ -16,6 +16,7 @@ from fedpriv.attacks.reconstruction.matching.distances import (
 from fedpriv.attacks.reconstruction.matching.matcher import Comparison
 from fedpriv.attacks.reconstruction.upload_model.model import UploadModel
 from fedpriv.mechanisms.none import NoMechanism
+from tests.cases import in_one_test
 
 Blocks = tuple[tuple[str, ...], ...]
 SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 1, 3, 3)}
@@ -45,7 +46,7 @@ def flat(vector: dict[str, torch.Tensor], names: tuple[str, ...], row: int) -> n
     return np.concatenate([vector[name][row].numpy().ravel() for name in names])
 
 
-@pytest.mark.parametrize("blocks", [WHOLE, LAYERS, (("a", "c"), ("b",))])
+@in_one_test("blocks", [WHOLE, LAYERS, (("a", "c"), ("b",))])
 def test_against_numpy(blocks: Blocks) -> None:
     one, other = vectors(4, 0), vectors(4, 1)
     distances, angles = squared_distance(compare(one, other, blocks)), angle(compare(one, other, blocks))
@@ -78,7 +79,7 @@ def test_close_directions_in_double_precision_are_still_told_apart() -> None:
     assert angle(compare(one, other, WHOLE)).item() == pytest.approx(exact, rel=0.01)
 
 
-@pytest.mark.parametrize("zero", ["expected", "heard", "both"])
+@in_one_test("zero", ["expected", "heard", "both"])
 def test_zero_vectors_are_orthogonal_and_have_a_gradient(zero: str) -> None:
     one = {name: value.requires_grad_() for name, value in vectors(2, 0).items()}
     other = vectors(2, 1)
@@ -102,9 +103,9 @@ def test_nan_stays_visible() -> None:
     assert torch.isnan(result).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [(4, 4), (5, 3), (1, 6), (1, 1)])
-@pytest.mark.parametrize("examples", [1, 3])
+@in_one_test("channels", [1, 2, 3, 5])
+@in_one_test("size", [(4, 4), (5, 3), (1, 6), (1, 1)])
+@in_one_test("examples", [1, 3])
 def test_total_variation_for_any_number_of_channels(channels: int, size: tuple[int, int], examples: int) -> None:
     """Peers assume three channels."""
     images = torch.randn(2, examples, channels, *size, generator=torch.Generator().manual_seed(0)).double()
@@ -115,8 +116,8 @@ def test_total_variation_for_any_number_of_channels(channels: int, size: tuple[i
         assert total_variation(images)[row].item() == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 5])
-@pytest.mark.parametrize(("size", "examples"), [((4, 3), 1), ((3, 5), 2), ((1, 4), 1), ((1, 1), 1)])
+@in_one_test("channels", [1, 2, 3, 5])
+@in_one_test(("size", "examples"), [((4, 3), 1), ((3, 5), 2), ((1, 4), 1), ((1, 1), 1)])
 def test_opponent_variation_pixel_by_pixel(channels: int, size: tuple[int, int], examples: int) -> None:
     images = torch.randn(2, examples, channels, *size, generator=torch.Generator().manual_seed(0)).double()
     height, width = size

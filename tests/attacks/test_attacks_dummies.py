@@ -20,6 +20,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.routes import (
 )
 from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.gradients import Vector
+from tests.cases import in_one_test
 
 ROWS = 4
 OWNERS = [0, 0, 1, 2]  # two restarts of a victim, one of each of two others
@@ -67,8 +68,8 @@ def made(name: str, model: nn.Module, images: Tensor, labels: Tensor, each: bool
 
 
 @pytest.mark.parametrize("name", [*GHOST, "twice", "bare", "temperature", "functional", "transposed"])
-@pytest.mark.parametrize("examples", [1, 3])
-@pytest.mark.parametrize("each", [True, False])
+@in_one_test("examples", [1, 3])
+@in_one_test("each", [True, False])
 def test_everything_that_is_asked_and_its_derivatives(name: str, examples: int, each: bool) -> None:
     model = network(name)
     images, labels = (value.requires_grad_() for value in dummies(examples))
@@ -106,19 +107,19 @@ def test_everything_that_is_asked_and_its_derivatives(name: str, examples: int, 
             torch.testing.assert_close(value[i], torch.stack([g[key] for g in row]), rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", GHOST)
+@in_one_test("name", GHOST)
 def test_ghost_route_is_open(name: str) -> None:
     assert ghost_obstacle(Network(network(name)), torch.Size(SHAPE), CLASSES) == ""
 
 
-@pytest.mark.parametrize("name", VMAP)
+@in_one_test("name", VMAP)
 def test_ghost_route_is_closed_and_says_why(name: str) -> None:
     """By what the network did: several of these have nothing but Linear layers."""
     assert VMAP[name][1] in ghost_obstacle(Network(network(name)), torch.Size(SHAPE), CLASSES)
 
 
 @pytest.mark.parametrize("name", [*GHOST, *(name for name in VMAP if name != "changed")])
-@pytest.mark.parametrize("zero", [True, False])
+@in_one_test("zero", [True, False])
 def test_the_route_that_is_found_gives_each_batch_its_own_gradient(name: str, zero: bool) -> None:
     """Also where the network's own parameters, on which nothing must depend, are zero."""
     model = network(name)
@@ -158,8 +159,8 @@ def test_low_rank_targets_are_found_and_give_the_same_products(dtype: torch.dtyp
             assert found[row].item() == pytest.approx(exact, abs=(1e-5 if dtype == torch.float32 else 1e-13) * size)
 
 
-@pytest.mark.parametrize("owners", [[0, 0, 1, 2], [2, 1, 0, 0], [0, 1, 0, 2], [1, 1, 1, 1]])
-@pytest.mark.parametrize("hidden", [6, 600])
+@in_one_test("owners", [[0, 0, 1, 2], [2, 1, 0, 0], [0, 1, 0, 2], [1, 1, 1, 1]])
+@in_one_test("hidden", [6, 600])
 def test_targets_of_any_order_and_size(owners: list[int], hidden: int) -> None:
     """Small matrices are stacked, large ones used where they lie: one by one, in strips, or for several rows."""
     layers = (nn.Flatten, lambda: nn.Linear(144, hidden), nn.Sigmoid, lambda: nn.Linear(hidden, CLASSES))
@@ -211,7 +212,7 @@ def test_a_convolution_by_patches_and_its_derivatives(
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["mlp", "convolution", "residual"])
+@in_one_test("name", ["mlp", "convolution", "residual"])
 def test_bfloat16_runs_the_network_in_bfloat16(name: str) -> None:
     model = network(name).float()
     images, labels = (value.float() for value in dummies(2))

@@ -17,6 +17,7 @@ from fedpriv.errors import InputError
 from fedpriv.randomness import torch_stream
 from fedpriv.registry import EVASIONS
 from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, even_smoothing
+from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import first_layer, seeded
 
 SHAPE, CLASSES, STEPS = (2, 5, 6), 4, 7
@@ -89,8 +90,8 @@ def test_foolbox_gives_the_same_images(name: str) -> None:
         torch.testing.assert_close(ours(name, "linf", size, model), found, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("norm", "size"), BALLS)
-@pytest.mark.parametrize("name", list(EVASIONS))
+@in_one_test(("norm", "size"), BALLS)
+@in_one_test("name", list(EVASIONS))
 def test_images_stay_in_ball_and_box_and_the_loss_grows(name: str, norm: str, size: float) -> None:
     pixels, labels = images()
     for target, draws in ((plain(network()), 0), (smoothed(network()), 3)):
@@ -105,7 +106,7 @@ def test_images_stay_in_ball_and_box_and_the_loss_grows(name: str, norm: str, si
             assert (exact(found, labels) > exact(pixels, labels)).float().mean() > 0.8
 
 
-@pytest.mark.parametrize(("norm", "size"), BALLS)
+@in_one_test(("norm", "size"), BALLS)
 def test_a_flat_loss_moves_nothing(norm: str, size: float) -> None:
     pixels, labels = images()
     stream = torch_stream(1, "trial")

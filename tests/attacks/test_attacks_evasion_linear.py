@@ -13,6 +13,7 @@ from fedpriv.randomness import torch_stream
 from fedpriv.records import Certificate
 from fedpriv.registry import EVASIONS
 from fedpriv.smoothing.certificates import MARGINS
+from tests.cases import in_one_test
 from tests.smoothing.test_smoothing_exact import SHAPE, Linear, radii
 
 
@@ -28,7 +29,7 @@ def worst(seed: int, image: Tensor) -> tuple[Linear, float]:
     return made, radii(made, made.probability(image))[0]
 
 
-@pytest.mark.parametrize("name", list(EVASIONS))
+@in_one_test("name", list(EVASIONS))
 @pytest.mark.parametrize("draws", [0, 8])
 @pytest.mark.parametrize("seed", range(2))
 def test_only_an_attack_above_the_radius_succeeds(seed: int, draws: int, name: str, image: Tensor) -> None:

@@ -67,9 +67,7 @@ def test_clipping_and_a_little_noise_leave_them() -> None:
     assert found.labels.tolist() == labels[DISTINCT][cosines.argmax(dim=1)].tolist()
 
 
-@pytest.mark.parametrize(
-    "config", [CustomSettings(start="features", iterations=1), IgaSettings(start="features", iterations=1)]
-)
+@pytest.mark.parametrize("config", [IgaSettings(start="features", iterations=1)])
 def test_images_are_found_one_by_one(config: Any) -> None:
     """Far nearer than the mean public image, each with its label."""
     model = convnet()

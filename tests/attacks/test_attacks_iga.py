@@ -53,20 +53,19 @@ def plain_iga(
     return best, best_loss, losses
 
 
-@pytest.mark.parametrize("make", [lenet, mlp])
-@pytest.mark.parametrize(("examples", "tv_start"), [(1, 0.0), (1, 0.05), (2, 0.05)])
+@pytest.mark.parametrize(("make", "examples", "tv_start"), [(lenet, 1, 0.05), (mlp, 1, 0.0), (mlp, 2, 0.05)])
 def test_same_numbers_as_a_plain_loop(make: Any, examples: int, tv_start: float) -> None:
-    """Three victims with two restarts each in one batch against six plain loops, in float64."""
+    """Two victims with two restarts each in one batch against four plain loops, in float64."""
     model = make().double()
     images, truth = digits()
     config = IgaSettings(iterations=16, restarts=2, tv=1e-3, tv_start=tv_start)
     heard, labels = [], []
-    for client in range(3):
+    for client in range(2):
         rows = list(range(10 * client, 10 * client + examples))
         heard.append(observe(model, images[rows], truth[rows], client=client))
         labels.append(truth[rows].sort().values)
     found = run_attack(AttackJob("iga", heard, model, config, seed=5))
-    for client in range(3):
+    for client in range(2):
         for restart in range(2):
             best, loss, _ = plain_iga(model, heard[client], labels[client], config, 5, restart)
             attempt = found[client].attempts[restart]
@@ -125,8 +124,8 @@ def test_recovers_digits(make: Any) -> None:
 def test_recovers_digits_nearly_exactly_from_the_lenet() -> None:
     """With PyTorch's own initial weights: tests/attacks/test_attacks_known_answers.py."""
     model = lenet()
-    heard, truth, _ = observe_digits(model, 4, first=50)
-    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=600, tv=1e-6, tv_start=0.0), 0))
+    heard, truth, _ = observe_digits(model, 3, first=50)
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=400, tv=1e-6, tv_start=0.0), 0))
     similar = metrics.ssim(truth[:, 0], torch.cat([result.images for result in found]))
     assert float(similar.median()) > 0.95
 

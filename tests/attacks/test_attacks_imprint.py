@@ -37,6 +37,7 @@ from fedpriv.config import AdversaryConfig
 from fedpriv.config.sections import ACTIVE_LISTENERS
 from fedpriv.gradients import Vector
 from fedpriv.registry import ATTACKS
+from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
 PUBLIC = slice(-1000, None)
@@ -204,9 +205,7 @@ def test_a_sum_of_clients_is_read_like_one_batch() -> None:
     assert float(errors(images[:24], found.images)[expected].max()) < 1e-8
 
 
-@pytest.mark.parametrize(
-    "name", ["honest-but-curious-server", "secure-aggregation", "network-plaintext", "network-tls"]
-)
+@in_one_test("name", ["honest-but-curious-server", "secure-aggregation", "network-plaintext", "network-tls"])
 def test_a_passive_adversary_is_refused(name: str) -> None:
     with pytest.raises(AttackRefused, match=r"imprint needs .*passive"):
         craft_parameters(mlp("relu", (40, 10)), normalise(digits()[0]), threat(name))
@@ -252,7 +251,7 @@ class Scaled(Renamed):
         return super().forward(2 * x)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "says"),
     [
         (lenet(), "first layer is a Linear layer"),
@@ -291,7 +290,7 @@ def test_the_one_that_cannot_be_read_does_not_stop_the_others() -> None:
     assert "not made for imprint" in campaign.failures[1]
 
 
-@pytest.mark.parametrize("step", [1e-3, 0.1, 1.0])
+@in_one_test("step", [1e-3, 0.1, 1.0])
 def test_the_step_of_fedavg_is_undone(step: float) -> None:
     """With the rounding of real parameters: the client adds its step and subtracts what it started from."""
     model, parameters = crafted()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
+from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
 
@@ -94,7 +95,7 @@ def _zero(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-@pytest.mark.parametrize("name", FOUND)
+@in_one_test("name", FOUND)
 def test_found(name: str) -> None:
     make, layer = FOUND[name]
     with torch.random.fork_rng(devices=[]):
@@ -103,7 +104,7 @@ def test_found(name: str) -> None:
     assert find_input_layer(Network(model), parameters_of(model), SHAPE) == layer
 
 
-@pytest.mark.parametrize("name", NONE)
+@in_one_test("name", NONE)
 def test_there_is_none(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)

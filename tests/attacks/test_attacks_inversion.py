@@ -14,6 +14,7 @@ from fedpriv.attacks.endpoint.recognition import places, two_sentences
 from fedpriv.attacks.endpoint.scene import Referee
 from fedpriv.records import Interval, ProbeFigure
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
+from tests.cases import in_one_test
 
 CLASSES = 3
 
@@ -157,7 +158,7 @@ def test_what_is_withheld_is_refused() -> None:
     assert found[0].result.variant == "cost -log p, start public, blur 0.8, variation 0.5, prior 0.1"
 
 
-@pytest.mark.parametrize(("low", "verb"), [(15.0, "does not show"), (21.0, "hints at"), (24.0, "shows")])
+@in_one_test(("low", "verb"), [(15.0, "does not show"), (21.0, "hints at"), (24.0, "shows")])
 def test_the_second_sentence_goes_by_the_one_picture_for_all(low: float, verb: str) -> None:
     told = ProbeFigure("classes told, top 1", Interval(0.1, 0.05, 0.2), 0.1, reference=0.5)
     likeness = ProbeFigure("PSNR", Interval(low + 1, low, low + 2), 20.0, unit="dB")

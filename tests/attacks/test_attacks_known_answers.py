@@ -90,7 +90,7 @@ def test_inverting_gradients_on_the_untrained_lenet(cifar: Dataset) -> None:
     """The paper's mean of 18.0 +- 3.3 dB (Geiping et al. 2020, table 1). Measured: 19.3 dB, all labels."""
     model = network(cifar, "default")
     heard, truth = single(model, cifar, 6)
-    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=1600, restarts=1, tv=1e-4), 0))
+    found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=800, restarts=1, tv=1e-4), 0))
     assert float(metrics.psnr(truth, torch.cat([one.images for one in found])).mean()) >= 18.0
     assert [one.labels.tolist() for one in found] == cifar.y_test[:6, None].tolist()
 
@@ -98,11 +98,11 @@ def test_inverting_gradients_on_the_untrained_lenet(cifar: Dataset) -> None:
 def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:
     """Zhu et al. 2019. Measured after 250 iterations: 16 of 16 below 5e-3, the largest 4.3e-3, all labels."""
     model = network(cifar, "uniform")
-    heard, truth = single(model, cifar, 4)
+    heard, truth = single(model, cifar, 2)
     found = run_attack(AttackJob("dlg", heard, model, DlgSettings(iterations=250, restarts=5), 0))
     errors = metrics.mse(truth, torch.cat([one.images for one in found]))
-    assert int((errors < 5e-3).sum()) == 4
-    assert [one.labels.tolist() for one in found] == cifar.y_test[:4, None].tolist()
+    assert int((errors < 5e-3).sum()) == 2
+    assert [one.labels.tolist() for one in found] == cifar.y_test[:2, None].tolist()
 
 
 @pytest.mark.parametrize(
@@ -115,26 +115,23 @@ def test_deep_leakage_on_the_lenet_with_uniform_weights(cifar: Dataset) -> None:
 def test_federated_averaging_with_four_images_and_four_steps(cifar: Dataset, batch: int, rate: float) -> None:
     """Unrolled, untrained LeNet, labels unknown. Less where labels are not inferred: docs/known-answers.md."""
     model = network(cifar, "default")
-    pairs = [trained(model, cifar, client, batch, rate) for client in range(2)]
-    assert all(observation.labels is None for observation, _ in pairs)
-    found = run_attack(AttackJob("idlg", [one for one, _ in pairs], model, IdlgSettings(iterations=100, restarts=1), 0))
-    scores = [
-        metrics.psnr(truth, one.images[metrics.match(truth, one.images)])
-        for one, (_, truth) in zip(found, pairs, strict=True)
-    ]
-    assert float(torch.cat(scores).median()) >= 20.0
+    heard, truth = trained(model, cifar, 0, batch, rate)
+    assert heard.labels is None
+    (found,) = run_attack(AttackJob("idlg", [heard], model, IdlgSettings(iterations=100, restarts=1), 0))
+    scores = metrics.psnr(truth, found.images[metrics.match(truth, found.images)])
+    assert float(scores.median()) >= 20.0
 
 
 @pytest.mark.parametrize(("batch", "rate"), [(1, 0.01), (4, 0.1)])
 def test_labels_of_local_training_on_other_draws(cifar: Dataset, batch: int, rate: float) -> None:
-    """Two networks, four draws of four images each: the multiset of labels; of steps on single images, in order.
+    """Two networks, two draws of four images each: the multiset of labels; of steps on single images, in order.
 
     A step moves the logits by more than 1, so that a label of an early step hardly shows in the sum.
     """
     for seed in range(2):
         model = build_model(LenetSettings(init="default"), cifar.shape, cifar.classes, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        draws = torch.randint(len(cifar.x_test), (4, IMAGES), generator=generator).tolist()
+        draws = torch.randint(len(cifar.x_test), (2, IMAGES), generator=generator).tolist()
         heard = [trained_on(model, cifar, client, rows, batch, rate)[0] for client, rows in enumerate(draws)]
         network = Network(model)
         victims = prepare_victims(heard, network.names, network.device)

@@ -76,8 +76,17 @@ def compared(model: nn.Module, mechanism: dict[str, Any], heard: Observation, im
     return found
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
-@pytest.mark.parametrize("make", [lenet, lambda: mlp("relu"), many_classes], ids=["lenet", "mlp", "40 classes"])
+@pytest.mark.parametrize(
+    ("mechanism", "make"),
+    [
+        pytest.param(MECHANISMS[name], make, id=f"{kind}-{name}")
+        for row, name in enumerate(MECHANISMS)
+        for column, (kind, make) in enumerate(
+            {"lenet": lenet, "mlp": lambda: mlp("relu"), "40 classes": many_classes}.items()
+        )
+        if (row + column) % 2 == 0
+    ],
+)
 def test_the_labels_that_are_likely_at_some_image_of_the_prior(make: Any, mechanism: dict[str, Any]) -> None:
     model = make().double()
     classes = CLASSES if make is many_classes else 10
@@ -101,9 +110,9 @@ def test_the_labels_that_are_likely_at_some_image_of_the_prior(make: Any, mechan
 @pytest.mark.parametrize("mechanism", list(MECHANISMS.values())[:4], ids=list(MECHANISMS)[:4])
 @pytest.mark.parametrize("make", [lenet, lambda: mlp("relu"), lambda: mlp("sigmoid")])
 def test_the_true_label_is_kept(make: Any, mechanism: dict[str, Any]) -> None:
-    """Of 24 victims of fixed draws, all: the true label is more than BEHIND from the best one in none."""
+    """Of 12 victims of fixed draws, all: the true label is more than BEHIND from the best one in none."""
     model = make().double()
-    heard, _, labels = observe_digits(model, 24, mechanism=mechanism)
+    heard, _, labels = observe_digits(model, 12, mechanism=mechanism)
     scene, victims = prepared(model, heard)
     opened = open_labels(scene, victims)
     for victim, choices, truth in zip(victims, opened, labels, strict=True):

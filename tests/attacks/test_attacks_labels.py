@@ -25,6 +25,7 @@ from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.resnet import ResnetSettings
+from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -66,7 +67,7 @@ def inferred(model: nn.Module, heard: list) -> list[Tensor | None]:
 @pytest.mark.parametrize("training", [False, True])
 def test_single_examples_are_always_right(name: str, training: bool) -> None:
     model = trained(MODELS[name]()) if training else MODELS[name]()
-    heard, _, labels = observe_digits(model, 40, first=100)
+    heard, _, labels = observe_digits(model, 20, first=100)
     assert torch.equal(torch.stack(inferred(model, heard)), labels)
 
 
@@ -81,7 +82,7 @@ def test_the_sign_of_an_update_does_not_invert_labels(algorithm: str) -> None:
     assert torch.equal(torch.stack(inferred(model, heard)), labels)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "layer"),
     [
         ("lenet uniform", OutputLayer("output.bias", True)),
@@ -107,7 +108,7 @@ def test_a_hidden_layer_as_wide_as_the_classes_is_not_taken_for_the_last() -> No
     assert find_output_layer(Network(model), parameters_of(model), SHAPE, 10) == OutputLayer("output.bias", True)
 
 
-@pytest.mark.parametrize("name", ["lenet uniform", "lenet default", "mlp sigmoid", "mlp relu"])
+@in_one_test("name", ["lenet uniform", "lenet default", "mlp sigmoid", "mlp relu"])
 @pytest.mark.parametrize("batch", [(3, 1, 4), (7, 7, 2, 0), (5, 5, 5, 5), tuple(range(10))])
 def test_batches_on_untrained_networks(name: str, batch: tuple[int, ...]) -> None:
     """Duplicates included. Random images stand in for the real ones: their softmax is nearly the same before training.
@@ -122,7 +123,7 @@ def test_batches_on_untrained_networks(name: str, batch: tuple[int, ...]) -> Non
     assert found.tolist() == sorted(batch)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "mechanism",
     [
         {"name": "gaussian", "sigma": 1e-3, "clip_norm": 0.1},
@@ -130,7 +131,7 @@ def test_batches_on_untrained_networks(name: str, batch: tuple[int, ...]) -> Non
         {"name": "vmf", "kappa": 1e7, "blocks": "layer"},
     ],
 )
-@pytest.mark.parametrize("batch", [(4,), (3, 1, 4, 4)])
+@in_one_test("batch", [(4,), (3, 1, 4, 4)])
 def test_little_noise_and_rescaling_are_no_obstacle(mechanism: dict[str, object], batch: tuple[int, ...]) -> None:
     images, labels = digits()
     rows = [int((labels == label).nonzero()[k + 5]) for k, label in enumerate(batch)]
@@ -140,8 +141,8 @@ def test_little_noise_and_rescaling_are_no_obstacle(mechanism: dict[str, object]
     assert found.tolist() == sorted(batch)
 
 
-@pytest.mark.parametrize("name", ["mlp sigmoid", "no bias relu"])
-@pytest.mark.parametrize("count", [1, 3])
+@in_one_test("name", ["mlp sigmoid", "no bias relu"])
+@in_one_test("count", [1, 3])
 def test_pure_noise_gives_some_label(name: str, count: int) -> None:
     images, labels = digits()
     model = MODELS[name]()

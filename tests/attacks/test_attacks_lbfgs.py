@@ -9,6 +9,7 @@ from scipy.optimize import minimize, rosen, rosen_der
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.matching.lbfgs import minimise
+from tests.cases import in_one_test
 
 Batch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -32,7 +33,7 @@ def starts(rows: int, size: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
-@pytest.mark.parametrize("condition", [1.0, 1e3])
+@in_one_test("condition", [1.0, 1e3])
 def test_quadratics(size: int, condition: float) -> None:
     rows = 4
     rng = np.random.default_rng(size)
@@ -107,7 +108,7 @@ def test_values_that_are_not_numbers() -> None:
     assert found.points[1].item() == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 7])
+@in_one_test("iterations", [1, 2, 7])
 def test_no_more_steps_than_asked_and_never_uphill(iterations: int) -> None:
     start = starts(5, 6)
     before = rosenbrock(start, torch.arange(5))
@@ -117,7 +118,7 @@ def test_no_more_steps_than_asked_and_never_uphill(iterations: int) -> None:
     torch.testing.assert_close(found.values, rosenbrock(found.points, torch.arange(5)))
 
 
-@pytest.mark.parametrize("factor", [1e-12, 1.0, 1e9])
+@in_one_test("factor", [1e-12, 1.0, 1e9])
 def test_scale_of_the_function_does_not_matter(factor: float) -> None:
     """An upload through a mechanism may be a million times shorter than the gradient."""
     start = starts(4, 3)

@@ -29,6 +29,7 @@ from fedpriv.mechanisms.machinery.base import BlockMechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import layer_shares
 from fedpriv.randomness import NoiseStream
+from tests.cases import in_one_test
 from tests.noise import stream
 
 MECHANISMS: dict[str, dict[str, Any]] = {
@@ -128,7 +129,7 @@ def test_values_and_gradients_against_the_literal_formula(make: Any, batch: int,
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-8 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["gaussian", "laplace", "vmf"])
+@in_one_test("name", ["gaussian", "laplace", "vmf"])
 def test_densities_are_scipys(name: str) -> None:
     """Differences between two images' log-likelihoods, for softmax regression, 650 parameters."""
     model = mlp(hidden=()).double()
@@ -155,7 +156,7 @@ def test_densities_are_scipys(name: str) -> None:
     assert np.diff(values) == pytest.approx(-np.diff(densities), rel=1e-6)
 
 
-@pytest.mark.parametrize("kappa", [5.0, 200.0, 1e4])
+@in_one_test("kappa", [5.0, 200.0, 1e4])
 def test_variance_of_a_sum_of_draws(kappa: float) -> None:
     """Four draws around one direction, 4,000 sums: the variance across it, within 5 standard errors (1 in 10^6)."""
     dimension, count, draws = 50, 4000, 4
@@ -167,8 +168,8 @@ def test_variance_of_a_sum_of_draws(kappa: float) -> None:
     assert across == pytest.approx(variance, rel=5 * math.sqrt(2 / (count * (dimension - 1))))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("unit", ["example", "update"])
+@in_one_test("momentum", [0.0, 0.9])
+@in_one_test("unit", ["example", "update"])
 def test_noise_of_local_steps(unit: str, momentum: float) -> None:
     """Local SGD on pure noise, 3 steps, in gradient space; 20,000 coordinates, within 5 standard errors."""
     sigma, bound, batch, rate, steps, size = 0.7, 0.4, 5, 0.2, 3, 20_000

@@ -12,10 +12,11 @@ from fedpriv.attacks.linkage import facts_of, unicity
 from fedpriv.config import DataConfig
 from fedpriv.data.datasets import load_dataset
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 from tests.command_line import fedpriv
 
 
-@pytest.mark.parametrize("known", [1, 2, 4])
+@in_one_test("known", [1, 2, 4])
 def test_it_is_the_mean_over_every_choice_of_facts(known: int) -> None:
     """Fifty people, each drawn once for each of 40 seeds: within four standard errors (false alarm below 1e-4)."""
     facts = np.random.default_rng(1).random((50, 9)) < 0.5

@@ -21,6 +21,7 @@ from fedpriv.attacks.reconstruction.matching.memory import chunks, row_bytes
 from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, uniform_shares
+from tests.cases import in_one_test
 
 MECHANISMS = [
     {"name": "none"},
@@ -44,9 +45,9 @@ def soft_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)  # torch's own for label probabilities
 
 
-@pytest.mark.parametrize("name", DIGITS)
-@pytest.mark.parametrize("examples", [1, 3])
-@pytest.mark.parametrize("shared", [True, False])
+@in_one_test("name", DIGITS)
+@in_one_test("examples", [1, 3])
+@in_one_test("shared", [True, False])
 @pytest.mark.parametrize("each", [True, False])
 def test_gradients(name: str, examples: int, shared: bool, each: bool) -> None:
     model = DIGITS[name]().double()
@@ -116,10 +117,15 @@ def absolute_distance(comparison: Comparison) -> Tensor:
 OBJECTIVES = {"squared": squared_distance, "angle": angle, "L1": absolute_distance}
 
 
-@pytest.mark.parametrize("kind", OBJECTIVES)
-@pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("name", ["lenet", "mlp", "own"])
-@pytest.mark.parametrize("rounds", [1, 2])
+# Each objective with each network, which have examples and rounds in turn.
+@pytest.mark.parametrize(
+    ("kind", "name", "examples", "rounds"),
+    [
+        (kind, name, 1 + (row + column) % 2, 1 + (row + column) // 2 % 2)
+        for row, kind in enumerate(OBJECTIVES)
+        for column, name in enumerate(("lenet", "mlp", "own"))
+    ],
+)
 def test_mismatch_and_its_derivatives_one_victim_at_a_time(kind: str, examples: int, name: str, rounds: int) -> None:
     """One batch with every mechanism in it, two restarts of some victims, and parameters of one or two rounds.
 
@@ -161,8 +167,8 @@ def test_mismatch_and_its_derivatives_one_victim_at_a_time(kind: str, examples: 
     torch.testing.assert_close(chosen.select(again)(images[index[again]], labels[index[again]]), losses[index[again]])
 
 
-@pytest.mark.parametrize("shares", ["uniform", "layer", "uneven"])
-@pytest.mark.parametrize("kind", OBJECTIVES)
+@in_one_test("shares", ["uniform", "layer", "uneven"])
+@in_one_test("kind", OBJECTIVES)
 @pytest.mark.parametrize("examples", [1, 2])
 def test_noise_of_other_sizes_in_other_coordinates(shares: str, kind: str, examples: int) -> None:
     """Through hgm: with shares that are even within each tensor by inner products, with others written out."""
@@ -194,8 +200,8 @@ def test_noise_of_other_sizes_in_other_coordinates(shares: str, kind: str, examp
             torch.testing.assert_close(given[row], value, rtol=1e-7, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["lenet", "mlp"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@in_one_test("name", ["lenet", "mlp"])
+@in_one_test("precision", ["float32", "bfloat16", "float64"])
 def test_precision(name: str, precision: str) -> None:
     """In float64 the squared distance at the solution is tiny, in float32 it is rounding; results keep their type."""
     model = DIGITS[name]()

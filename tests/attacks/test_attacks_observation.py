@@ -22,6 +22,7 @@ from fedpriv.attacks.observation import (
     write_observation,
 )
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 
 def observation(**changes: object) -> Observation:
@@ -266,7 +267,7 @@ def test_pickles_are_not_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "examples"),
     [
         ({"batch_size": 4}, 4),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks import AttackWarning, reconstruct
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
 QUICK: dict[str, Any] = {"mean": MEAN, "std": STD, "tv": 1e-5, "iterations": 120}
@@ -89,13 +90,13 @@ def test_every_form_of_an_upload_gives_the_same() -> None:
 
 
 def test_public_images_help_where_there_is_noise() -> None:
-    """The same noisy gradient with and without them, over 12 victims; and arrays do as well as tensors."""
+    """The same noisy gradient with and without them, over 6 victims; and arrays do as well as tensors."""
     model = mlp()
     public = digits()[0][800:]
     noise = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}
     generator = torch.Generator().manual_seed(1)
     better = 0
-    for number in range(12):
+    for number in range(6):
         images, labels = batch(1, number)
         gradient(model, images, labels)
         named = {name: value.grad for name, value in model.named_parameters()}
@@ -107,7 +108,7 @@ def test_public_images_help_where_there_is_noise() -> None:
         told = reconstruct(model, F.cross_entropy, sent, SHAPE, public_images=public, **given)
         alone = reconstruct(model, F.cross_entropy, sent, SHAPE, **given)
         better += float(errors([told.images[None]], images[None])) < float(errors([alone.images[None]], images[None]))
-    assert better >= 10  # by chance in 2 % of such tests
+    assert better == 6  # by chance in 2 % of such tests
     again = reconstruct(model, F.cross_entropy, sent, SHAPE, public_images=public.numpy(), **given)
     assert torch.equal(again.images, told.images)
 
@@ -175,8 +176,7 @@ class Attention(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("attack", ["dlg", "iga", "map"])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("attack", "count"), [("dlg", 2), ("iga", 1), ("map", 2)])
 def test_attention_can_be_attacked(attack: str, count: int) -> None:
     """Torch cannot differentiate its fast kernels for attention twice."""
     model = Attention()
@@ -283,7 +283,7 @@ def test_own_losses(name: str) -> None:
     gradient(model, images, labels, trained)
     found = reconstruct(
         model, attacked, [value.grad for value in model.parameters()], SHAPE, batch_size=2, mean=MEAN, std=STD,
-        labels=labels.tolist(), attack="dlg", iterations=150, restarts=3,
+        labels=labels.tolist(), attack="dlg", iterations=100, restarts=2,
     )  # fmt: skip
     order = found.labels.tolist().index(int(labels[0]))
     arranged = found.images[[order, 1 - order]]
@@ -360,7 +360,7 @@ def test_progress_is_told() -> None:
     assert told[-1][:2] == (5, 5)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "attack", "words"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10)), "iga", "drops at random"),
@@ -478,7 +478,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@in_one_test("name", MISTAKES)
 def test_mistakes_are_one_line(name: str) -> None:
     changes, words = MISTAKES[name]
     arguments = {"loss": F.cross_entropy, "upload": LIST, "shape": SHAPE, "iterations": 2, **changes}
@@ -488,7 +488,7 @@ def test_mistakes_are_one_line(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "words"),
     [
         (nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(256, 10)), "takes whole numbers, such as tokens"),
@@ -503,7 +503,7 @@ def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("model", [None, lambda images: images, Small, 3])
+@in_one_test("model", [None, lambda images: images, Small, 3])
 def test_what_is_no_model_is_one_line(model: Any) -> None:
     with pytest.raises(InputError, match=r"^model = .*: an instance of torch\.nn\.Module is wanted$"):
         reconstruct(model, F.cross_entropy, LIST, SHAPE)
@@ -530,7 +530,8 @@ def test_a_row_of_a_table_needs_its_range(attack: str) -> None:
 def test_clipping_to_a_range_that_was_assumed_is_a_warning(attack: str) -> None:
     model, row, gradients = table_row()
     with pytest.warns(AttackWarning, match=r"values lie on a bound of \[0, 1\], which is assumed"):
-        found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack)
+        few: dict[str, Any] = {} if attack == "closed_form" else {"iterations": 60}
+        found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack, **few)
     assert float((found.images.flatten(1) - row).square().mean()) > 0.1
     assert "lie on a bound" in found.note
 

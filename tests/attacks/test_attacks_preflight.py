@@ -1,12 +1,12 @@
 """Warnings before an attack, one setting at a time."""
 
-import pytest
 import torch
 from attack_victims import lenet, mlp, settings
 from torch import nn
 
 from fedpriv.attacks.reconstruction import preflight
 from fedpriv.smoothing import RobustnessNoise
+from tests.cases import in_one_test
 
 
 def network(*middle: nn.Module) -> nn.Sequential:
@@ -22,7 +22,7 @@ def smoothed() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), layer, nn.Sigmoid(), nn.Linear(20, 10))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "changes", "attacks", "says"),
     [
         (network(nn.Sigmoid(), nn.Dropout(0.3)), {}, ("iga",), "drops at random"),
@@ -57,7 +57,7 @@ def test_warns(model: nn.Module, changes: dict[str, object], attacks: tuple[str,
     assert says in lines[0]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "changes", "attacks"),
     [
         (lenet(), {}, ("dlg", "iga")),

@@ -8,6 +8,7 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior, generic_prior
+from tests.cases import in_one_test
 
 SHAPE = (2, 5, 4)
 PIXELS = 40
@@ -86,7 +87,7 @@ def test_principal_directions_are_those_of_numpy() -> None:
     assert prior.mean.dtype == torch.float32
 
 
-@pytest.mark.parametrize("count", [25, 60, 1797])
+@in_one_test("count", [25, 60, 1797])
 def test_a_fitted_prior_tells_digits_from_noise(count: int) -> None:
     """Fewer images than pixels too; images of the same kind lie nearer than noise of the same mean and power."""
     images = normalise(digits()[0])
@@ -119,7 +120,7 @@ def test_images_that_are_all_the_same() -> None:
         fit_prior(torch.full((30, 1, 4, 4), 0.3))
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 6), (2, 5, 9)])
+@in_one_test("shape", [(1, 8, 8), (3, 7, 6), (2, 5, 9)])
 def test_generic_prior_is_a_markov_process(shape: tuple[int, int, int]) -> None:
     mean, std = (torch.linspace(low, low + 0.1, shape[0])[:, None, None].double() for low in (0.4, 0.2))
     prior = generic_prior(shape, mean, std)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.first_layer.rank_one import quotient, rank_one
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
+from tests.cases import in_one_test
 
 FIRST = ("hidden1.weight", "hidden1.bias")
 
@@ -30,8 +31,8 @@ def mse(found: Tensor, image: Tensor) -> float:
     return float((found - image).square().mean())
 
 
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@in_one_test("activation", ["relu", "sigmoid"])
+@in_one_test("dtype", [torch.float32, torch.float64])
 def test_exact_on_clean_gradients(activation: str, dtype: torch.dtype, prior: GaussianPrior) -> None:
     images, labels = digits()
     model = mlp(activation, (64, 32)).to(dtype)
@@ -52,7 +53,7 @@ def test_a_single_row_is_enough(prior: GaussianPrior) -> None:
     assert mse(found.image, image) < 1e-12
 
 
-@pytest.mark.parametrize("noise", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize("noise", [1e-4, 1e-2])
 def test_noise_is_measured_and_averaged_out(noise: float, prior: GaussianPrior) -> None:
     """Against the best that is possible with errors that are known: their projection has noise of this size."""
     found_errors = []
@@ -78,7 +79,7 @@ def test_far_better_than_the_quotient_where_errors_are_as_small_as_the_noise(pri
 
 def test_never_far_from_the_prior_when_noise_covers_all(prior: GaussianPrior) -> None:
     guesses, attacks = [], []
-    for number in range(20):
+    for number in range(8):
         image = normalise(digits()[0][number]).flatten()
         weight, bias, _ = product(number, 5.0, image)
         attacks.append(mse(rank_one(weight, bias, prior).image, image))

@@ -20,10 +20,11 @@ from fedpriv.attacks.endpoint.reading import (
 from fedpriv.attacks.endpoint.scene import Public
 from fedpriv.cloak import Cloak, uniform_noise
 from tests.attacks.endpoint_scenes import SHAPE, linear, public
+from tests.cases import in_one_test
 from tests.test_cloak import some_cloak
 
 
-@pytest.mark.parametrize("count", [7, 12, 60])
+@in_one_test("count", [7, 12, 60])
 def test_the_filter_is_the_best_linear_estimate(count: int) -> None:
     """S (S + D)^-1 by inverting the whole matrix, with a large deviation in place of what is suppressed."""
     images, cloak = public(count, 1, 2).images, some_cloak()
@@ -102,7 +103,7 @@ def trial(answered: float, read: float, sigma: float = 0.3) -> Trial:
     return Trial(uniform_noise(SHAPE, sigma, False), *rates, 10.0)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("cloaked", "uniform", "said"),
     [
         (trial(0.86, 0.84), trial(0.865, 0.88), "Cloak hides more than uniform noise from this adversary. At about"),

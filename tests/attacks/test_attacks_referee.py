@@ -15,6 +15,7 @@ from fedpriv.attacks.reconstruction import Attempt, Reconstruction
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
 from fedpriv.records import Score
+from tests.cases import in_one_test
 
 STD = (0.25,)
 PUBLIC = guesses(digits()[0][1000:])
@@ -74,7 +75,7 @@ def test_a_perfect_image() -> None:
     assert line.ssim == pytest.approx(1)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (1, 2, 3, 0)])
+@in_one_test("order", [(0, 1, 2, 3), (3, 1, 0, 2), (1, 2, 3, 0)])
 def test_images_of_a_batch_are_matched_and_labels_go_with_them(order: tuple[int, ...]) -> None:
     known = truth(4, first=60)
     shuffled, labels = known.images[list(order)] * 0.9, known.labels[list(order)].clone()
@@ -167,7 +168,7 @@ def test_truth_of_another_shape() -> None:
         scored(offered((torch.zeros(1, 1, 9, 9), known.labels)), known)
 
 
-@pytest.mark.parametrize(("offer", "true", "pairs"), [([4, 0], 6, [0, 4]), ([1, 5, 0, 2], 2, [0, 1]), ([0, 1], 0, [])])
+@in_one_test(("offer", "true", "pairs"), [([4, 0], 6, [0, 4]), ([1, 5, 0, 2], 2, [0, 1]), ([0, 1], 0, [])])
 def test_numbers_of_images_may_differ(offer: list[int], true: int, pairs: list[int]) -> None:
     """The adversary works with the public batch size; a Poisson batch may have more examples, fewer, or none."""
     every, known = truth(6), truth(true)
@@ -225,7 +226,7 @@ def test_one_upload_has_no_interval() -> None:
         median_interval([1.0, 2.0, 4.0], np.random.default_rng(0), groups=["a", "a"])
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 4), (4, 4), (7, 16), (1, 1), (0, 1000)])
+@in_one_test(("successes", "trials"), [(0, 4), (4, 4), (7, 16), (1, 1), (0, 1000)])
 def test_rate_interval_against_the_formula(successes: int, trials: int) -> None:
     found, z, rate = rate_interval(successes, trials), 1.959963984540054, successes / trials
     centre = (rate + z**2 / (2 * trials)) / (1 + z**2 / trials)
@@ -235,7 +236,7 @@ def test_rate_interval_against_the_formula(successes: int, trials: int) -> None:
     assert found.high == pytest.approx(centre + half, abs=1e-12)
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 4)])
+@in_one_test(("successes", "trials"), [(0, 0), (3, 2), (-1, 4)])
 def test_rate_interval_refuses(successes: int, trials: int) -> None:
     with pytest.raises(ValueError, match="successes of"):
         rate_interval(successes, trials)
@@ -314,7 +315,7 @@ def test_a_guess_by_class_raises_the_bar_and_has_pictures_of_its_own() -> None:
     assert torch.equal(torch.stack([result.pictures[k] for k in range(4)]), public[2].offer(known.labels))
 
 
-@pytest.mark.parametrize("values", [[], [1.0, float("nan")], [1.0, float("inf")]])
+@in_one_test("values", [[], [1.0, float("nan")], [1.0, float("inf")]])
 def test_median_interval_refuses(values: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
         median_interval(values, np.random.default_rng(0))

@@ -1,6 +1,5 @@
 """Units as unknowns of their own: the network with decided gates is the network, and the upload tells the units."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, lenet, mlp, normalise, observe_digits, parameters_of
@@ -13,6 +12,7 @@ from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
 from fedpriv.attacks.reconstruction.posterior.relu_gates import Gated, _coins_differ, can_be_gated, read_gated
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from tests.cases import in_one_test
 
 NOISY = {"name": "gaussian", "sigma": 1e-2, "clip_norm": 1.0}
 
@@ -88,14 +88,13 @@ def test_the_upload_tells_the_units() -> None:
     assert wrong(whitening.images(ended)) < 0.75 * wrong(whitening.images(begin))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "wanted"),
     [
         ({"mechanism": NOISY}, True),
         ({"mechanism": {"name": "none"}}, False),
         ({"mechanism": NOISY, "algorithm": "fedavg", "local_steps": 2, "client_examples": 1}, False),
     ],
-    ids=["noise", "no noise", "two steps"],
 )
 def test_where_units_can_be_unknowns(changes: dict[str, object], wanted: bool) -> None:
     scene, victims, _, _ = prepared(mlp("relu", hidden=(32,)), **changes)

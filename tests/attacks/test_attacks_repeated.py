@@ -20,6 +20,7 @@ from fedpriv.attacks.reconstruction.matching.distances import angle, squared_dis
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher
 from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
 from fedpriv.attacks.reconstruction.upload_model.repeated import join
+from tests.cases import in_one_test
 
 NOISE = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}
 
@@ -55,8 +56,8 @@ def joined(model: Any, heard: tuple[Observation, ...]) -> Victim:
     return join(prepare_victims(heard, network.names, network.device))
 
 
-@pytest.mark.parametrize("count", [2, 9])
-@pytest.mark.parametrize(
+@in_one_test("count", [2, 9])
+@in_one_test(
     "mechanism",
     [
         {"name": "gaussian", "sigma": 3.0, "clip_norm": 0.5},
@@ -78,8 +79,8 @@ def test_the_variance_of_the_noise_falls_with_their_number(count: int, mechanism
     assert float(mean.square().mean() / one.square().mean()) == pytest.approx(1 / count, rel=0.2)
 
 
-@pytest.mark.parametrize("objective", [squared_distance, angle])
-@pytest.mark.parametrize("mechanism", [{"name": "none"}, NOISE, {"name": "vmf", "kappa": 50.0, "blocks": "layer"}])
+@in_one_test("objective", [squared_distance, angle])
+@in_one_test("mechanism", [{"name": "none"}, NOISE, {"name": "vmf", "kappa": 50.0, "blocks": "layer"}])
 def test_uploads_from_other_parameters_add_up(objective: Any, mechanism: dict[str, Any]) -> None:
     """The oracle: a matcher of each upload alone, added. Rows of other victims keep theirs, in any order."""
     model = mlp("tanh").double()
@@ -139,12 +140,12 @@ CONFIGS = {
     ],
 )
 def test_images_get_clearer(name: str, moving: bool) -> None:
-    """16 uploads against one, of 6 digits: at least 5 get better (by chance in 1 of 9 such tests), and the median PSNR
+    """8 uploads against one, of 6 digits: at least 5 get better (by chance in 1 of 9 such tests), and the median PSNR
     rises by 2 dB.
     """
     images, labels = digits()
     model = mlp("tanh")
-    uploads = [repeated(mlp("tanh"), 16, row, moving=moving) for row in range(6)]
+    uploads = [repeated(mlp("tanh"), 8, row, moving=moving) for row in range(6)]
 
     def run(given: Sequence[Heard]) -> list[Reconstruction]:
         return run_attack(AttackJob(name, given, model, CONFIGS[name], 0, public_images=images[800:]))
@@ -154,7 +155,7 @@ def test_images_get_clearer(name: str, moving: bool) -> None:
     assert int((one > other).sum()) >= 5
     assert float(one.median() / other.median()) > 10**0.2
     assert [int(result.labels) for result in several] == labels[:6].tolist()
-    assert all("16 uploads of the same examples were attacked together" in result.note for result in several)
+    assert all("8 uploads of the same examples were attacked together" in result.note for result in several)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -189,7 +190,7 @@ def test_whole_batches_are_known_to_be_the_same() -> None:
     assert other_batches([observe(model, images[:2], labels[:2], round_number=k, **steps) for k in (1, 2)]) is None
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "words"),
     [
         ({"settings": settings(batch_size=1, client_examples=64)}, "uses 1 of its 64 examples in a round"),

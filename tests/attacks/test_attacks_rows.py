@@ -27,6 +27,7 @@ from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.records import Score, kind_of
 from fedpriv.runs import RunFolder
+from tests.cases import in_one_test
 
 COLUMNS = (
     Column("city", "category", ("Bern", "Oslo", "Rome", "Wien")),
@@ -133,9 +134,7 @@ def test_an_embedding_is_a_look_up() -> None:
     torch.testing.assert_close(model.get_submodule("embedded")(some.flatten(1)), torch.cat(wanted, dim=1))
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"), [("embedding", {"hidden": [6]}), ("logistic", {}), ("logistic", {"bias": False})]
-)
+@in_one_test(("name", "keys"), [("embedding", {"hidden": [6]}), ("logistic", {}), ("logistic", {"bias": False})])
 def test_gradients_of_examples_are_those_of_autograd(name: str, keys: dict[str, object]) -> None:
     model, x, y = network(name, **keys), rows(4), torch.tensor([0, 1, 2, 1])
     found = per_example_gradients(model, partial(F.cross_entropy, reduction="none"), x, y)
@@ -206,7 +205,7 @@ def test_images_have_no_columns_and_no_such_attack(tmp_path: Path) -> None:
     assert read_observation(table).settings.columns == COLUMNS
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
+@in_one_test("epsilon", [0.0, 0.3, 2.0])
 def test_no_release_of_pure_epsilon_makes_a_guess_surer(epsilon: float) -> None:
     """Every answer of randomised response on 5 values, of which one has the share k0; it is attained."""
     k0, ratio = 0.3, np.exp(epsilon)

@@ -23,6 +23,7 @@ from fedpriv.attacks.reconstruction.first_layer.components import unmix
 from fedpriv.attacks.reconstruction.first_layer.polish import polish
 from fedpriv.attacks.reconstruction.first_layer.spectrum import FALSE_ALARM, Spectrum, noise_edge, take_apart
 from fedpriv.attacks.reconstruction.first_layer.switching import scaled
+from tests.cases import in_one_test
 
 CONFIG = ClosedFormSettings()
 WIDE = (400, 32)
@@ -44,7 +45,7 @@ def paired(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 # ---- the noise edge ----
 
 
-@pytest.mark.parametrize(("rows", "columns", "deviation"), [(40, 65, 1.0), (100, 30, 1e-3), (64, 64, 7.0)])
+@in_one_test(("rows", "columns", "deviation"), [(40, 65, 1.0), (100, 30, 1e-3), (64, 64, 7.0)])
 def test_noise_alone_stays_below_the_edge(rows: int, columns: int, deviation: float) -> None:
     """200 random matrices; that one of them is above by chance has a probability below 2e-4. The edge is not lax: the
     largest value is on average at 0.8 of it at least (Bai and Yin 1993: at sqrt(rows) + sqrt(columns) in the limit).
@@ -87,7 +88,7 @@ def test_a_mixing_is_scaled_to_images_that_end_in_one() -> None:
     assert scaled(mixed([1.0, 1.0]), mixing) is None  # one image would have to end in 0
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("mixing", "ends"),
     [
         ([[6.0, 8.0], [5.0, 6.666666666666666]], [50.0, 41.666666666666664]),
@@ -193,7 +194,7 @@ def test_batches_are_exact_with_their_labels(activation: str, count: int) -> Non
     assert ("certificate 1.0000 (0 of" in found.note) == (activation == "relu")
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@in_one_test("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("sigma", [1e-4, 1e-3])
 def test_noise_leaves_images_and_labels(activation: str, count: int, sigma: float) -> None:

@@ -1,12 +1,12 @@
 """Smooth kinks: softplus by the formula, in every way a network calls ReLU, and ReLU itself outside."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 from fedpriv.attacks.reconstruction.posterior.smoothing import SmoothKinks
+from tests.cases import in_one_test
 
 CALLS = {
     "layer": nn.ReLU(),
@@ -18,7 +18,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@in_one_test("call", CALLS.values())
 def test_softplus_of_each_example(call: nn.Module) -> None:
     generator = torch.Generator().manual_seed(1)
     x = (

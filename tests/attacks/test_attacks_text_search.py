@@ -49,6 +49,7 @@ from tests.attacks.text_uploads import (
     public_settings,
     sentences,
 )
+from tests.cases import in_one_test
 
 WIDTH = 32
 PUBLIC = sentences(60, seed=9)
@@ -112,7 +113,7 @@ def true(tokens: Tensor) -> list[list[int]]:
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("kind", "classes"), [("gpt", 2), ("gpt", None), ("encoder", 2), ("llama", 2), ("llama", None), ("lora", 2)]
 )
 def test_probabilities_of_one_have_the_gradients_of_their_tokens(kind: str, classes: int | None) -> None:
@@ -136,7 +137,7 @@ def test_probabilities_of_one_have_the_gradients_of_their_tokens(kind: str, clas
         torch.testing.assert_close(made[name][0], value, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "encoder", "llama"])
+@in_one_test("kind", ["gpt", "encoder", "llama"])
 def test_vectors_of_tokens_match_to_zero_and_others_do_not(kind: str) -> None:
     model, tokens, labels = network(kind), sentences(1), torch.tensor([1])
     scene, victim = scene_of(model, observed(model, gradient(model, tokens, labels), public_settings(1, "classify")))
@@ -212,7 +213,7 @@ MECHANISMS = [
 
 
 @pytest.mark.parametrize(("batch", "slots"), [(1, (0,)), (3, (1,)), (3, (0, 2))])
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda settings: "-".join(map(str, settings.values())))
+@in_one_test("mechanism", MECHANISMS)
 def test_scores_are_the_likelihood_of_gradients_that_are_written_out(
     mechanism: dict[str, Any], batch: int, slots: tuple[int, ...]
 ) -> None:
@@ -275,7 +276,7 @@ def test_tables_tell_one_sentence_in_order_repeated_tokens_included(kind: str) -
     assert read(attacked("lookup", model, heard)) == true(tokens)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "encoder", "llama"])
+@in_one_test("kind", ["gpt", "encoder", "llama"])
 def test_tables_tell_which_tokens_a_batch_has(kind: str) -> None:
     model, tokens, labels = network(kind), sentences(4), torch.arange(4) % 2
     heard = observed(model, gradient(model, tokens, labels), public_settings(4, "classify"))

@@ -15,6 +15,7 @@ from fedpriv.columns import worded
 from fedpriv.data.tokenizers import Bytes
 from fedpriv.records import sentence_result
 from fedpriv.runs import RunFolder
+from tests.cases import in_one_test
 
 
 def tokens(text: str) -> list[int]:
@@ -24,7 +25,7 @@ def tokens(text: str) -> list[int]:
     return [3 + words.index(word) for word in text.split()]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("true", "made", "wanted"),
     [
         # Lin 2004, section 3: "police killed the gunman" and two candidates, ROUGE-L (beta = 1) 3/4 and 2/4.

@@ -10,6 +10,7 @@ from fedpriv.attacks.threat import LISTENERS, PROBERS, prober, threat_model
 from fedpriv.config import AdversaryConfig, Experiment
 from fedpriv.errors import InputError
 from fedpriv.registry import ATTACKS
+from tests.cases import in_one_test
 
 NAMES = tuple(LISTENERS)
 KNOBS = {
@@ -55,7 +56,7 @@ def test_a_user_has_answers_and_others_the_model_too() -> None:
         prober("participant", pate)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_test("name", NAMES)
 def test_description_names_every_item(name: str) -> None:
     model = threat_model(AdversaryConfig(threat_model=name))
     text = " ".join(model.describe().split())

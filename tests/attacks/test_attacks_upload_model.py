@@ -14,6 +14,7 @@ from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, prepa
 from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
+from tests.cases import in_one_test
 
 CPU = torch.device("cpu")
 
@@ -31,8 +32,8 @@ def trained_upload(
     return {name: value.detach() - before[name] for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("size", [1, 4])
+@in_one_test("momentum", [0.0, 0.9])
+@in_one_test("size", [1, 4])
 def test_one_local_step_is_the_gradient_with_the_right_sign(momentum: float, size: int) -> None:
     """Peers do not model the -lr of an update, which turns label inference upside down."""
     images, labels = digits()
@@ -73,7 +74,7 @@ def test_refused_with_a_reason() -> None:
         prepare_victims([withheld], list(heard[0].parameters), CPU)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "changes",
     [
         {},
@@ -112,7 +113,7 @@ def test_zero_upload_is_noted() -> None:
     assert "zero" in victim.note
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "mechanism",
     [
         {"name": "none"},
@@ -123,9 +124,9 @@ def test_zero_upload_is_noted() -> None:
         {"name": "vmf", "kappa": 40.0, "clip_norm": 0.3},
     ],
 )
-@pytest.mark.parametrize("unit", ["example", "update"])
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
-@pytest.mark.parametrize("size", [1, 3])
+@in_one_test("unit", ["example", "update"])
+@in_one_test("algorithm", ["fedsgd", "fedavg"])
+@in_one_test("size", [1, 3])
 def test_expected_uploads(mechanism: dict[str, object], unit: str, algorithm: str, size: int) -> None:
     """Against the mechanism's own expectation, one batch at a time, as the client would have applied it."""
     config = mechanism_settings({**mechanism, "unit": unit})

@@ -23,6 +23,7 @@ from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import (
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
 from fedpriv.mechanisms.machinery.cosine import draw_cosines
 from fedpriv.randomness import numpy_stream
+from tests.cases import in_one_test
 
 CONFIG = ClosedFormSettings()
 PUBLIC = digits()[0][800:]
@@ -53,8 +54,8 @@ def draws(image: Tensor, errors_of_rows: Tensor, offset: int, length: int, kappa
     return vector[offset : offset + len(errors_of_rows) * len(image)].view(len(errors_of_rows), -1)
 
 
-@pytest.mark.parametrize("length", [1, 5, 16, 24, 64])
-@pytest.mark.parametrize("offset", [0, 7])
+@in_one_test("length", [1, 5, 16, 24, 64])
+@in_one_test("offset", [0, 7])
 def test_rows_are_cut_where_the_blocks_are(length: int, offset: int) -> None:
     """Number by number: the block of each, whether it lies within its row, and its length; and the common parts."""
     generator = torch.Generator().manual_seed(0)
@@ -210,7 +211,7 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, Any], str]] = 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+@in_one_test("name", REFUSALS)
 def test_a_refusal_is_one_line(name: str) -> None:
     make, count, changes, words = REFUSALS[name]
     images, labels = digits()

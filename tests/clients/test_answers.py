@@ -157,7 +157,14 @@ def flat(vector: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("mechanism", "model"),
     [
-        *product(MECHANISMS, ("standardising", "choosy", "choosy_in_batches")),
+        # All three networks for noise that is added and for draws, and one in turn for the other mechanisms.
+        *((name, ("standardising", "choosy", "choosy_in_batches")[place % 3]) for place, name in enumerate(MECHANISMS)),
+        *(
+            ("gaussian", "choosy"),
+            ("gaussian", "choosy_in_batches"),
+            ("vmf", "standardising"),
+            ("vmf", "choosy_in_batches"),
+        ),
         *product(("gaussian", "an update"), ("out_of_memory", "interrupting")),
     ],
 )

@@ -14,6 +14,7 @@ from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.federated import batch_loss
 from fedpriv.world import State, World, build_world, trained_parameters
+from tests.cases import in_one_test
 
 BASE: dict[str, dict[str, object]] = {
     "model": {"name": "mlp", "hidden": [6], "activation": "tanh"},
@@ -97,10 +98,8 @@ def test_a_clients_upload_is_that_of_the_formula() -> None:
         torch.testing.assert_close(upload[name], value.detach() - world.initial.parameters[name])
 
 
-@pytest.mark.parametrize("hidden", [[6], []], ids=["two layers", "one layer"])
-@pytest.mark.parametrize(
-    "training", [{}, {"weight_decay": 0.0}, {"loss": "cross-entropy"}, {"optimizer": "adam"}], ids=str
-)
+@in_one_test("hidden", [[6], []])
+@in_one_test("training", [{}, {"weight_decay": 0.0}, {"loss": "cross-entropy"}, {"optimizer": "adam"}])
 def test_a_reference_of_the_runs_own_data_is_the_run(training: dict[str, object], hidden: list[int]) -> None:
     world = built(training=training, model={"hidden": hidden or [3]})
     reference = Reference(world.experiment.seed, world.partitions)
@@ -119,7 +118,7 @@ def test_a_reference_of_the_runs_own_data_is_the_run(training: dict[str, object]
         torch.testing.assert_close(trained[name][0], value)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("sections", "said"),
     [
         ({"mechanism": {"name": "gaussian", "sigma": 1.0}}, "a batch's gradient is then not the mean of its examples"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.clients.raising import Sound, unless_raised, where_sound
+from tests.cases import in_one_test
 
 EXAMPLES = 7
 
@@ -62,7 +63,7 @@ def test_few_raising_examples_take_few_batches() -> None:
 ERRORS = [ValueError, MemoryError, torch.OutOfMemoryError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration]
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@in_one_test("error", ERRORS)
 def test_whatever_the_model_raises_is_no_refusal(error: type[BaseException]) -> None:
     def model() -> None:
         raise error
@@ -81,7 +82,7 @@ def _heard() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_heard")
-@pytest.mark.parametrize("made_of_it", ["raised on", "another error", "nothing"])
+@in_one_test("made_of_it", ["raised on", "another error", "nothing"])
 def test_ctrl_c_ends_the_run(made_of_it: str) -> None:
     """Whatever the model makes of the error that its handler raises."""
 

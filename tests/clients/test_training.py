@@ -17,6 +17,7 @@ from fedpriv.config import Experiment
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.randomness import NoiseStream, Secret, generator_states
 from fedpriv.world import State, World, build_world
+from tests.cases import in_one_test
 
 SECRET = Secret(bytes(32))
 MODELS = {"mlp": {"name": "mlp", "hidden": [9], "activation": "tanh"}, "lenet": {"name": "lenet"}}
@@ -59,9 +60,9 @@ def assert_near(given: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(given[name], expected[name], rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
-@pytest.mark.parametrize("client", [0, 5])
+@in_one_test("model", MODELS)
+@in_one_test("sampling", ["shuffled", "fixed", "poisson"])
+@in_one_test("client", [0, 5])
 def test_fedsgd_uploads_the_sum_of_gradients_over_the_public_batch_size(model: str, sampling: str, client: int) -> None:
     built = world(model=MODELS[model], training={"sampling": sampling})
     for number in (1, 3):
@@ -94,7 +95,7 @@ def test_fedavg_uploads_after_minus_before(momentum: float) -> None:
     assert_near(upload.parameters, {name: after[name] - built.initial.parameters[name] for name in after})
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "mechanism",
     [
         {"name": "gaussian", "sigma": 0.3, "clip_norm": 0.7},
@@ -105,7 +106,6 @@ def test_fedavg_uploads_after_minus_before(momentum: float) -> None:
         {"name": "hgm", "sigma": 0.3, "clip_norm": 0.7, "redistribution": "layer"},
         {"name": "hgm", "sigma": 0.3, "clip_norm": 0.7, "redistribution": "public"},
     ],
-    ids=lambda mechanism: "-".join(map(str, mechanism.values())),
 )
 def test_the_mechanism_gets_the_gradients_of_the_examples(mechanism: dict[str, object]) -> None:
     """The release from gradients computed one by one, with the same noise stream, is the upload."""
@@ -156,16 +156,15 @@ def test_dropout_draws_from_its_own_stream() -> None:
     assert not torch.equal(first["2.weight"], other["2.weight"])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "draw",
     [
         lambda x: nn.functional.dropout(x, 0.5),
         lambda x: x * torch.from_numpy(np.random.rand(*x.shape)).float(),  # noqa: NPY002 - the global one is meant
         lambda x: x * random.random(),
     ],
-    ids=["torch", "numpy", "Python"],
 )
-@pytest.mark.parametrize("mechanism", [{"name": "none"}, {"name": "gaussian", "sigma": 1e-9, "clip_norm": 1e9}])
+@in_one_test("mechanism", [{"name": "none"}, {"name": "gaussian", "sigma": 1e-9, "clip_norm": 1e9}])
 def test_a_model_draws_from_its_own_stream(draw: Callable[[Tensor], Tensor], mechanism: dict[str, object]) -> None:
     """From whichever global generator: each step starts afresh, whatever was drawn before, and puts it back."""
 
@@ -227,7 +226,7 @@ def relative_error(given: dict[str, Tensor], expected: dict[str, Tensor]) -> flo
 
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: "-".join(map(str, mechanism.values())))
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@in_one_test("precision", ["float32", "bfloat16", "float64"])
 def test_uploads_have_the_type_of_the_parameters(precision: str, mechanism: dict[str, object], algorithm: str) -> None:
     built = world(mechanism=mechanism, federation={"algorithm": algorithm}, engine={"precision": precision})
     dtype = torch.float64 if precision == "float64" else torch.float32
@@ -250,7 +249,7 @@ def test_float64_is_computed_in_float64(model: str) -> None:
     assert relative_error(local_upload(rounded, 2, rounded.initial, 1).parameters, expected) > 1e-9
 
 
-@pytest.mark.parametrize("model", MODELS)
+@in_one_test("model", MODELS)
 @pytest.mark.parametrize("mechanism", MECHANISMS[:2] + MECHANISMS[3:], ids=lambda mechanism: str(mechanism["name"]))
 def test_bfloat16_is_used_for_the_passes_and_for_nothing_else(model: str, mechanism: dict[str, object]) -> None:
     """The gradient is off by what bfloat16 rounds (8 bits), the noise not at all."""

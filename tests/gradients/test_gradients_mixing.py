@@ -17,6 +17,7 @@ import fedpriv.gradients.mixing
 from fedpriv.errors import InputError
 from fedpriv.gradients import GradientOperator, per_example_gradients, refuse_mixed_examples
 from fedpriv.randomness import generator_states, seeded_generators
+from tests.cases import in_one_test
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 EXAMPLES = 13
@@ -129,7 +130,7 @@ MIXING: dict[str, Between] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
+@in_one_test("name", MIXING)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_mixing_is_found(name: str, hidden: bool) -> None:
     """Also beside dropout and in training mode only, where gradients never repeat and evaluation shows nothing."""
@@ -181,7 +182,7 @@ def test_a_model_that_needs_company_is_found() -> None:
     refused(Model(between), "Model cannot compute one example alone: .*more than one, please")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("special", "seen"),
     [
         (lambda x: (x == 0).all(dim=1).sum(), "example 1 of 7 replaced by all zeros"),
@@ -262,7 +263,7 @@ KEEPING: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@in_one_test("name", KEEPING)
 def test_what_is_kept_from_pass_to_pass_is_found(name: str) -> None:
     refused(KEEPING[name](), r"layer .* changes from pass to pass .* keeps something of earlier passes")
 
@@ -344,7 +345,7 @@ def test_large_numbers_that_change_the_route_are_no_mixing(dropout: float, monke
     assert routes == {("body", "head.out"), ("",)}
 
 
-@pytest.mark.parametrize("layer", [nn.ReLU(), nn.LayerNorm(WIDTH), nn.GroupNorm(2, WIDTH)])
+@in_one_test("layer", [nn.ReLU(), nn.LayerNorm(WIDTH), nn.GroupNorm(2, WIDTH)])
 def test_models_that_draw_nothing_are_accepted(layer: nn.Module) -> None:
     accepted(Model(lambda model, h: model.middle(h), middle=layer))
 

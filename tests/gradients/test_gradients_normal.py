@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedpriv.gradients import normal
 from fedpriv.gradients.normal import standard_normal
+from tests.cases import in_one_test
 from tests.noise import stream
 
 ALARM = 1e-4
@@ -31,7 +32,7 @@ def bits(key: bytes, number: int) -> CipherContext:
     return Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_one_test("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1_000_000, 300_001])
 def test_law(count: int, dtype: torch.dtype) -> None:
     assert stats.kstest(drawn(count, 1, dtype), "norm").pvalue > ALARM
@@ -57,7 +58,7 @@ def test_what_is_drawn_again_is_uniform(coarse: float, monkeypatch: pytest.Monke
     assert stats.kstest(beyond, "expon").pvalue > ALARM
 
 
-@pytest.mark.parametrize("distance", [1, 2, 1 << 15, 200_000])
+@in_one_test("distance", [1, 2, 1 << 15, 200_000])
 def test_pairs_are_independent(distance: int) -> None:
     """Neighbours, and the two coordinates of a point: all 64 cells of a grid are as likely."""
     cells = np.minimum(8 * stats.norm.cdf(drawn(400_000, 4)), 7).astype(int)
@@ -84,7 +85,7 @@ def test_rounding(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("count", [1, 2, 15_827, 200_001])
+@in_one_test("count", [1, 2, 15_827, 200_001])
 def test_the_number_of_threads_changes_nothing(count: int, dtype: torch.dtype) -> None:
     before = torch.get_num_threads()
     try:

@@ -7,6 +7,7 @@ from fedpriv.gradients import DenseGradients
 from fedpriv.gradients.norms import PIECE, row_norms
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
+from tests.cases import in_one_test
 from tests.noise import stream
 
 # Of rows of one piece, whose sum torch makes, and of their combination.
@@ -18,7 +19,7 @@ def rows(examples: int, length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("length", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, PIECE * PIECE // 4 + 5])
+@in_one_test("length", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, PIECE * PIECE // 4 + 5])
 def test_row_norms(length: int, order: int) -> None:
     some = rows(3, length)
     expected = torch.linalg.vector_norm(some.double(), ord=order, dim=1)
@@ -47,7 +48,7 @@ def test_clipping_keeps_its_bound() -> None:
     assert float(released["a"].double().norm()) == pytest.approx(1, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("blocks", ["whole", "layer", "size:3000000"])
+@in_one_test("blocks", ["whole", "layer", "size:3000000"])
 def test_a_directional_draw_keeps_its_length(blocks: str) -> None:
     operator = DenseGradients({"a": rows(1, 3_000_000)})
     released = VmfMechanism(kappa=100.0, blocks=blocks).release(operator, 1, stream(73))

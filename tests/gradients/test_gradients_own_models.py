@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fedpriv.errors import InputError
 from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.dense import Loss
+from tests.cases import in_one_test
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
@@ -177,7 +178,7 @@ def test_an_embedding_that_is_also_the_last_layer(bias: bool) -> None:
     assert routes == {"table": "ghost: Embedding", "last": "ghost: Linear"}
 
 
-@pytest.mark.parametrize("kind", ["weight_norm", "old weight_norm", "orthogonal", "pruned"])
+@in_one_test("kind", ["weight_norm", "old weight_norm", "orthogonal", "pruned"])
 def test_weights_that_are_computed(kind: str) -> None:
     layer = nn.Linear(6, 6).double()
     match kind:
@@ -201,7 +202,7 @@ def test_a_forward_that_was_replaced() -> None:
     assert same_as_one_by_one(model, vectors(6))["0"] == "dense: Linear"
 
 
-@pytest.mark.parametrize("hung_on", ["parameter", "layer", "layer before", "container", "activation"])
+@in_one_test("hung_on", ["parameter", "layer", "layer before", "container", "activation"])
 def test_hooks_on_gradients_are_part_of_the_model(hung_on: str) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)), nn.Tanh(), nn.Sequential(nn.Linear(6, CLASSES)))
     match hung_on:
@@ -338,7 +339,7 @@ class Remembers(nn.Module):
         return self.out(x - self.mean)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "x", "message"),
     [
         (Remembers(), vectors(6), r"layer \(the model\) \(Remembers\) changes mean while it runs"),
@@ -364,7 +365,6 @@ class Remembers(nn.Module):
             "parameters of torch.bfloat16; allowed: torch.float32, torch.float64",
         ),
     ],
-    ids=["buffer", "spectral", "max-norm", "input", "lazy", "half"],
 )
 def test_refused_by_name(model: nn.Module, x: Tensor, message: str) -> None:
     y = torch.zeros(EXAMPLES, dtype=torch.long)

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from fedpriv.errors import InputError
 from fedpriv.gradients import Route, find_route, per_example_gradients
+from tests.cases import in_one_test
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.BatchNorm2d(2), nn.SyncBatchNorm(2), nn.InstanceNorm2d(2, track_running_stats=True)]
-)
-@pytest.mark.parametrize("training", [True, False])
+@in_one_test("layer", [nn.BatchNorm2d(2), nn.SyncBatchNorm(2), nn.InstanceNorm2d(2, track_running_stats=True)])
+@in_one_test("training", [True, False])
 def test_refuses_layers_that_couple_examples(layer: nn.Module, training: bool) -> None:
     model = nn.Sequential(nn.Sequential(nn.Conv2d(2, 2, 1), layer), nn.Flatten(), nn.Linear(8, 3)).train(training)
     with pytest.raises(InputError, match=rf"layer 0\.1 \({type(layer).__name__}\) .* GroupNorm") as caught:
@@ -26,7 +25,7 @@ def _mixed() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "message"),
     [
         (nn.Flatten(), "Flatten has no parameter that is trained"),
@@ -51,8 +50,8 @@ def test_refuses_a_loss_that_is_not_one_number_an_example(name: str) -> None:
         per_example_gradients(model, lambda outputs, targets: loss(outputs, targets).mean(), x, y)
 
 
-@pytest.mark.parametrize("name", ["conv", "own-layer", "frozen", "twice"])
-@pytest.mark.parametrize("training", [True, False])
+@in_one_test("name", ["conv", "own-layer", "frozen", "twice"])
+@in_one_test("training", [True, False])
 def test_leaves_the_model_alone(name: str, training: bool) -> None:
     model, x, y = build(name, 3, torch.float32)
     model.train(training)

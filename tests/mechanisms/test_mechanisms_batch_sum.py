@@ -5,6 +5,7 @@ had they been random; what the comparison can see is tested too.
 """
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedpriv.mechanisms.machinery.span import Basis, spectral_basis
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
+from tests.cases import in_one_test
 from tests.noise import stream
 
 ALARM = 1e-4
@@ -36,41 +38,36 @@ def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int) 
     return np.stack([torch.cat(list(one.values())).double().numpy() for one in releases])
 
 
-SHAPES = [(1, 2), (2, 2), (5, 3), (3, 4), (4, 4), (4, 5), (7, 6), (6, 30), (12, 200)]
+# More examples than dimensions, as many, one fewer, far fewer; each kind of dependence, in few and in many dimensions.
 CASES = [
-    *(("independent", *shape) for shape in SHAPES),
-    *((case, *shape) for case in ("duplicates", "opposite", "zeros", "plane", "close") for shape in ((4, 5), (6, 40))),
-    ("all-zero", 3, 4),
-    ("zeros", 2, 2),
-    ("opposite", 2, 2),
-    ("plane", 9, 3),
+    *(("independent", *shape) for shape in ((1, 2), (5, 3), (4, 4), (4, 5), (12, 200))),
+    *(("duplicates", 4, 5), ("opposite", 6, 40), ("zeros", 4, 5), ("plane", 6, 40), ("close", 4, 5), ("close", 6, 40)),
+    *(("all-zero", 3, 4), ("zeros", 2, 2), ("opposite", 2, 2), ("plane", 9, 3)),
 ]
 
 
 @pytest.mark.parametrize(("case", "examples", "dimension"), CASES)
 def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None:
-    rows, count = gradients(case, examples, dimension), 300
+    rows, count = gradients(case, examples, dimension), 200
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(43))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 44), expected) > ALARM
 
 
-# Alone an example is one with a direction or without; a batch of no more than a group is not cut.
-CUT = [("independent", 7, 6), ("independent", 12, 200), ("zeros", 4, 5)]
-CUT_BY_SIZE = {
-    1: [*CUT, ("all-zero", 3, 4)],
-    2: [*CUT[:2], *[case for case in CASES[-9:] if case[1] > 3][::3]],
-    3: [*CUT[1:], *[case for case in CASES[-9:] if case[1] > 3][1::3]],
-}
+# Alone an example is one with a direction or without; a batch of no more than a group is not cut, and the last group
+# may be shorter. Groups whose directions depend on each other are cut further.
+CUT = [
+    *((1, "independent", 12, 200), (1, "all-zero", 3, 4)),
+    *((2, "independent", 7, 6), (2, "close", 6, 40)),
+    *((3, "zeros", 4, 5), (3, "plane", 9, 3)),
+]
 
 
-@pytest.mark.parametrize(
-    ("size", "case", "examples", "dimension"), [(size, *case) for size, cases in CUT_BY_SIZE.items() for case in cases]
-)
+@pytest.mark.parametrize(("size", "case", "examples", "dimension"), CUT)
 def test_groups_agree_with_adding_up(
     case: str, examples: int, dimension: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
-    rows, count = gradients(case, examples, dimension), 300
+    rows, count = gradients(case, examples, dimension), 200
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(63))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 64), expected) > ALARM
 
@@ -87,30 +84,30 @@ def test_batches_are_cut_where_pairs_are_dear() -> None:
     assert sizes["mlp"] >= 256
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 100, 400, 1 << 20])
 @pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("examples", [0, 1, 4, 7, 16, 35])
-def test_groups_cover_the_batch(examples: int, size: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_cover_the_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, all but the last of one size, and the normal vectors of those drawn together within the memory."""
     monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
-    rows = torch.arange(12.0 * examples).view(examples, 12)
-    parts = cut_groups(DenseGradients({"a": rows}, chunk_bytes=chunk_bytes), None)
-    assert torch.equal(torch.cat([part.rows(0, part.examples)["a"] for part, _ in parts]), rows)
-    assert all(part.examples == groups * size for part, groups in parts[:-1])
-    last, groups = parts[-1]
-    assert last.examples == groups * size or (groups == 1 and last.examples < size)
-    assert all(groups == 1 or groups * 12 * 4 <= chunk_bytes for _, groups in parts)
+    for examples, chunk_bytes in product((0, 1, 4, 7, 16, 35), (1, 100, 400, 1 << 20)):
+        given = f"{examples} examples, {chunk_bytes} bytes"
+        rows = torch.arange(12.0 * examples).view(examples, 12)
+        parts = cut_groups(DenseGradients({"a": rows}, chunk_bytes=chunk_bytes), None)
+        assert torch.equal(torch.cat([part.rows(0, part.examples)["a"] for part, _ in parts]), rows), given
+        assert all(part.examples == groups * size for part, groups in parts[:-1]), given
+        last, groups = parts[-1]
+        assert last.examples == groups * size or (groups == 1 and last.examples < size), given
+        assert all(groups == 1 or groups * 12 * 4 <= chunk_bytes for _, groups in parts), given
 
 
-@pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (2, 5), (3, 5)])
+@pytest.mark.parametrize(("examples", "dimension"), [(2, 3), (3, 5)])
 def test_few_dimensions_outside_the_span(examples: int, dimension: int) -> None:
     """Where each degree of freedom shows: nearly uniform draws, of which one to three dimensions lie outside."""
-    rows, count = gradients("independent", examples, dimension), 800
+    rows, count = gradients("independent", examples, dimension), 500
     expected = draw_sums(rows, 0.2, 10 * count, np.random.default_rng(57))
     assert smallest_pvalue(rows, ours(rows, 0.2, count, torch.float64, 58), expected) > ALARM
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 4, 5, 8])
+@in_one_test("dimension", [2, 3, 4, 5, 8])
 def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
     """The draw of a zero gradient leans on another's direction as any uniform direction does: a Beta law."""
     rng, similarity = np.random.default_rng(59), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -125,9 +122,12 @@ def test_a_uniform_draw_beside_a_certain_one(dimension: int) -> None:
     assert parts.outside.numpy() == pytest.approx(np.sqrt(1 - cosines**2), abs=1e-2)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 3, 4, 30])
 @pytest.mark.parametrize(
-    "lengths", [(1.0,), (1.0, 1.0), (0.3, 1.0, 0.7, 0.5), (2.0, 0.0, 1.0), (1.0, 0.4, 0.6, 2.0, 0.1)]
+    ("dimension", "lengths"),
+    [
+        *((1, (1.0,)), (1, (0.3, 1.0, 0.7, 0.5)), (2, (1.0, 1.0)), (2, (2.0, 0.0, 1.0))),
+        *((3, (1.0, 0.4, 0.6, 2.0, 0.1)), (4, (0.3, 1.0, 0.7, 0.5)), (30, (1.0, 0.4, 0.6, 2.0, 0.1))),
+    ],
 )
 def test_walk(dimension: int, lengths: tuple[float, ...]) -> None:
     """The length of a sum of uniform directions, against adding them up."""
@@ -143,11 +143,10 @@ def test_walk(dimension: int, lengths: tuple[float, ...]) -> None:
     assert abs((walked**2).mean() - np.square(lengths).sum()) < stats.norm.isf(ALARM / 2) * error
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 8])
-@pytest.mark.parametrize("kappa", [0.5, 20.0])
+@pytest.mark.parametrize(("dimension", "kappa"), [(2, 20.0), (3, 0.5), (8, 20.0)])
 def test_agrees_with_scipy(dimension: int, kappa: float) -> None:
     """The sum of four draws of scipy's own, which shares nothing with ours."""
-    rows, count = gradients("independent", 4, dimension), 600
+    rows, count = gradients("independent", 4, dimension), 400
     directions = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     theirs = sum(
         stats.vonmises_fisher(direction, kappa, seed=seed).rvs(10 * count)
@@ -159,8 +158,11 @@ def test_agrees_with_scipy(dimension: int, kappa: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "examples", "dimension", "kappa", "dtype"),
-    # Each kind of batch, nearly uniform or concentrated; all cases are above with fewer draws.
-    [(*case, 0.5, torch.float64) for case in CASES[::4]] + [(*case, 60.0, torch.float32) for case in CASES[2::6]],
+    # Nearly uniform or concentrated; all cases are above with fewer draws.
+    [
+        *(("independent", 4, 5, 0.5, torch.float64), ("plane", 6, 40, 0.5, torch.float64)),
+        *(("independent", 12, 200, 60.0, torch.float32), ("zeros", 4, 5, 60.0, torch.float32)),
+    ],
 )
 def test_agrees_with_adding_up_many_times(
     case: str, examples: int, dimension: int, kappa: float, dtype: torch.dtype
@@ -190,8 +192,8 @@ def test_the_comparison_can_fail(case: str, examples: int, dimension: int, kappa
     assert max(smallest_pvalue(rows, sums, expected) for sums in wrong) < ALARM
 
 
-@pytest.mark.parametrize("case", ["independent", "duplicates", "close", "zeros", "plane"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@in_one_test("case", ["independent", "duplicates", "close", "zeros", "plane"])
+@in_one_test("dtype", [torch.float32, torch.float64])
 def test_length_of_a_draw_among_others(case: str, dtype: torch.dtype) -> None:
     """With a huge concentration of all examples the sum is the sum of the directions, in any batch."""
     rows = gradients(case, 6, 40)
@@ -204,7 +206,7 @@ def test_length_of_a_draw_among_others(case: str, dtype: torch.dtype) -> None:
 
 def test_layers_are_drawn_independently() -> None:
     """Blocks: each is the sum of its own draws, and what two blocks add to their means is uncorrelated."""
-    rows, count = gradients("independent", 3, 9), 1000
+    rows, count = gradients("independent", 3, 9), 500
     parts = {"a": rows[:, :4], "b": rows[:, 4:]}
     operator = DenseGradients({name: torch.tensor(part) for name, part in parts.items()})
     mechanism, generator = VmfMechanism(4.0, "layer"), stream(50)
@@ -214,5 +216,5 @@ def test_layers_are_drawn_independently() -> None:
         expected = draw_sums(part, 4.0, 4 * count, np.random.default_rng(51))
         assert smallest_pvalue(part, sums[name], expected) > ALARM
     correlations = np.corrcoef(sums["a"].T, sums["b"].T)[:4, 4:]
-    # 20 correlations of 1000 pairs, each within 5.5 standard errors: false alarm below 1e-6.
+    # 20 correlations of 500 pairs, each within 5.5 standard errors: false alarm below 1e-6.
     assert np.abs(correlations).max() < 5.5 / count**0.5

@@ -25,6 +25,7 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_sizes
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.mechanisms.vmf import VmfMechanism
+from tests.cases import in_one_test
 from tests.noise import stream
 
 # The noise of a draw with the largest concentration is shorter than this, and a block of float32 is rounded by less.
@@ -71,7 +72,7 @@ def own_norm(mechanism: Mechanism, released: Tensor, weights: Tensor) -> float:
 
 
 @pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-2])
-@pytest.mark.parametrize("name", [*SUMS, "embedding"])
+@in_one_test("name", [*SUMS, "embedding"])
 def test_what_cancels_is_not_too_long(name: str, difference: float) -> None:
     """The norm of a gradient, from products in float64, says nothing of what a sum in float32 leaves of it."""
     for one in each(cancelling(name, difference, 1e3, 1e3, written=False)):
@@ -82,7 +83,7 @@ def test_what_cancels_is_not_too_long(name: str, difference: float) -> None:
         assert own_norm(mechanism, flat(release(mechanism, one)), weights) <= clip_norm * (1 + ROUNDED)
 
 
-@pytest.mark.parametrize("name", SUMS)
+@in_one_test("name", SUMS)
 def test_noise_is_not_rounded_away(name: str) -> None:
     """By what is added to it and taken away again: no term of a sum is more than a thousand times the bound."""
     made = cancelling(name, 0.0, 1e3, 1e3, written=False, examples=1)
@@ -96,7 +97,7 @@ def sizes(most: float) -> st.SearchStrategy[float]:
     return st.one_of(st.just(1.0), st.floats(-most, most).map(lambda exponent: 10.0**exponent))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(sorted(LAYERS)),
     difference=st.one_of(st.just(0.0), st.floats(-9, 0).map(lambda exponent: 10.0**exponent)),
@@ -138,7 +139,7 @@ def test_lengths(
 
 
 @pytest.mark.parametrize(("dtype", "written"), [(torch.float32, False), (torch.float64, True)])
-@pytest.mark.parametrize("name", LAYERS)
+@in_one_test("name", LAYERS)
 def test_what_does_not_cancel_keeps_its_direction(name: str, dtype: torch.dtype, written: bool) -> None:
     """And its length, where it is short: half of the positions take back nothing, so that norms are those of sums."""
     made = cancelling(name, 1.0, dtype=dtype, written=written)

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.none import NoMechanism
+from tests.cases import in_one_test
 from tests.noise import stream
 
 ALARM = 1e-6
@@ -35,9 +36,9 @@ def flat(vector: Vector) -> Tensor:
     return torch.cat([value.flatten() for value in vector.values()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("examples", [1, 2, 9])
-@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1e3])
+@in_one_test("dtype", [torch.float32, torch.float64])
+@in_one_test("examples", [1, 2, 9])
+@in_one_test("clip_norm", [1e-3, 1.0, 1e3])
 def test_clips_each_example(dtype: torch.dtype, examples: int, clip_norm: float) -> None:
     gradients = rows(examples, dtype)
     expected = torch.zeros(17, dtype=torch.float64)
@@ -51,9 +52,9 @@ def test_clips_each_example(dtype: torch.dtype, examples: int, clip_norm: float)
     assert torch.allclose(flat(released).double(), expected / 4, rtol=tolerance, atol=tolerance * clip_norm)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("examples", [0, 1, 2, 9])
-@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1e3])
+@in_one_test("dtype", [torch.float32, torch.float64])
+@in_one_test("examples", [0, 1, 2, 9])
+@in_one_test("clip_norm", [1e-3, 1.0, 1e3])
 def test_clips_each_tensor_of_each_example(dtype: torch.dtype, examples: int, clip_norm: float) -> None:
     gradients = rows(examples, dtype)
     expected = {name: np.zeros(value.shape[1:]) for name, value in gradients.items()}
@@ -89,10 +90,10 @@ def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(
         assert float(flat(released).double().norm()) <= clip_norm * (1 + (1e-12 if double else 1e-5))
 
 
-@pytest.mark.parametrize("clipping", ["flat", "layer"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("examples", [0, 1, 9])
-@pytest.mark.parametrize(("sigma", "clip_norm", "batch_size"), [(0.5, 2.0, 1), (3.0, 0.1, 7)])
+@in_one_test("clipping", ["flat", "layer"])
+@in_one_test("dtype", [torch.float32, torch.float64])
+@in_one_test("examples", [0, 1, 9])
+@in_one_test(("sigma", "clip_norm", "batch_size"), [(0.5, 2.0, 1), (3.0, 0.1, 7)])
 def test_noise_has_the_configured_size_for_any_batch(
     clipping: Literal["flat", "layer"],
     dtype: torch.dtype,
@@ -122,8 +123,8 @@ def test_a_zero_gradient_stays_zero() -> None:
     assert torch.equal(released["a"], torch.zeros(4))
 
 
-@pytest.mark.parametrize("clipping", ["flat", "layer"])
-@pytest.mark.parametrize("clip_norm", [0.1, 3.0, 1e3])
+@in_one_test("clipping", ["flat", "layer"])
+@in_one_test("clip_norm", [0.1, 3.0, 1e3])
 def test_expected_is_the_release_without_noise(clip_norm: float, clipping: Literal["flat", "layer"]) -> None:
     gradients = rows(1)
     expected = GaussianMechanism(2.0, clip_norm, clipping).expected(
@@ -134,8 +135,8 @@ def test_expected_is_the_release_without_noise(clip_norm: float, clipping: Liter
     assert torch.allclose(flat(expected), flat(quiet), rtol=1e-13)
 
 
-@pytest.mark.parametrize("clipping", ["flat", "layer"])
-@pytest.mark.parametrize("size", [0.0, 0.01, 5.0])
+@in_one_test("clipping", ["flat", "layer"])
+@in_one_test("size", [0.0, 0.01, 5.0])
 def test_expected_is_differentiable(size: float, clipping: Literal["flat", "layer"]) -> None:
     mechanism = GaussianMechanism(2.0, 1.0, clipping)
     generator = torch.Generator().manual_seed(23)
@@ -149,7 +150,7 @@ def test_expected_is_differentiable(size: float, clipping: Literal["flat", "laye
     assert torch.autograd.gradcheck(function, start)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("sigma", "clip_norm", "clipping"),
     [
         (-1, 1, "flat"),
@@ -172,7 +173,7 @@ def test_refuses_a_batch_size_of_zero(mechanism: NoMechanism | GaussianMechanism
         mechanism.release(DenseGradients(rows(2)), 0, stream())
 
 
-@pytest.mark.parametrize("examples", [0, 1, 9])
+@in_one_test("examples", [0, 1, 9])
 def test_no_mechanism_is_the_sum_over_the_public_batch_size(examples: int) -> None:
     gradients = rows(examples)
     released = NoMechanism().release(DenseGradients(gradients), 4, stream())

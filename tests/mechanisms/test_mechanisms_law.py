@@ -10,6 +10,7 @@ from torch import Tensor
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from tests.cases import in_one_test
 from tests.noise import stream
 
 SIZES = {"a": 400, "b": 100}
@@ -65,7 +66,7 @@ def test_noise_and_expectation_are_those_of_releases(name: str) -> None:
     assert float(off.mean()) == pytest.approx(1, abs=5 * math.sqrt(2 / len(mean)))
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@in_one_test("name", MECHANISMS)
 def test_blocks_scales_and_weights_give_the_expectation(name: str) -> None:
     """Where a mechanism says that the factors of its blocks are all there is to it."""
     mechanism, names = built(name), tuple(SIZES)

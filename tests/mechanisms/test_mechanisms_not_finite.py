@@ -17,6 +17,7 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
+from tests.cases import in_one_test
 from tests.noise import stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm under autocast
@@ -113,8 +114,8 @@ def bad_number(value: float, dtype: torch.dtype) -> GradientOperator:
 KINDS = {"input": bad_input, "branch": bad_branch, "number": bad_number}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("value", VALUES)
+@in_one_test("dtype", [torch.float32, torch.float64])
+@in_one_test("value", VALUES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_it_counts_as_zero(name: str, kind: str, value: float, dtype: torch.dtype) -> None:
@@ -129,7 +130,7 @@ def test_it_counts_as_zero(name: str, kind: str, value: float, dtype: torch.dtyp
     assert torch.allclose(released, expected, rtol=0, atol=2e-5 if dtype == torch.float32 else 1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@in_one_test("kind", KINDS)
 @pytest.mark.parametrize("name", CLIPPING)
 def test_the_others_are_released_as_without_it(name: str, kind: str) -> None:
     for value in VALUES:
@@ -138,7 +139,7 @@ def test_the_others_are_released_as_without_it(name: str, kind: str) -> None:
         assert torch.allclose(release(name, 0.0, made), release(name, 0.0, others), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@in_one_test("name", MECHANISMS)
 def test_nothing_but_what_is_not_finite(name: str) -> None:
     """All of a batch, and an update that is one gradient: noise alone."""
     for examples in (1, EXAMPLES):
@@ -148,7 +149,7 @@ def test_nothing_but_what_is_not_finite(name: str) -> None:
         assert torch.equal(release(name, 2.0, DenseGradients(given)), release(name, 2.0, zeros))
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@in_one_test("name", MECHANISMS)
 @pytest.mark.parametrize("operator", ["chosen", "dense"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_one_image_overflows_the_weights(name: str, operator: str, autocast: bool) -> None:

@@ -10,6 +10,7 @@ from scipy import stats
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.products import directional_products, normal_products
+from tests.cases import in_one_test
 from tests.noise import stream
 
 DRAWS = 700
@@ -68,7 +69,7 @@ def test_blocks_of_a_size_are_left_to_whole_draws() -> None:
     )
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 50, 10**6])
+@in_one_test("dimension", [2, 3, 50, 10**6])
 def test_the_part_across_has_the_length_that_is_left(dimension: int) -> None:
     """With an orthonormal pair the products are two coordinates of a unit vector: cos and the part of sin."""
     drawn = directional_products(np.eye(2), 5.0, dimension, 1.0, np.zeros(DRAWS, np.int64), np.random.default_rng(1))

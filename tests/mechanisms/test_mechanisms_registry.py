@@ -12,11 +12,12 @@ from fedpriv.mechanisms.machinery.redistribution import layer_shares
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.registry import MECHANISMS
+from tests.cases import in_one_test
 
 SHARES = layer_shares({"a": torch.zeros(3, 4), "b": torch.zeros(5)})
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("settings", "expected"),
     [
         ({"name": "none"}, NoMechanism()),
@@ -39,8 +40,8 @@ def test_build(settings: dict[str, object], expected: Mechanism) -> None:
     assert built.name == settings["name"]
 
 
-@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.parameter])
-@pytest.mark.parametrize("target", ["epsilon", "target_epsilon"])
+@in_one_test("name", [name for name, kind in MECHANISMS.items() if kind.parameter])
+@in_one_test("target", ["epsilon", "target_epsilon"])
 def test_a_target_is_not_the_noise(name: str, target: str) -> None:
     settings = {"name": name, target: 1.0}
     if target == "epsilon" and MECHANISMS[name].model_fields["epsilon"].annotation is type(None):

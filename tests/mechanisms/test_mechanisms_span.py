@@ -1,11 +1,11 @@
 """Bases of spans from inner products, against the vectors themselves."""
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
+from tests.cases import in_one_test
 
 EPS = float(torch.finfo(torch.float64).eps)
 
@@ -33,16 +33,14 @@ def assert_basis(basis: Basis, rows: Tensor, rank: int, tolerance: float) -> Non
     assert torch.allclose(basis.coordinates.norm(dim=1), torch.ones(rows.shape[:2], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("case", "rank"), [("independent", 5), ("duplicates", 4), ("opposite", 4), ("plane", 2), ("close", 5)]
-)
+@in_one_test(("case", "rank"), [("independent", 5), ("duplicates", 4), ("opposite", 4), ("plane", 2), ("close", 5)])
 def test_spectral(case: str, rank: int) -> None:
     rows = directions(case)
     assert_basis(spectral_basis(rows @ rows.T, 12, 1e-12), rows[None], rank, 1e-9)
 
 
-@pytest.mark.parametrize("case", ["independent", "duplicates", "plane", "close"])
-@pytest.mark.parametrize("absent", [(0,), (1, 2), (0, 2, 4)])
+@in_one_test("case", ["independent", "duplicates", "plane", "close"])
+@in_one_test("absent", [(0,), (1, 2), (0, 2, 4)])
 def test_vectors_of_zeros_have_no_coordinates(case: str, absent: tuple[int, ...]) -> None:
     """Exactly none: what rounding leaves of them must not be taken for a direction."""
     rows = directions(case)
@@ -54,7 +52,7 @@ def test_vectors_of_zeros_have_no_coordinates(case: str, absent: tuple[int, ...]
     assert torch.allclose(basis.coordinates[0].T @ basis.combination[0].T @ rows, rows, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("cases", [("independent",), ("close",), ("close", "independent", "independent")])
+@in_one_test("cases", [("independent",), ("close",), ("close", "independent", "independent")])
 def test_triangular(cases: tuple[str, ...]) -> None:
     rows = torch.stack([directions(case) for case in cases])
     basis = triangular_basis(rows @ rows.mT, 1e-12)
@@ -62,15 +60,15 @@ def test_triangular(cases: tuple[str, ...]) -> None:
     assert_basis(basis, rows, 5, 1e-9)
 
 
-@pytest.mark.parametrize("case", ["duplicates", "opposite", "plane"])
-@pytest.mark.parametrize("others", [0, 2])
+@in_one_test("case", ["duplicates", "opposite", "plane"])
+@in_one_test("others", [0, 2])
 def test_triangular_refuses_dependent_vectors(case: str, others: int) -> None:
     """Also when only one of some groups has them."""
     rows = torch.stack([*(directions("independent") for _ in range(others)), directions(case)])
     assert triangular_basis(rows @ rows.mT, 1e-12) is None
 
 
-@pytest.mark.parametrize("angle", [1e-1, 1e-2, 1e-3])
+@in_one_test("angle", [1e-1, 1e-2, 1e-3])
 def test_triangular_proves_its_bound(angle: float) -> None:
     """Two vectors at a small angle: the smallest eigenvalue is 1 - cos(angle), the bound is within a factor of 4."""
     rows = torch.tensor([[1.0, 0.0], [np.cos(angle), np.sin(angle)]], dtype=torch.float64)

@@ -18,6 +18,7 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_sizes
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
+from tests.cases import in_one_test
 from tests.noise import stream
 
 BLOCKS = ["whole", "layer", "size:1", "size:4", "size:99"]
@@ -43,9 +44,9 @@ def release(mechanism: Mechanism, gradients: dict[str, Tensor], batch_size: int 
     return mechanism.release(DenseGradients(gradients), batch_size, stream(seed))
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@in_one_test("blocks", BLOCKS)
+@in_one_test("kappa", [0.0, 3.0, 1e4, 1e7])
+@in_one_test("dtype", [torch.float32, torch.float64])
 def test_one_draw_has_the_public_length(blocks: str, kappa: float, dtype: torch.dtype) -> None:
     """A batch of one is one draw: of length ``scale`` in each block that the ledger counts, whatever the gradient's."""
     gradients = {name: 1e3 * value for name, value in rows(1, dtype).items()}
@@ -58,7 +59,7 @@ def test_one_draw_has_the_public_length(blocks: str, kappa: float, dtype: torch.
     assert lengths == pytest.approx(len(lengths) * [2.5], rel=1e-5)
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
+@in_one_test("blocks", BLOCKS)
 def test_much_concentration_gives_the_mean_direction(blocks: str) -> None:
     gradients = rows(4)
     released = release(VmfMechanism(1e7, blocks), gradients, batch_size=4)
@@ -83,7 +84,7 @@ def test_draws_are_as_concentrated_as_kappa_says(kappa: float) -> None:
     assert abs(cosine - mean) <= 5 * math.sqrt(variance / (batch * repeats))
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
+@in_one_test("blocks", BLOCKS)
 def test_an_empty_batch_gives_zero(blocks: str) -> None:
     released = release(VmfMechanism(3.0, blocks), rows(0), batch_size=8)
     assert list(released) == ["a", "b", "c"]
@@ -104,7 +105,7 @@ def test_only_the_direction_of_a_gradient_counts() -> None:
     assert torch.allclose(flat(before), flat(after), atol=1e-4)
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
+@in_one_test("blocks", BLOCKS)
 def test_repeats_with_the_generator(blocks: str) -> None:
     mechanism = VmfMechanism(0.2, blocks)
     first, again, other = (flat(release(mechanism, rows(5, torch.float32), seed=seed)) for seed in (1, 1, 2))
@@ -112,7 +113,7 @@ def test_repeats_with_the_generator(blocks: str) -> None:
     assert not torch.isclose(first, other).all()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "mechanism",
     [
         NoMechanism(),
@@ -121,9 +122,8 @@ def test_repeats_with_the_generator(blocks: str) -> None:
         VmfMechanism(5.0, "layer"),
         VmfMechanism(2.0, "size:7"),
     ],
-    ids=["none", "gaussian", "vmf", "vmf-layer", "vmf-size"],
 )
-@pytest.mark.parametrize("examples", [3, 20])
+@in_one_test("examples", [3, 20])
 def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: int) -> None:
     """A mechanism sees no more than the operator's products, so that the same seed gives the same vector."""
     with torch.random.fork_rng():
@@ -136,8 +136,7 @@ def test_both_operators_give_the_same_release(mechanism: Mechanism, examples: in
     assert torch.allclose(flat(ghost), flat(dense), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("examples", [1, 3])
-@pytest.mark.parametrize("kappa", [0.0, 0.6])
+@pytest.mark.parametrize(("examples", "kappa"), [(1, 0.0), (3, 0.6)])
 def test_one_coordinate_is_a_random_sign(examples: int, kappa: float) -> None:
     """Each draw keeps its sign with probability 1 / (1 + exp(-2 kappa)); false alarm 1e-5 a case."""
     mechanism, gradients = VmfMechanism(kappa), DenseGradients({"a": torch.linspace(1, 2, examples)[:, None]})
@@ -155,15 +154,15 @@ def test_expected_is_the_mean_of_releases(blocks: str, kappa: float) -> None:
     """Per coordinate within 5.5 standard errors, 18 coordinates: false alarm below 1e-6."""
     gradients = rows(1)
     mechanism = VmfMechanism(kappa, blocks, 2.0)
-    operator, generator, count = DenseGradients(gradients), stream(33), 1000
+    operator, generator, count = DenseGradients(gradients), stream(33), 500
     draws = torch.stack([flat(mechanism.release(operator, 1, generator)) for _ in range(count)])
     expected = flat(mechanism.expected({name: value[0] for name, value in gradients.items()}))
     deviations = (draws.mean(dim=0) - expected) / (draws.std(dim=0) / count**0.5)
     assert float(deviations.abs().max()) < 5.5
-    assert float((deviations - 0.2 * expected / (draws.std(dim=0) / count**0.5)).abs().max()) > 5.5
+    assert float((deviations - 0.3 * expected / (draws.std(dim=0) / count**0.5)).abs().max()) > 5.5
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
+@in_one_test("blocks", BLOCKS)
 def test_expected_is_differentiable(blocks: str) -> None:
     mechanism = VmfMechanism(6.0, blocks)
     starts = tuple(value[0].clone().requires_grad_() for value in rows(1).values())
@@ -174,7 +173,7 @@ def test_expected_is_differentiable(blocks: str) -> None:
     assert torch.autograd.gradcheck(function, starts)
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
+@in_one_test("blocks", BLOCKS)
 def test_expected_of_zero_is_zero_with_finite_derivatives(blocks: str) -> None:
     value = torch.zeros(4, requires_grad=True)
     expected = VmfMechanism(6.0, blocks).expected({"a": value})["a"]
@@ -184,7 +183,7 @@ def test_expected_of_zero_is_zero_with_finite_derivatives(blocks: str) -> None:
     assert torch.isfinite(value.grad).all()
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
+@in_one_test("blocks", BLOCKS)
 @pytest.mark.parametrize("exponent", range(-44, 13, 2))
 def test_expected_has_finite_derivatives_at_any_length(blocks: str, exponent: int) -> None:
     """Against float64, where nothing overflows; below 7e-12 a block counts as zero."""
@@ -205,7 +204,7 @@ def test_expected_has_finite_derivatives_at_any_length(blocks: str, exponent: in
         torch.testing.assert_close(derivative.double(), slope, rtol=1e-4, atol=float(1e-5 / start.norm()))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("kappa", "blocks", "scale"),
     [
         (-1, "whole", 1),

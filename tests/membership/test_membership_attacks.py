@@ -22,6 +22,7 @@ from fedpriv.attacks.membership.signals import (
     wrong_log_probabilities,
 )
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 
 def made_up(seed: int, *, models: int = 12, rounds: int = 2, candidates: int = 60, others: int = 40, gain: float = 1.0):
@@ -167,7 +168,7 @@ def test_more_rounds_tell_more() -> None:
     assert areas["lira-rounds"] > areas["lira-online"] + 0.02
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "attack-p"])
+@in_one_test("name", [name for name in ATTACKS if name != "attack-p"])
 def test_a_candidate_without_the_references_that_are_needed_is_named(name: str) -> None:
     signals, _ = made_up(9)
     inside = signals.inside.copy()
@@ -203,7 +204,7 @@ def test_damaged_signals_are_refused(tmp_path: Path) -> None:
         replace(signals, reference_others=signals.reference_others[1:])
 
 
-@pytest.mark.parametrize("classes", [2, 5, 30])
+@in_one_test("classes", [2, 5, 30])
 def test_wrong_classes_come_in_order_of_probability(classes: int) -> None:
     """Against softmax and sorting, row by row."""
     outputs = torch.randn(3, 8, classes, generator=torch.Generator().manual_seed(classes))

@@ -29,6 +29,7 @@ from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.records import EpsilonBound
+from tests.cases import in_one_test
 from tests.noise import stream
 
 SURE = 0.999
@@ -43,7 +44,7 @@ def limits_are_computed_once() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (57, 1000)])
+@in_one_test(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (57, 1000)])
 def test_limits_are_clopper_and_pearsons(successes: int, trials: int) -> None:
     wanted = binomtest(successes, trials).proportion_ci(0.9, "exact")
     assert clopper_pearson(successes, trials, 0.95) == pytest.approx((wanted.low, wanted.high))
@@ -93,7 +94,7 @@ def test_one_gaussian_step_is_bounded_below_its_epsilon_and_within_a_factor_of_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sigma", "delta"), [(0.7, 1e-5), (1.0, 1e-5), (2.0, 1e-3)])
+@pytest.mark.parametrize(("sigma", "delta"), [(0.7, 1e-5), (2.0, 1e-3)])
 def test_with_the_gaussian_trade_off_the_bound_is_within_a_factor_of_three(sigma: float, delta: float) -> None:
     true = gaussian_epsilon_of(sigma, delta)
     found = [gaussian_epsilon(*one_step_trials(sigma, 5000, seed), delta, SURE).epsilon for seed in SEEDS]
@@ -117,7 +118,7 @@ def response_trials(epsilon: float, trials: int, seed: int) -> tuple[np.ndarray,
     return np.where(truthful, inside, ~inside).astype(float), inside
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+@in_one_test("epsilon", [0.0, 0.5, 2.0])
 def test_randomised_response_is_bounded_below_its_epsilon(epsilon: float) -> None:
     found = [trials_epsilon(*response_trials(epsilon, 4000, seed), 0.0, SURE).epsilon for seed in SEEDS]
     assert max(found) <= epsilon
@@ -140,7 +141,7 @@ def test_the_p_value_is_the_theorems_formula(guesses: int, epsilon: float, delta
         assert canary_p_value(40, guesses, right, epsilon, delta) == pytest.approx(wanted, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+@in_one_test("epsilon", [0.0, 1.0, 3.0])
 def test_canaries_in_randomised_response_are_bounded_below_its_epsilon(epsilon: float) -> None:
     """All canaries are guessed; randomised response is where the theorem is tight."""
     found = [canary_epsilon(*response_trials(epsilon, 2000, seed), 2000, 0.0, SURE).epsilon for seed in SEEDS]

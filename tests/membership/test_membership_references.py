@@ -27,6 +27,7 @@ from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.runs import RunFolder
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
+from tests.cases import in_one_test
 from tests.integration.small import experiment
 
 MECHANISMS: dict[str, dict[str, object]] = {
@@ -218,7 +219,7 @@ def cross_entropies(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@in_one_test("name", NETWORKS)
 def test_gradients_and_operators_are_those_of_each_model(name: str) -> None:
     """Against autograd on each model by itself, and its own operator."""
     torch.manual_seed(0)

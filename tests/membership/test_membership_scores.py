@@ -13,6 +13,7 @@ from fedpriv.attacks.membership.scores import (
     score_membership,
 )
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 
 def sample(seed: int, members: int, others: int, shift: float = 1.0, digits: int | None = None):
@@ -23,8 +24,8 @@ def sample(seed: int, members: int, others: int, shift: float = 1.0, digits: int
     return (scores if digits is None else scores.round(digits))[order], truth[order]
 
 
-@pytest.mark.parametrize("digits", [None, 1, 0])
-@pytest.mark.parametrize(("members", "others"), [(1, 1), (3, 200), (150, 40), (500, 500)])
+@in_one_test("digits", [None, 1, 0])
+@in_one_test(("members", "others"), [(1, 1), (3, 200), (150, 40), (500, 500)])
 def test_the_curve_is_that_of_scikit_learn(members: int, others: int, digits: int | None) -> None:
     scores, truth = sample(members, members, others, digits=digits)
     found = curve(scores, truth)
@@ -36,7 +37,7 @@ def test_the_curve_is_that_of_scikit_learn(members: int, others: int, digits: in
     assert found.auc == pytest.approx(pairs)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.001, 0.01, 0.1, 1.0])
+@in_one_test("rate", [0.0, 0.001, 0.01, 0.1, 1.0])
 def test_rates_and_advantage_are_those_of_trying_every_threshold(rate: float) -> None:
     scores, truth = sample(5, 120, 300, digits=1)
     best, widest = 0.0, 0.0

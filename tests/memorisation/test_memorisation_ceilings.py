@@ -16,9 +16,10 @@ from fedpriv.accounting.memorisation import (
     rank_ceiling,
 )
 from fedpriv.errors import InputError
+from tests.cases import in_one_test
 
 
-@pytest.mark.parametrize("space", [2, 10, 1000])
+@in_one_test("space", [2, 10, 1000])
 def test_the_guess_is_the_mean_over_all_ranks(space: int) -> None:
     expected = np.mean([math.log2(space) - math.log2(rank) for rank in range(1, space + 1)])
     assert guessed_exposure(space) == pytest.approx(expected, rel=1e-9)
@@ -29,7 +30,7 @@ def test_the_guess_of_large_spaces_is_that_of_the_exponential_law() -> None:
     assert guessed_exposure(10**80) == pytest.approx(1 / math.log(2), rel=1e-12)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 1e-5), (3.0, 1e-3), (6.0, 0.0)])
+@in_one_test(("epsilon", "delta"), [(0.0, 0.0), (0.5, 1e-5), (3.0, 1e-3), (6.0, 0.0)])
 def test_the_ceiling_of_the_mean_is_the_integral_over_its_tail(epsilon: float, delta: float) -> None:
     space, statement = 10_000, Statement(epsilon, delta)
     most = math.log2(space)
@@ -39,7 +40,7 @@ def test_the_ceiling_of_the_mean_is_the_integral_over_its_tail(epsilon: float, d
     assert guessed_exposure(space) <= expected + 1e-12
 
 
-@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
+@in_one_test("epsilon", [0.3, 1.0, 4.0])
 def test_randomised_response_does_not_exceed_the_ceilings(epsilon: float) -> None:
     """The secret itself is told first with the most probability that epsilon allows, else another: exactly epsilon."""
     space = 64
@@ -85,7 +86,7 @@ def test_copies_are_a_group() -> None:
     assert of_copies(Statement(0.0, 1e-6), 4) == pytest.approx((0.0, 4e-6))
 
 
-@pytest.mark.parametrize("given", [(-1.0, 0.0, 1), (1.0, 2.0, 1), (1.0, 0.0, 0), (math.nan, 0.0, 1)])
+@in_one_test("given", [(-1.0, 0.0, 1), (1.0, 2.0, 1), (1.0, 0.0, 0), (math.nan, 0.0, 1)])
 def test_what_is_out_of_range_is_refused(given: tuple[float, float, int]) -> None:
     with pytest.raises(InputError, match="allowed are epsilon from 0"):
         of_copies(Statement(given[0], given[1]), given[2])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from tests.cases import in_one_test
 from tests.privacy.bounds import ALARM, Draw, Scores, lower_limit, play
 
 EPSILON = 1.0
@@ -34,7 +35,7 @@ def response(seed: int, epsilon: float) -> Draw:
     return draw
 
 
-@pytest.mark.parametrize("seed", range(20))
+@in_one_test("seed", range(20))
 def test_the_true_epsilon_is_never_exceeded_and_a_smaller_one_is_found_out(seed: int) -> None:
     assert not play(response(seed, EPSILON), {0.0: EPSILON}, 2000).violation
     verdict = play(response(seed, EPSILON), {0.0: 0.5 * EPSILON, 1e-5: 0.5 * EPSILON}, 2000)

@@ -49,14 +49,10 @@ CHEAP = {
 
 # Draws of whole gradients and of layers have to be made one by one.
 DEAR = {
-    "vmf, one dimension": MechanismGame(vmf(0.85), ((3.0,),), runs=700, copies=1, weaker=0.5),
-    "vmf, one dimension, batch of 3": MechanismGame(
-        vmf(0.85), ((3.0,),), ((1.0,), (2.0,)), runs=400, copies=1, weaker=0.4
-    ),
+    "vmf, one dimension": MechanismGame(vmf(0.85), ((3.0,),), runs=400, copies=1, weaker=0.4),
     "vmf on updates": MechanismGame(vmf(0.85), ((3.0,),), runs=400, copies=1, unit="update", weaker=0.4),
-    "vmf": MechanismGame(vmf(1.0), ((1.0,), (1.0,)), runs=900, copies=1, weaker=0.5),
+    "vmf": MechanismGame(vmf(1.0), ((1.0,), (1.0,)), runs=500, copies=1, weaker=0.4),
     "vmf, batch of 2": MechanismGame(vmf(1.2), ((1.0,), (1.0,)), ((2.0, 2.0),), runs=500, copies=1, weaker=0.35),
-    "vmf by layer": MechanismGame(vmf(0.5, "layer"), ((1.0,), (3.0, 4.0)), runs=400, copies=1, weaker=0.4),
     "vmf by layer, batch of 2": MechanismGame(
         vmf(0.6, "layer"), ((1.0,), (-2.0,)), ((2.0, -1.0),), runs=450, copies=1, weaker=0.35
     ),

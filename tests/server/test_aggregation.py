@@ -11,6 +11,7 @@ from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State
+from tests.cases import in_one_test
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,)}
 
@@ -27,8 +28,8 @@ def setup(**federation: object) -> Experiment:
     return Experiment.model_validate({"federation": federation, "training": {"learning_rate": 0.3}})
 
 
-@pytest.mark.parametrize("examples", [(5,), (1, 1, 1), (10, 30, 1)])
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@in_one_test("examples", [(5,), (1, 1, 1), (10, 30, 1)])
+@in_one_test("weighting", ["examples", "uniform"])
 def test_the_mean_is_weighted(examples: tuple[int, ...], weighting: str) -> None:
     sent = uploads(np.random.default_rng(0), examples)
     mean = mean_upload(sent, weighting)
@@ -41,8 +42,8 @@ def test_the_mean_is_weighted(examples: tuple[int, ...], weighting: str) -> None
     np.testing.assert_allclose(mean.buffers["running"].numpy(), expected_buffer, rtol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@in_one_test("algorithm", ["fedsgd", "fedavg"])
+@in_one_test("momentum", [0.0, 0.9])
 def test_sgd_goes_down_the_gradient_or_along_the_change(algorithm: str, momentum: float) -> None:
     rng = np.random.default_rng(1)
     experiment = setup(algorithm=algorithm, server_momentum=momentum)
@@ -78,7 +79,7 @@ def test_adam_is_the_published_algorithm() -> None:
     np.testing.assert_allclose(optimizer.state.parameters[name].numpy(), x, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("federation", [{}, {"server_momentum": 0.9}, {"server_optimizer": "adam"}])
+@in_one_test("federation", [{}, {"server_momentum": 0.9}, {"server_optimizer": "adam"}])
 def test_a_checkpoint_continues_to_the_same_bits(federation: dict[str, object]) -> None:
     rng = np.random.default_rng(3)
     experiment, start = setup(**federation), State(vector(rng), {"running": torch.zeros(2)})
@@ -130,8 +131,8 @@ def by_hand(federation: dict[str, object], sent: list[Upload]) -> dict[str, np.n
     return {name: value[best] for name, value in rows.items()}
 
 
-@pytest.mark.parametrize("count", [5, 6, 9])
-@pytest.mark.parametrize("federation", RULES, ids=str)
+@in_one_test("count", [5, 6, 9])
+@in_one_test("federation", RULES)
 def test_robust_rules_are_those_of_their_papers(federation: dict[str, object], count: int) -> None:
     sent = uploads(np.random.default_rng(count), tuple(range(1, count + 1)))
     settings = setup(clients=count, **federation).federation
@@ -141,7 +142,7 @@ def test_robust_rules_are_those_of_their_papers(federation: dict[str, object], c
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("federation", RULES, ids=str)
+@in_one_test("federation", RULES)
 def test_one_wrong_upload_does_not_upset_a_robust_rule(federation: dict[str, object]) -> None:
     rng = np.random.default_rng(11)
     truth = vector(rng)
@@ -161,7 +162,7 @@ def test_the_mean_is_the_default() -> None:
     assert all(torch.equal(value, mean.parameters[name]) for name, value in result.parameters.items())
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("sections", "words"),
     [
         ({"federation": {"aggregation": "krum", "clients": 4}}, "malicious = 1 needs 5 uploads a round"),
@@ -184,7 +185,7 @@ def test_rules_that_cannot_work_are_refused(sections: dict[str, object], words: 
         Experiment.model_validate(sections)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("change", "words"),
     [
         ({"optimizer/0/exp_avg_sq": None}, "optimizer/0/exp_avg_sq does not fit"),
@@ -194,7 +195,6 @@ def test_rules_that_cannot_work_are_refused(sections: dict[str, object], words: 
         ({"parameters/a.bias": torch.full((3,), torch.nan)}, "parameters/a.bias holds what no step leaves behind"),
         ({"parameters/other": torch.zeros(3)}, "holds parameters/other"),
     ],
-    ids=str,
 )
 def test_a_damaged_checkpoint_is_refused(change: dict[str, torch.Tensor | None], words: str) -> None:
     """Each of these ended a resumed run with a traceback, or with numbers that nobody computed."""

@@ -1,12 +1,12 @@
 """The steps of fedpriv.optimizers against torch.optim's classes, bit for bit."""
 
-import pytest
 import torch
 
 from fedpriv.optimizers import make_optimizer
+from tests.cases import in_one_test
 
 
-@pytest.mark.parametrize(("name", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
+@in_one_test(("name", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
 def test_steps_are_those_of_torch(name: str, momentum: float) -> None:
     generator = torch.Generator().manual_seed(1)
     mine = {key: torch.randn(shape, generator=generator) for key, shape in (("a", (5, 3)), ("b", (4,)), ("c", ()))}

@@ -17,6 +17,7 @@ from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe, record_heard
 from fedpriv.world import World, build_world
+from tests.cases import in_one_test
 from tests.integration.small import experiment
 
 ROUND = 2
@@ -40,7 +41,7 @@ def labels_by_hand(world: World, client: int) -> list[int]:
     return [int(world.dataset.y_train[world.partitions[client][position]]) for position in used]
 
 
-@pytest.mark.parametrize("name", ["honest-but-curious-server", "malicious-server", "network-plaintext"])
+@in_one_test("name", ["honest-but-curious-server", "malicious-server", "network-plaintext"])
 def test_single_uploads(name: str) -> None:
     world = world_of(adversary={"threat_model": name})
     uploads = uploads_of(world)
@@ -53,8 +54,8 @@ def test_single_uploads(name: str) -> None:
             assert torch.equal(one.parameters[key], world.initial.parameters[key])
 
 
-@pytest.mark.parametrize("name", ["secure-aggregation", "malicious-secure-aggregation"])
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@in_one_test("name", ["secure-aggregation", "malicious-secure-aggregation"])
+@in_one_test("weighting", ["examples", "uniform"])
 def test_the_sum_only(name: str, weighting: str) -> None:
     world = world_of(
         adversary={"threat_model": name},

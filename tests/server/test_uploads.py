@@ -20,6 +20,7 @@ from fedpriv.records import Failure
 from fedpriv.server.uploads import Allowed, Upload, allowed_upload, norm, read_upload
 from fedpriv.wire import pack
 from fedpriv.world import State, World, build_world
+from tests.cases import in_one_test
 from tests.integration.small import experiment
 from tests.noise import stream
 
@@ -46,7 +47,7 @@ def world_of(mechanism: dict[str, object], algorithm: str, training: dict[str, o
     return build_world(experiment(mechanism=mechanism, federation={"algorithm": algorithm}, training=training))
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@in_one_test("mechanism", MECHANISMS)
 @pytest.mark.parametrize(("algorithm", "training"), TRAINING, ids=str)
 def test_honest_uploads_pass_and_hundredfold_ones_do_not(
     mechanism: dict[str, object], algorithm: str, training: dict[str, object]
@@ -72,14 +73,15 @@ def test_without_a_mechanism_only_the_setting_bounds() -> None:
     assert allowed_upload(wide, 0).norm < 1e3
 
 
-@pytest.mark.parametrize(("dimension", "tail"), list(product([1, 10, 1000, 10**6], [0.5, 1e-3, 1e-12])))
+@in_one_test(("dimension", "tail"), list(product([1, 10, 1000, 10**6], [0.5, 1e-3, 1e-12])))
 def test_the_norm_of_normal_noise_is_scipys(dimension: int, tail: float) -> None:
     bound, exact = normal_norm(dimension, 1.0, tail), float(chi.isf(tail, dimension))
     assert exact <= bound <= 1.5 * exact + 2
 
 
-@pytest.mark.parametrize("tail", [0.5, 0.05])
-@pytest.mark.parametrize("mechanism", [LaplaceMechanism(0.7, 2.0), VmfMechanism(3.0, "layer", 0.5)])
+@pytest.mark.parametrize(
+    ("mechanism", "tail"), [(LaplaceMechanism(0.7, 2.0), 0.05), (VmfMechanism(3.0, "layer", 0.5), 0.5)]
+)
 def test_releases_exceed_the_bound_no_more_often_than_said(
     mechanism: LaplaceMechanism | VmfMechanism, tail: float
 ) -> None:
@@ -132,7 +134,7 @@ CUT = pack(GOOD)
 CUT["a"].data = CUT["a"].data[:-5]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("message", "words"),
     [
         (reply({**GOOD, "a": torch.full((3, 2), torch.nan)}), "sent NaN or infinity in a"),
@@ -154,7 +156,6 @@ CUT["a"].data = CUT["a"].data[:-5]
         (reply(records={"buffers": None}), "left out running"),
         (reply(records={"upload": CUT}), "cannot be read: an array of float32"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_does_not_fit_is_refused_and_named(message: Message, words: str) -> None:
     refused = read(message)

@@ -26,6 +26,7 @@ from fedpriv.smoothing.certificates import (
     vote_bounds,
     wrong_at_most,
 )
+from tests.cases import in_one_test
 
 # lower, upper: classic (epsilon <= 1), extended, analytic, Renyi, main.
 TABLE = {
@@ -64,17 +65,16 @@ def is_proven(delta: Callable[[float, float], mpmath.mpf], most: float, bounds: 
     )
 
 
-@pytest.mark.parametrize("bounds", [Bounds(*pair) for pair in TABLE], ids=str)
+@in_one_test("bounds", [Bounds(*pair) for pair in TABLE])
 def test_the_table(bounds: Bounds) -> None:
     found = [function(bounds) for function in FUNCTIONS]
     assert found == pytest.approx(TABLE[bounds.lower, bounds.upper], abs=1e-4)
 
 
 @pytest.mark.parametrize("bounds", [*(Bounds(*pair) for pair in TABLE), Bounds(0.41, 0.3)], ids=str)
-@pytest.mark.parametrize(
+@in_one_test(
     ("margin", "delta", "most"),
     [(classic_margin, delta_classic, 1), (extended_margin, delta_extended, 50), (analytic_margin, delta_analytic, 50)],
-    ids=["classic", "extended", "analytic"],
 )
 def test_pixeldp_margins_are_the_largest(
     margin: Callable[[Bounds], float], delta: Callable[[float, float], mpmath.mpf], most: float, bounds: Bounds
@@ -127,7 +127,7 @@ SIGMAS = {
 }
 
 
-@pytest.mark.parametrize("epsilon", SIGMAS)
+@in_one_test("epsilon", SIGMAS)
 def test_sigma_from_epsilon(epsilon: float) -> None:
     """The settings' sigma for the size 2; each calibration checked on its own condition by mpmath."""
     exact = {"classic": delta_classic, "extended": delta_extended, "analytic": delta_analytic}
@@ -163,7 +163,7 @@ def test_check_values_of_votes() -> None:
     assert stats.binom.cdf(1, 500, 0.001) < 0.95 <= stats.binom.cdf(2, 500, 0.001)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("votes", "exact", "hoeffding"),
     [(100, 1.5005, 0.8933), (1000, 2.4633, 1.5652), (10_000, 3.1986, 2.0839), (100_000, 3.8115, 2.5194)],
 )
@@ -180,8 +180,8 @@ def test_the_largest_margin_of_so_many_votes(votes: int, exact: float, hoeffding
             assert wanted == pytest.approx(float(mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1)), abs=5e-5)
 
 
-@pytest.mark.parametrize("trials", [1, 7, 200])
-@pytest.mark.parametrize("alpha", [0.3, 0.025, 0.001])
+@in_one_test("trials", [1, 7, 200])
+@in_one_test("alpha", [0.3, 0.025, 0.001])
 def test_bounds_are_clopper_and_pearsons(trials: int, alpha: float) -> None:
     for count in {0, 1, trials // 2, trials - 1, trials}:
         wanted = stats.binomtest(count, trials).proportion_ci(1 - 2 * alpha, method="exact")
@@ -189,7 +189,7 @@ def test_bounds_are_clopper_and_pearsons(trials: int, alpha: float) -> None:
         assert binomial_upper(count, trials, alpha) == pytest.approx(wanted.high, abs=1e-12)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.05, 0.001])
+@in_one_test("alpha", [0.2, 0.05, 0.001])
 def test_the_lower_bound_is_wrong_as_rarely_as_it_says(alpha: float) -> None:
     """Summed over all outcomes, for probabilities at which it is the hardest: just below where it jumps."""
     trials = 60
@@ -202,8 +202,8 @@ def test_the_lower_bound_is_wrong_as_rarely_as_it_says(alpha: float) -> None:
     assert tightest == pytest.approx(alpha, rel=1e-6)
 
 
-@pytest.mark.parametrize("rivals", ["each", "together"])
-@pytest.mark.parametrize("p", [(0.55, 0.45, 0.0), (0.4, 0.35, 0.25), (0.9, 0.06, 0.04), (0.97, 0.03, 0.0)])
+@in_one_test("rivals", ["each", "together"])
+@in_one_test("p", [(0.55, 0.45, 0.0), (0.4, 0.35, 0.25), (0.9, 0.06, 0.04), (0.97, 0.03, 0.0)])
 def test_both_bounds_together_are_wrong_at_most_as_often(p: tuple[float, ...], rivals: str) -> None:
     """Summed over all outcomes of 24 votes on three classes, the first one chosen before."""
     votes, alpha, wrong = 24, 0.05, 0.0

@@ -21,6 +21,7 @@ from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, Smoothing, even_
 from fedpriv.smoothing.certificates import Bounds, main_margin, vote_bounds
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import shares_spread
+from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import first_layer, jacobian, normalised, seeded
 
 SHAPE, MEAN, STD = (1, 3, 4), (0.13,), (0.31,)
@@ -93,7 +94,7 @@ def radii(made: Linear, probability: float) -> tuple[float, float]:
     return margin / norms.l2, margin / norms.linf
 
 
-@pytest.mark.parametrize("seed", range(6))
+@in_one_test("seed", range(6))
 def test_no_radius_is_beyond_the_boundary(seed: int, image: Tensor) -> None:
     made = Linear(seed)
     made.shifted_to(image, 0.9)
@@ -101,7 +102,7 @@ def test_no_radius_is_beyond_the_boundary(seed: int, image: Tensor) -> None:
         assert 0 < radius <= made.distance(image, norm) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@in_one_test("seed", range(6))
 def test_the_euclidean_radius_is_exact_in_the_worst_case(seed: int, image: Tensor) -> None:
     """A step of 1.01 radii changes the vote, one of 0.99 does not."""
     made = Linear(seed, worst=True)
@@ -112,7 +113,7 @@ def test_the_euclidean_radius_is_exact_in_the_worst_case(seed: int, image: Tenso
     assert made.probability(image + made.step("l2", 1.01 * radius)) < 0.5
 
 
-@pytest.mark.parametrize("probability", [0.55, 0.8, 0.97])
+@in_one_test("probability", [0.55, 0.8, 0.97])
 def test_votes_are_as_frequent_as_the_closed_form(probability: float, image: Tensor) -> None:
     """Half the noise would make 0.8 into 0.95."""
     made = Linear(1)
@@ -202,8 +203,8 @@ CLASSIFIERS = {
 }
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
-@pytest.mark.parametrize("sigma", [0.3, 1.0])
+@in_one_test("name", CLASSIFIERS)
+@in_one_test("sigma", [0.3, 1.0])
 def test_any_function_of_one_number_keeps_to_the_margin(name: str, sigma: float) -> None:
     """By quadrature: within the radius of a point the smoothed value stays above a half; a threshold reaches it."""
     points = np.linspace(-9, 9, 60_001)

@@ -22,6 +22,7 @@ from fedpriv.smoothing.noise import Place
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
 from fedpriv.world import build_world
+from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
 
 SHAPE = (1, 4, 4)
@@ -253,7 +254,7 @@ def test_too_few_test_images_are_refused() -> None:
 # ---- what goes past the noise ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "why"),
     [
         (Skip("input"), "goes past"),
@@ -269,14 +270,13 @@ def test_too_few_test_images_are_refused() -> None:
         (nn.Sequential(nn.Flatten(), RobustnessNoise(nn.Linear(16, 4)), RobustnessNoise(nn.Linear(4, 3))), "it has 2"),
         (nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "it has 0"),
     ],
-    ids=lambda value: value if isinstance(value, str) else getattr(value, "how", ""),
 )
 def test_networks_whose_noise_proves_nothing_are_told(model: nn.Module, why: str) -> None:
     reason = bypass(model.eval(), SHAPE, torch_stream(1, "trial"))
     assert reason is not None and why in reason and "\n" not in reason
 
 
-@pytest.mark.parametrize("how", ["none", "linear before", "batch norm after"])
+@in_one_test("how", ["none", "linear before", "batch norm after"])
 def test_sound_networks_pass(how: str) -> None:
     before = [nn.Linear(16, 16)] if how == "linear before" else []
     after = [nn.BatchNorm1d(4)] if how == "batch norm after" else []
@@ -284,8 +284,8 @@ def test_sound_networks_pass(how: str) -> None:
     assert bypass(model.eval(), SHAPE, torch_stream(1, "trial")) is None
 
 
-@pytest.mark.parametrize("name", ["lenet", "mlp", "convnet", "resnet", "strided"])
-@pytest.mark.parametrize("place", ["hidden", "input"])
+@in_one_test("name", ["lenet", "mlp", "convnet", "resnet", "strided"])
+@in_one_test("place", ["hidden", "input"])
 def test_all_our_networks_take_noise(name: str, place: str) -> None:
     settings = {"model": {"name": name}, "robustness": {"noise": 0.5, "place": place}, "engine": {"device": "cpu"}}
     world = build_world(Experiment.model_validate(settings))
@@ -323,8 +323,8 @@ class Centred(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("place", ["hidden", "input"])
-@pytest.mark.parametrize("where", ["before", "behind"])
+@in_one_test("place", ["hidden", "input"])
+@in_one_test("where", ["before", "behind"])
 def test_networks_whose_votes_depend_on_one_another_are_refused(where: str, place: Place) -> None:
     with pytest.raises(InputError, match="depends on the others of its batch"):
         with_noise(Centred(where), place, SHAPE, torch_stream(1, "trial"))

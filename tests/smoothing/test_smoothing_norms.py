@@ -18,6 +18,7 @@ from fedpriv.smoothing import RobustnessNoise, layer_norms
 from fedpriv.smoothing.norms import FirstLayer, dual_bound, estimated_norm, gram, sign_ascent
 from fedpriv.smoothing.shares import uniform_spread
 from fedpriv.world import build_world
+from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import first_layer, jacobian, seeded
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, int, int]]] = {
@@ -39,7 +40,7 @@ def matrix(first: FirstLayer, deviations: Tensor) -> Tensor:
     return jacobian(first, first.layer.layer) / deviations.double().flatten()[:, None]
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@in_one_test("name", LAYERS)
 def test_s2_is_the_spectral_norm(name: str) -> None:
     layer, shape = LAYERS[name]
     first = around(layer, shape)
@@ -147,7 +148,7 @@ def test_noise_on_the_image_is_exact() -> None:
     assert estimated_norm(first, deviations, "linf") == found.linf
 
 
-@pytest.mark.parametrize(("padding", "stride"), [(0, 1), (1, 1), (2, 1), (2, 2)])
+@in_one_test(("padding", "stride"), [(0, 1), (1, 1), (2, 1), (2, 2)])
 def test_a_padded_convolution_is_part_of_one_on_a_torus(padding: int, stride: int) -> None:
     """An upper bound that needs no eigenvalues of G: the largest norm over the frequencies of a torus."""
     kernel, side = 5, 9
@@ -180,7 +181,7 @@ def test_what_cannot_be_bounded_is_refused() -> None:
         layer_norms(first_layer(zero, (1, 2, 2)), torch.ones(4))
 
 
-@pytest.mark.parametrize("deviation", [0.0, math.inf, math.nan])
+@in_one_test("deviation", [0.0, math.inf, math.nan])
 def test_noise_that_float32_cannot_hold_proves_nothing(deviation: float) -> None:
     first = around(*LAYERS["3x3"])
     deviations = uniform_spread(first)

@@ -233,13 +233,15 @@ def _grid(evidence: Callable[[Tensor], Tensor], typical: float, bias_seen: float
     wide = typical * torch.logspace(-2, 1, WIDE, dtype=torch.float64)
     lengths = torch.cat([-wide, wide, wide.new_tensor([bias_seen] if bias_seen else [])])
     width = 10 ** (3 / (WIDE - 1)) - 1
-    near = lengths
+    best, most, near, every = lengths[0], -math.inf, lengths, [lengths]
     for _ in range(ZOOMS):
-        best = lengths[evidence(lengths).logsumexp(dim=1).argmax()]
+        found = evidence(near).logsumexp(dim=1)
+        if float(found.max()) > most:
+            best, most = near[found.argmax()], float(found.max())
         near = best * (1 + width * torch.linspace(-1, 1, NARROW, dtype=torch.float64))
-        lengths = torch.cat([lengths, near])
+        every.append(near)
         width /= NARROW / 4
-    distinct: Tensor = lengths.unique()
+    distinct: Tensor = torch.cat(every).unique()
     return distinct
 
 
