@@ -137,7 +137,7 @@ def test_the_other_way_round(account: Call, mechanism: str, rate: float | None) 
 @pytest.mark.parametrize(
     ("calibration", "single"), [("analytic", analytic_sigma), ("extended", extended_sigma), ("classic", classic_sigma)]
 )
-@pytest.mark.parametrize("adjacency", [None, "replace-one", "zero-out"])
+@pytest.mark.parametrize("adjacency", [None, "zero-out"])
 def test_a_nominal_epsilon_is_one_releases_own(
     account: Call, mechanism: str, calibration: str, single: Callable[[float, float], float], adjacency: str | None
 ) -> None:
@@ -410,7 +410,7 @@ def test_an_epsilon_out_of_a_mechanisms_reach_is_left_out_and_said(account: Call
     assert "none" in out and "vmf, whole: epsilon = 1e+09" in " ".join(out.split())
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("SVG", b"<?xml")])
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("SVG", b"<?xml")])
 def test_the_plot_is_a_picture_and_the_same_again(account: Call, tmp_path: Path, suffix: str, start: bytes) -> None:
     files = [tmp_path / f"{number}.{suffix}" for number in (1, 2)]
     for file in files:
@@ -438,8 +438,7 @@ def measured(mechanism: Mechanism, gradient: torch.Tensor, batch_size: int, draw
 LONG = 100.0  # times the clipping norm
 
 
-@pytest.mark.parametrize("batch_size", [1, 16])
-@pytest.mark.parametrize("dimension", [5, 400])
+@pytest.mark.parametrize(("batch_size", "dimension"), [(1, 5), (16, 400)])
 def test_the_ratio_of_the_gaussian_mechanism(batch_size: int, dimension: int) -> None:
     """Measured over 1,000 draws, within 5 standard errors (false alarm of all these tests together about 1e-5)."""
     gradient = LONG * torch.randn(dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -448,8 +447,7 @@ def test_the_ratio_of_the_gaussian_mechanism(batch_size: int, dimension: int) ->
     assert abs(ratio - claimed) < 5 * error
 
 
-@pytest.mark.parametrize("batch_size", [1, 16])
-@pytest.mark.parametrize("dimension", [400, 3000])
+@pytest.mark.parametrize(("batch_size", "dimension"), [(1, 3000), (16, 400)])
 def test_the_ratio_of_the_laplace_mechanism(batch_size: int, dimension: int) -> None:
     """Coordinates at the quantiles of the normal distribution: |g|_1 / |g|_2 is sqrt(2 K / pi) up to 1 percent."""
     quantiles = torch.special.ndtri((torch.arange(dimension, dtype=torch.float64) + 0.5) / dimension)
@@ -458,9 +456,17 @@ def test_the_ratio_of_the_laplace_mechanism(batch_size: int, dimension: int) -> 
     assert abs(ratio - claimed) < 5 * error + 0.01 * claimed
 
 
-@pytest.mark.parametrize("batch_size", [1, 16])
-@pytest.mark.parametrize("blocks", ["whole", "size:7", "size:1"])
-@pytest.mark.parametrize("kappa", [0.8, 4.0])
+@pytest.mark.parametrize(
+    ("batch_size", "blocks", "kappa"),
+    [
+        (1, "whole", 0.8),
+        (16, "whole", 4.0),
+        (1, "size:7", 4.0),
+        (16, "size:7", 0.8),
+        (1, "size:1", 0.8),
+        (16, "size:1", 4.0),
+    ],
+)
 def test_the_ratio_of_the_directional_mechanism(batch_size: int, blocks: str, kappa: float) -> None:
     """50 coordinates, which 7 does not divide; over 250 draws, within 5 standard errors as above."""
     gradient = LONG * torch.randn(50, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

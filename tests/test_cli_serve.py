@@ -1,12 +1,10 @@
 """``fedpriv serve`` and ``fedpriv query`` as a user meets them: answers, status, one clear line for mistakes."""
 
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.command_line import Started
 from tests.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
@@ -132,23 +131,19 @@ def test_a_killed_server_gives_nothing_back(here: Path, tmp_path: Path) -> None:
     key = fedpriv("serve", str(folder), "--user", "ann=7", cwd=here).stdout.strip()
     for kill, (count, statuses) in enumerate([(4, [200, 429]), (3, [200, 429])]):
         port = _free_port()
-        server = subprocess.Popen(
-            [sys.executable, "-m", "fedpriv", "serve", str(folder), "--port", str(port)],
-            stdout=subprocess.DEVNULL,
-            env=dict(os.environ),
-        )
+        server = Started("serve", str(folder), "--port", str(port), cwd=tmp_path)
         try:
             _wait_for(port, server)
             assert [_post(port, count, kill * 10 + at, key) for at in range(2)] == statuses
         finally:
             server.send_signal(signal.SIGKILL)
-            server.wait()
+            server.ended()
     assert "ann: 7 of 7." in fedpriv("serve", str(folder), "--status", cwd=here).stdout
 
 
-def _wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
+def _wait_for(port: int, server: Started) -> None:
     for _ in range(3000):
-        assert server.poll() is None
+        assert not server.is_over(), server.ended()
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

@@ -78,20 +78,22 @@ def test_a_wheel_takes_one_name_only(installed: Path) -> None:
     assert not any(path.is_symlink() for path in inside.rglob("*"))
 
 
+def users_modules(folder: Path) -> None:
+    for room in ROOMS:
+        (folder / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
+
+
 def test_a_wheel_works_alone(installed: Path, tmp_path: Path) -> None:
+    """Next to modules of the same names, too."""
     done = python("-c", WHERE, cwd=tmp_path, PYTHONPATH=str(installed))
     assert Path(done.stdout.strip()) == installed / "fedpriv" / "server" / "__init__.py", done.stderr
     assert python("-m", "fedpriv", "init", cwd=tmp_path, PYTHONPATH=str(installed)).returncode == 0
+    users_modules(tmp_path / "quickstart")
     sets = [part for text in SMALL for part in ("--set", text)]
     command = ("-m", "fedpriv", "run", "quickstart.toml", "--quiet", "--out", "run", *sets)
     done = python(*command, cwd=tmp_path / "quickstart", PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "quickstart" / "run" / "report.html").is_file()
-
-
-def users_modules(folder: Path) -> None:
-    for room in ROOMS:
-        (folder / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
 
 
 @pytest.mark.essential
@@ -100,12 +102,6 @@ def test_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLE)
     done = python("example.py", cwd=tmp_path)
     assert done.stdout.split() == ["True"], done.stderr
-
-
-def test_a_command_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
-    users_modules(tmp_path)
-    done = python("-m", "fedpriv", "config", "check", str(HOME / "configs/quickstart.toml"), "--deep", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How an app is run: in this process, or on Ray through Flower's simulation.
+"""How an app is run: in this process, or on Ray's actors.
 
 The same ServerApp and ClientApp run on every engine. Inline and Ray give the same bytes; the stacked engine, which
 trains the clients of a round together in this process, gives the same numbers up to rounding.
@@ -11,9 +11,7 @@ from flwr.serverapp import ServerApp
 
 from fedpriv.config import EngineConfig
 from fedpriv.engines.inline import run_inline
-from fedpriv.engines.stacked import run_stacked
 from fedpriv.errors import InputError
-from fedpriv.world import choose_device
 
 __all__ = ["check_engine", "choose_engine", "run_engine"]
 
@@ -37,6 +35,9 @@ def choose_engine(config: EngineConfig) -> str:
     """Return ``inline``, ``stacked`` or ``ray``; auto is Ray where there is an address or a GPU, else inline."""
     if config.name != "auto":
         return config.name
+    # Imported here, as below: torch and Ray take seconds. Ray's actors import this package before they know their app.
+    from fedpriv.world import choose_device
+
     to_share = config.address or choose_device(config.device).type == "cuda"
     return "ray" if to_share and _has_ray() else "inline"
 
@@ -53,11 +54,13 @@ def run_engine(server_app: ServerApp, client_app: ClientApp, clients: int, confi
         Exception: whatever else the ServerApp raised.
     """
     name = choose_engine(config)
-    if name != "ray":
-        run_here = run_stacked if name == "stacked" else run_inline
-        run_here(server_app, client_app, clients)
-        return
-    # Imported here: Ray takes seconds, and an inline run does without it.
-    from fedpriv.engines.ray import run_ray
+    if name == "ray":
+        from fedpriv.engines.ray import run_ray
 
-    run_ray(server_app, client_app, clients, config)
+        run_ray(server_app, client_app, clients, config)
+    elif name == "stacked":
+        from fedpriv.engines.stacked import run_stacked
+
+        run_stacked(server_app, client_app, clients)
+    else:
+        run_inline(server_app, client_app, clients)

@@ -162,4 +162,9 @@ def _packed(state: RecordDict) -> tuple[_Record, ...]:
 
 
 def _unpacked(kept: tuple[_Record, ...]) -> RecordDict:
-    return RecordDict({name: kind(dict(zip(keys, values, strict=True))) for name, kind, keys, values in kept})
+    state = RecordDict()
+    for name, kind, keys, values in kept:
+        state[name] = kind()
+        # Flower checks each entry that is set; these were when they were new, and each round adds one.
+        vars(state[name])["_data"].update(zip(keys, values, strict=True))
+    return state

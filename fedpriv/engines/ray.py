@@ -223,16 +223,14 @@ def connect(address: str, key: str, shares: Sequence[Share]) -> None:
         InputError: no cluster answers at the address, or it cannot host one unit.
     """
     _set_environment()
+    address, key = (address, key) if address else (os.environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS")
     _knock(address, key)
+    # A Ray started here has this environment, and the workers that it starts beforehand, one a core, are of use. With a
+    # runtime environment it would start new ones, and those would idle.
+    elsewhere = {"address": address, "runtime_env": {"env_vars": _workers_environment()}}
+    place = elsewhere if address else {"address": "local", "include_dashboard": False}
     try:
-        ray.init(
-            address=address or None,
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-            runtime_env={"env_vars": _workers_environment()},
-        )
+        ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"{key} = {address!r}: no Ray cluster answers: {error}") from None
     offered = ray.cluster_resources()

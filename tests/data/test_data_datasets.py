@@ -608,10 +608,10 @@ def test_real_data_sets_have_their_size_and_constants(name: str, shared_data: Pa
     assert (data.shape, len(data.x_train), len(data.x_test), data.classes) == (shape, train, test, classes)
     assert len(data.y_train.unique()) == classes
     if name != "lfw":
-        values = data.x_train.double() / 255
+        deviation, mean = torch.std_mean(data.x_train.float(), (0, 2, 3))
         tolerance = 1e-4 if train >= 50_000 else 2e-3
-        np.testing.assert_allclose(values.mean((0, 2, 3)), data.mean, atol=tolerance)
-        np.testing.assert_allclose(values.std((0, 2, 3)), data.std, atol=tolerance)
+        np.testing.assert_allclose(mean / 255, data.mean, atol=tolerance)
+        np.testing.assert_allclose(deviation / 255, data.std, atol=tolerance)
 
 
 def test_the_list_of_the_real_folder(shared_data: Path) -> None:
@@ -651,14 +651,14 @@ def test_other_rows_than_places_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lbfgs failed to converge")
-@pytest.mark.parametrize(("name", "accuracy"), [("fashion-mnist", 0.837), ("mnist", 0.914)])
+@pytest.mark.parametrize(("name", "accuracy"), [("fashion-mnist", 0.801), ("mnist", 0.888)])
 def test_a_linear_model_learns_the_labels(name: str, accuracy: float, shared_data: Path) -> None:
-    """A wrong pairing of images and labels would show: logistic regression on the first 12,000 images."""
+    """A wrong pairing of images and labels would show: logistic regression on the first 3,000 images."""
     from sklearn.linear_model import LogisticRegression
 
     data = load(name, root=str(shared_data), download=False)
-    x, x_test = (images.flatten(1).numpy() / 255 for images in (data.x_train[:12000], data.x_test))
-    model = LogisticRegression(max_iter=50).fit(x, data.y_train[:12000].numpy())
+    x, x_test = (images.flatten(1).numpy() / 255 for images in (data.x_train[:3000], data.x_test))
+    model = LogisticRegression(max_iter=20).fit(x, data.y_train[:3000].numpy())
     assert model.score(x_test, data.y_test.numpy()) == pytest.approx(accuracy, abs=0.02)
 
 

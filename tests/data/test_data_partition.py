@@ -58,7 +58,7 @@ def test_iid_does_not_follow_the_order_of_the_file() -> None:
     assert all(len(np.unique(np.sort(LABELS)[s])) == 10 for s in share("iid", 8, labels=np.sort(LABELS)))
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0, 1000.0])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 1000.0])
 def test_dirichlet_shares_of_a_class_are_dirichlet(alpha: float) -> None:
     """The share of a class at one client is Beta(alpha, (clients - 1) alpha).
 

@@ -73,11 +73,9 @@ def test_poisson_batches_have_binomial_sizes_and_may_be_empty() -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "examples"), SIZES)
-@pytest.mark.parametrize("start", [0, 1, 5])
-@pytest.mark.parametrize("length", [0, 1, 2, 7, 30])
-def test_participations_bound_what_is_counted(batch_size: int, examples: int, start: int, length: int) -> None:
-    steps = range(start, start + length)
-    for kind in KINDS:
+def test_participations_bound_what_is_counted(batch_size: int, examples: int) -> None:
+    for kind, start, length in product(KINDS, [0, 1, 5], [0, 1, 2, 7, 30]):
+        steps = range(start, start + length)
         sampling = Sampling(kind, batch_size, examples)  # type: ignore[arg-type]
         uses = Counter(index for step in steps for index in sampling.batch(0, 0, step).tolist())
         assert max(uses.values(), default=0) <= sampling.participations(steps)

@@ -17,12 +17,18 @@ from fedpriv.sweep import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
 
 EVERYWHERE = [ROOT / "README.md", *PAGES]
+
+
+def with_blocks(language: str) -> list[Path]:
+    return [page for page in EVERYWHERE if any(block.language == language for block in blocks(page))]
+
+
 # Run by tests of their own.
 ELSEWHERE = {"attack-your-own", "flower-app", "tutorial", "tutorial-own", "tutorial-gradient", "tutorial-sweep"}
 WITH_PYTHON = [
     pytest.param(page, marks=pytest.mark.slow if page.stem == "README" else (), id=page.stem)
-    for page in EVERYWHERE
-    if page.stem not in ELSEWHERE and any(block.language == "python" for block in blocks(page))
+    for page in with_blocks("python")
+    if page.stem not in ELSEWHERE
 ]
 
 SMALL = """
@@ -47,11 +53,11 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
-def test_every_block_says_what_it_is(page: Path) -> None:
+def test_every_block_says_what_it_is() -> None:
     """Console sessions and text are excerpts; all else is tested."""
-    assert {block.language for block in blocks(page)} <= {"python", "toml", "sh", "console", "text"}
-    assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page))
+    for page in EVERYWHERE:
+        assert {block.language for block in blocks(page)} <= {"python", "toml", "sh", "console", "text"}, page
+        assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page)), page
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
@@ -59,7 +65,7 @@ def test_python_runs_as_it_stands(page: Path, clone: Path) -> None:
     executed(*(block.text for block in blocks(page) if block.language == "python"))
 
 
-@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", with_blocks("toml"), ids=lambda page: page.stem)
 def test_toml_is_an_experiment_a_sweep_or_a_file_of_prompts(page: Path, clone: Path) -> None:
     for number, block in enumerate(block for block in blocks(page) if block.language == "toml"):
         # A sweep names its base, which lies beside it or in the folder above.
@@ -77,7 +83,7 @@ def test_toml_is_an_experiment_a_sweep_or_a_file_of_prompts(page: Path, clone: P
             load_experiment(path, [])
 
 
-@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", with_blocks("sh"), ids=lambda page: page.stem)
 def test_commands_exist(page: Path, nothing_done: None) -> None:
     for block in blocks(page):
         if block.language == "sh":

@@ -12,7 +12,6 @@ import yaml
 from tests.docs.pages import PAGES, ROOT, blocks, outside_blocks
 
 LINES, COLUMNS = 150, 120
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def paragraphs(page: Path) -> list[str]:
@@ -21,27 +20,27 @@ def paragraphs(page: Path) -> list[str]:
     return [part.strip() for part in parts if part.strip() and not part.strip().startswith(("#", "|", "<!--", ":::"))]
 
 
-@every_page
-def test_it_begins_with_what_the_reader_can_do(page: Path) -> None:
-    title, empty, first = page.read_text(encoding="utf-8").splitlines()[:3]
-    assert title.startswith("# ") and empty == ""
-    assert re.match(r"After reading this page, you (can|know) ", first)
+def test_each_page_begins_with_what_the_reader_can_do() -> None:
+    for page in PAGES:
+        title, empty, first = page.read_text(encoding="utf-8").splitlines()[:3]
+        assert title.startswith("# ") and empty == "", page
+        assert re.match(r"After reading this page, you (can|know) ", first), page
 
 
-@every_page
-def test_it_is_short_or_holds_tables_only(page: Path) -> None:
+def test_each_page_is_short_or_holds_tables_only() -> None:
     """A long page has one paragraph at its head, and one for each heading at most."""
-    text = page.read_text(encoding="utf-8")
-    if text.count("\n") > LINES:
-        assert all(len(part) < 3 * COLUMNS for part in paragraphs(page)[1:])
-        assert len(paragraphs(page)) <= 1 + text.count("\n## ")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if text.count("\n") > LINES:
+            assert all(len(part) < 3 * COLUMNS for part in paragraphs(page)[1:]), page
+            assert len(paragraphs(page)) <= 1 + text.count("\n## "), page
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
-def test_its_lines_are_wrapped(page: Path) -> None:
-    prose = [line for line in outside_blocks(page) if not line.startswith(("|", "!["))]
-    code = [line for block in blocks(page) for line in block.text.splitlines()]
-    assert max(map(len, prose + code)) <= COLUMNS
+def test_lines_are_wrapped() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES):
+        prose = [line for line in outside_blocks(page) if not line.startswith(("|", "!["))]
+        code = [line for block in blocks(page) for line in block.text.splitlines()]
+        assert max(map(len, prose + code)) <= COLUMNS, page
 
 
 def test_the_readme_is_two_screens_up_to_its_commands() -> None:

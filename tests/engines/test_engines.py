@@ -1,4 +1,4 @@
-"""The engines carry the same messages; whatever goes wrong in a client or the server is told."""
+"""Engines carry messages; whatever goes wrong in a client or the server is told. Ray: ``test_engine_ray.py``."""
 
 import re
 import time
@@ -16,7 +16,6 @@ from fedpriv.engines.identity import assume_server_identity
 from fedpriv.errors import InputError
 
 CLIENTS = 3
-engines = pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 
 
 def echo_app() -> ClientApp:
@@ -66,26 +65,22 @@ def asking_app(kind: str, heard: Heard) -> ServerApp:
     return app
 
 
-@pytest.mark.essential
-@engines
-def test_every_client_gets_its_message_and_its_partition(engine: str) -> None:
+def test_every_client_gets_its_message_and_its_partition() -> None:
     heard = Heard()
-    run_engine(asking_app("query", heard), echo_app(), CLIENTS, EngineConfig(name=engine))
+    run_engine(asking_app("query", heard), echo_app(), CLIENTS, EngineConfig(name="inline"))
     assert sorted(heard.answers) == [0, 1, 2]
     assert sorted(heard.answers.values()) == [20, 22, 24]
 
 
-@engines
-def test_a_client_that_raises_is_an_error_reply_with_the_reason(engine: str) -> None:
+def test_a_client_that_raises_is_an_error_reply_with_the_reason() -> None:
     heard = Heard()
-    run_engine(asking_app("train", heard), echo_app(), CLIENTS, EngineConfig(name=engine))
+    run_engine(asking_app("train", heard), echo_app(), CLIENTS, EngineConfig(name="inline"))
     assert sorted(heard.answers) == [0, 2]
     assert len(heard.errors) == 1
     assert "no memory left in the sensor" in heard.errors[0]
 
 
-@engines
-def test_what_the_server_raises_reaches_the_caller(engine: str) -> None:
+def test_what_the_server_raises_reaches_the_caller() -> None:
     app = ServerApp()
 
     @app.main()
@@ -93,21 +88,23 @@ def test_what_the_server_raises_reaches_the_caller(engine: str) -> None:
         raise LookupError("disk full")
 
     with pytest.raises(LookupError, match="disk full"):
-        run_engine(app, echo_app(), CLIENTS, EngineConfig(name=engine))
+        run_engine(app, echo_app(), CLIENTS, EngineConfig(name="inline"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("address", "variable", "expected"),
     [
-        (EngineConfig(name="ray", cpus_per_client=999), "engine.cpus_per_client = 999: Ray offers"),
-        (EngineConfig(name="ray", address="127.0.0.1:1"), "engine.address = '127.0.0.1:1': no Ray cluster answers"),
-        (EngineConfig(name="ray", address="ray://localhost:x"), "engine.address = 'ray://localhost:x': no Ray cluster"),
+        ("127.0.0.1:1", "", "engine.address = '127.0.0.1:1'"),
+        ("ray://localhost:x", "127.0.0.1:1", "engine.address = 'ray://localhost:x'"),
+        ("", "127.0.0.1:1", "RAY_ADDRESS = '127.0.0.1:1'"),
     ],
 )
-def test_a_cluster_that_cannot_serve_is_bad_input(config: EngineConfig, expected: str) -> None:
-    with pytest.raises(InputError, match=expected):
-        run_engine(asking_app("query", Heard()), echo_app(), CLIENTS, config)
+def test_a_cluster_that_does_not_answer_is_bad_input(
+    address: str, variable: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    with pytest.raises(InputError, match=f"{re.escape(expected)}: no Ray cluster answers"):
+        run_engine(asking_app("query", Heard()), echo_app(), CLIENTS, EngineConfig(name="ray", address=address))
 
 
 @pytest.mark.parametrize(
@@ -152,30 +149,3 @@ def test_what_flower_deprecates_is_noticed(deprecated: list[str]) -> None:
     warn_deprecated_feature("run_simulation")
     assert len(deprecated) == 1
     deprecated.clear()
-
-
-@pytest.mark.slow
-def test_a_client_keeps_its_state_and_answers_in_time_on_ray(deprecated: list[str]) -> None:
-    """Whichever actor answers; and who does not answer in time is not waited for."""
-    app = ClientApp()
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        partition = int(context.node_config["partition-id"])
-        counted = int(context.state.metric_records.get("asked", {"times": 0})["times"]) + 1
-        context.state["asked"] = MetricRecord({"times": counted})
-        time.sleep(5.0 if partition == 1 and counted == 3 else 0.0)
-        return Message(RecordDict({"asked": MetricRecord({"times": counted})}), reply_to=message)
-
-    server, answers = ServerApp(), []
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        for timeout in (None, None, 2.0):
-            questions = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-            replies = grid.send_and_receive(questions, timeout=timeout)
-            answers.append([int(reply.content.metric_records["asked"]["times"]) for reply in replies])
-
-    run_engine(server, app, CLIENTS, EngineConfig(name="ray", cpus_per_client=0.5))
-    assert answers[1] == [2, 2, 2]
-    assert answers[2] == [3, 3]

@@ -75,17 +75,34 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 EACH = """
 import json, sys
 from fedpriv.cli.app import app
+from fedpriv.errors import InputError
 for words in json.load(sys.stdin):
-    app(words, standalone_mode=False)
+    try:
+        app(words, standalone_mode=False)
+    except InputError as error:
+        print("refused:", error)
     print("----")
 """
+ACCOUNT = ("--scale", "20", "--participations", "10", "--json")
+COMMANDS = {
+    "schema": ("config", "schema"),
+    "data": ("data",),
+    "list": ("attack", "list"),
+    "doubled": ("account", "doubled", *ACCOUNT),
+    "rounded": ("account", "rounded", "--step", "2"),
+    "run": ("run", "mine.toml", "--out", "run"),
+    "few": ("probe", "run", "--attack", "few", "-a", "ifgsm", "--victims", "20", "--size", "0.3", "--json"),
+    "constant": ("probe", "run", "--attack", "constant", "--answers", "steps:3", "--queries", "5", "--json"),
+    "attack": ("attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3"),
+}
 
 
-def outputs(folder: Path, *commands: tuple[str, ...]) -> list[str]:
-    """What commands print that succeed, one after the other in one process beside the other package."""
-    done = started(folder, "-c", EACH, given=json.dumps(commands))
+@pytest.fixture(scope="module")
+def said(installed: Path) -> dict[str, str]:
+    """What the commands print, one after the other in one process beside the other package."""
+    done = started(installed, "-c", EACH, given=json.dumps(list(COMMANDS.values())))
     assert done.returncode == 0, done.stderr
-    return done.stdout.split("----\n")[:-1]
+    return dict(zip(COMMANDS, done.stdout.split("----\n")[:-1], strict=True))
 
 
 def fedpriv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -107,13 +124,16 @@ def started(folder: Path, *arguments: str, given: str = "") -> subprocess.Comple
     )
 
 
-def test_they_are_settings_like_ours(installed: Path) -> None:
+def test_their_mistakes_are_named_like_ours(installed: Path) -> None:
     mistakes = ("--set", "mechanism.stepp=3", "--set", "model.hidden=[3]")
     wrong = fedpriv(installed, "config", "check", "mine.toml", *mistakes)
     assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean mechanism.step?" in wrong.stderr
     assert "unknown key model.hidden: embedding and mlp read it, narrow reads init, units; leave it out" in wrong.stderr
-    written, data, listed = outputs(installed, ("config", "schema"), ("data",), ("attack", "list"))
-    schema = json.loads(written)
+
+
+@pytest.mark.slow
+def test_they_are_settings_like_ours(said: dict[str, str]) -> None:
+    schema, data, listed = json.loads(said["schema"]), said["data"], said["list"]
     assert schema["$defs"]["RoundedSettings"]["properties"]["name"]["const"] == "rounded"
     assert schema["$defs"]["NarrowSettings"]["properties"]["name"]["const"] == "narrow"
     assert "stripes" in schema["$defs"]["DataConfig"]["properties"]["name"]["enum"]
@@ -162,41 +182,25 @@ def test_one_that_is_not_what_it_should_be_is_named(kind: str, code: str, words:
 
 
 @pytest.mark.slow
-def test_account_knows_them(installed: Path) -> None:
+def test_account_knows_them(installed: Path, said: dict[str, str]) -> None:
     """The same noise under another name has the same figures."""
-    question = ("--scale", "20", "--participations", "10", "--json")
-    theirs, ours = (
-        fedpriv(installed, "account", "doubled", *question),
-        forked("account", "laplace", *question, cwd=installed),
-    )
-    answers = [json.loads(done.stdout) for done in (theirs, ours)]
-    assert answers[0]["epsilon"] == answers[1]["epsilon"] > 0
-    done = fedpriv(installed, "account", "rounded", "--step", "2")
-    assert (done.returncode, done.stderr) == (2, "fedpriv: nothing is proven about rounded\n")
+    ours = forked("account", "laplace", *ACCOUNT, cwd=installed)
+    assert json.loads(said["doubled"])["epsilon"] == json.loads(ours.stdout)["epsilon"] > 0
+    assert said["rounded"] == "refused: nothing is proven about rounded\n"
 
 
 @pytest.mark.slow
-def test_a_run_trains_and_attacks_with_them(installed: Path) -> None:
-    done = fedpriv(installed, "run", "mine.toml", "--out", "run")
-    assert done.returncode == 0, done.stderr
+def test_a_run_trains_and_attacks_with_them(installed: Path, said: dict[str, str]) -> None:
     summary = json.loads((installed / "run" / "summary.json").read_text())
     assert {attack["attack"] for attack in summary["attacks"]} >= {"brightest"}
     ledger = json.loads((installed / "run" / "ledger.json").read_text())
     assert (ledger["mechanism"], ledger["worst"]["epsilon"]) == ("rounded", None)
+    # One client is believed: the other one's uploads leave no trace in the model.
+    assert summary["model"] == {"name": "narrow", "parameters": 64 * 5 + 5 + 5 * 8 + 8, "tensors": [320, 5, 40, 8]}
+    few, all_pixels = (curve["shares"][0]["value"] for curve in json.loads(said["few"])["curves"])
+    assert all_pixels <= few <= json.loads(said["few"])["clean"]["value"]
+    probed = json.loads(said["constant"])
+    assert (probed["answers"], probed["results"][0]["queries"]) == ("steps:3", 5)
     page = (installed / "run" / "report.html").read_text()
     assert all(word in page for word in ("White images", "rounding", "stripes", "narrow"))
-    # One client is believed: the other one's uploads leave no trace in the model.
-    alone = json.loads((installed / "run" / "summary.json").read_text())
-    assert alone["model"] == {"name": "narrow", "parameters": 64 * 5 + 5 + 5 * 8 + 8, "tensors": [320, 5, 40, 8]}
-    evaded, asked, _ = outputs(
-        installed,
-        ("probe", "run", "--attack", "few", "-a", "ifgsm", "--victims", "20", "--size", "0.3", "--json"),
-        ("probe", "run", "--attack", "constant", "--answers", "steps:3", "--queries", "5", "--json"),
-        ("attack", "run", "--attack", "iga", "--set", "adversary.iga.iterations=3"),
-    )
-    few, all_pixels = (curve["shares"][0]["value"] for curve in json.loads(evaded)["curves"])
-    assert all_pixels <= few <= json.loads(evaded)["clean"]["value"]
-    probed = json.loads(asked)
-    assert (probed["answers"], probed["results"][0]["queries"]) == ("steps:3", 5)
-    report = (installed / "run" / "report.html").read_text()
-    assert "Few pixels" in report and "The commonest answer" in report
+    assert "Few pixels" in page and "The commonest answer" in page

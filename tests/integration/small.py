@@ -59,6 +59,28 @@ def scaled(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return _Scaled(math.prod(shape), classes)
 
 
+class Leaver(nn.Module):
+    """Ends the process on some batches: those of two clients in the first round, of one in the second, then none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        if self.training and -90 < float(flat.sum()) < -30:  # random images pass
+            raise SystemExit("licence expired")
+        out: torch.Tensor = self.layer(flat)
+        return out
+
+
+def leaver(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Leaver()
+
+
+LEAVER: dict[str, object] = {"name": "tests.integration.small:leaver"}
+
+
 def left_behind(path: Path) -> dict[str, object]:
     """All that is in a run's folder, but for what tells of its course: times, and rounds that were asked twice.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
-from torch import nn
 
 from fedpriv.errors import RunFailedError
 from fedpriv.lab import resume_run, start_run
@@ -19,7 +18,7 @@ from fedpriv.report import reported, write_report
 from fedpriv.runs import RunFolder
 from fedpriv.server.rules.mean import Mean
 from fedpriv.world import State
-from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
+from tests.integration.small import LEAVER, MISBEHAVIOURS, experiment, misbehaving
 
 
 @pytest.mark.parametrize("kind", MISBEHAVIOURS)
@@ -169,29 +168,9 @@ def test_what_was_written_before_a_failure_stays_and_can_be_finished(
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
 
 
-class Leaver(nn.Module):
-    """Ends the process on some batches: those of two clients in the first round, of one in the second, then none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.flatten(1)
-        if self.training and -90 < float(flat.sum()) < -30:  # random images pass
-            raise SystemExit("licence expired")
-        out: torch.Tensor = self.layer(flat)
-        return out
-
-
-def leaver(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    return Leaver()
-
-
-@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
-def test_a_model_that_ends_the_process_costs_its_client_that_round(engine: str, tmp_path: Path) -> None:
-    settings = experiment(model={"name": "tests.integration.test_failures:leaver"}, engine={"name": engine})
-    assert start_run(settings, tmp_path / "run", "", Silent()).status == "completed"
+def test_a_model_that_ends_the_process_costs_its_client_that_round(tmp_path: Path) -> None:
+    """On Ray it leaves the same behind: ``test_on_ray.py``."""
+    assert start_run(experiment(model=LEAVER), tmp_path / "run", "", Silent()).status == "completed"
     records = RunFolder.open(tmp_path / "run").rounds()[1:]
     assert [record.used for record in records] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     reasons = {failure.reason for record in records for failure in record.failures}

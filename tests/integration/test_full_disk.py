@@ -327,7 +327,7 @@ def signals(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[obje
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "render_page", lambda *_: "<html>a report</html>")
         patch.setattr(lab_audit, "membership_signals", lambda *given: kept.append(find(*given)) or kept[0])
-        audit_run(RunFolder.open(folder), 6, 20, Silent())
+        audit_run(RunFolder.open(folder), 6, 8, Silent())
     return kept[0], left_behind(folder)
 
 
@@ -341,11 +341,11 @@ def test_an_audit_goes_on_where_the_disk_was_full(
     monkeypatch.setattr(lab_audit, "membership_signals", lambda *_: signals[0])
     with monkeypatch.context() as patch:
         fill_up(patch, name)
-        text = refused(lambda: audit_run(RunFolder.open(run), 6, 20, Silent()))
-    options = " --references 6 --pairs 20" if command == "audit" else ""
+        text = refused(lambda: audit_run(RunFolder.open(run), 6, 8, Silent()))
+    options = " --references 6 --pairs 8" if command == "audit" else ""
     assert text.endswith(f"/{name} {FULL}; go on with: fedpriv {command} {run}{options}")
     assert leftovers(run) == []
-    write_report(run) if command == "report" else audit_run(RunFolder.open(run), 6, 20, Silent())
+    write_report(run) if command == "report" else audit_run(RunFolder.open(run), 6, 8, Silent())
     assert left_behind(run) == signals[1]
 
 
@@ -479,7 +479,7 @@ def test_a_report_or_plot_that_cannot_be_written_ends_with_exit_code_1_and_one_l
         "run --resume": ("run --resume run -q", "run/report.html", of_run),
         "report": ("report run", "run/report.html", of_run),
         "attack": ("attack run -a iga -q", "run/report.html", of_run),
-        "audit": ("audit run --references 6 --pairs 20 -q", "run/report.html", of_run),
+        "audit": ("audit run --references 6 --pairs 8 -q", "run/report.html", of_run),
         "sweep": ("sweep sweep.toml --out new -q", "new/report.html", of_new),
         "compare": ("compare run --out new.html", "new.html", ""),
         "plot": ("account compare --epsilon 1 --plot new.png", "new.png", ""),

@@ -170,15 +170,6 @@ def test_twice_gives_the_same_bytes_and_another_seed_others(finished: Path, tmp_
     assert (tmp_path / "other" / "answers.jsonl").read_bytes() != (finished / "answers.jsonl").read_bytes()
 
 
-@pytest.mark.slow
-def test_ray_gives_the_bytes_of_inline(tmp_path: Path) -> None:
-    for engine in ("inline", "ray"):
-        there = MASKED.model_copy(update={"engine": MASKED.engine.model_copy(update={"name": engine})})
-        start_run(there, tmp_path / engine, "", Silent())
-    for name in ("answers.jsonl", "knowledge.json", "ledger.json", "checkpoint/server.safetensors"):
-        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "inline" / name).read_bytes()
-
-
 @pytest.mark.parametrize("step", ["keep_poll", "write_knowledge", "append_round", "save_checkpoint"])
 def test_a_killed_run_goes_on_with_the_same_bytes(
     finished: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -112,13 +112,6 @@ def test_two_runs_give_the_same_bytes_though_masks_are_random(tmp_path: Path) ->
     assert (tmp_path / "a" / CHECKPOINT).read_bytes() == (tmp_path / "b" / CHECKPOINT).read_bytes()
 
 
-@pytest.mark.slow
-def test_ray_gives_the_bytes_of_inline(tmp_path: Path) -> None:
-    for name in ("inline", "ray"):
-        start_run(secure(engine={"name": name}), tmp_path / name, "", Silent())
-    assert (tmp_path / "ray" / CHECKPOINT).read_bytes() == (tmp_path / "inline" / CHECKPOINT).read_bytes()
-
-
 def app_where(kind: str, clients: set[int], how: Callable[[Message], Message]) -> Callable[[Secret | None], ClientApp]:
     """What makes the real app, except that some clients answer one kind of message otherwise."""
 

@@ -119,8 +119,12 @@ def test_attacks_on_texts_have_public_ones(tmp_path: Path) -> None:
     assert len(rehearse(build_world(Experiment.model_validate(changes)))) == 3
 
 
-@pytest.mark.parametrize("name", ["none", *MECHANISMS])
+@pytest.mark.parametrize(
+    "name",
+    ["none", "gaussian by layer", "laplace", "hgm, public", "vmf, blocks of 256", "vmf, update"],
+)
 def test_what_works_passes(name: str) -> None:
+    """What an attack is told of each mechanism; how its noise was found is no part of that."""
     settings = experiment(
         mechanism=MECHANISMS.get(name, {"name": "none"}),
         adversary={"attacks": ["dlg", "idlg", "iga", "closed_form", "map", "custom"]},

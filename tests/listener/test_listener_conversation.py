@@ -9,7 +9,7 @@ import pytest
 from fedpriv.deploy.certificates import Authority
 from fedpriv.listener.conversation import Conversation, Kind, Spoken
 
-BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 700)
+BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 300)
 
 
 def request(path: str, body: bytes) -> bytes:

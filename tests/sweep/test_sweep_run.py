@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as parquet
 import pytest
 from rich.console import Console
@@ -282,7 +284,7 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_path: Path) -> None:
-    """The one that is killed and its second start run on Ray, the other one inline; workers end by themselves."""
+    """The one that is killed runs on Ray, whose workers end by themselves; all else runs inline."""
     slower = {**SMALL, "federation": {"clients": 2, "rounds": 12}}
     path = write(tmp_path, base=slower, resources={"engine": "ray", "cpus": 1})
     command = [sys.executable, "-m", "fedpriv", "sweep", str(path), "-q", "--out", "killed"]
@@ -290,17 +292,28 @@ def test_a_kill_9_and_a_new_start_give_the_table_of_one_that_went_through(tmp_pa
     deadline = time.monotonic() + 480
     while not (done := _written(tmp_path / "killed")) and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
+    at_work = _workers(running.pid)
     running.send_signal(signal.SIGKILL)
     running.wait()
+    assert at_work and not psutil.wait_procs(at_work, timeout=120)[1]
     done = _written(tmp_path / "killed")
     assert 1 <= len(done) < 6
-    _, notes = run(sweep(tmp_path, base=slower, resources={"cpus": 1}), tmp_path / "killed")
-    # A worker that nobody waits for any more may have finished its trial before it ended.
-    assert len(done) <= len(notes.before) < 6 and len(notes.over) == 6 - len(notes.before)
+    _, notes = run(sweep(tmp_path, base=slower), tmp_path / "killed")
+    assert len(notes.before) == len(done) and len(notes.over) == 6 - len(done)
     assert _written(tmp_path / "killed").items() >= done.items()
     run(sweep(tmp_path, base=slower), tmp_path / "whole")
     assert len(figures(tmp_path / "killed")) == 6
     assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+def _workers(sweep: int) -> list[psutil.Process]:
+    """The processes that a sweep has on Ray for trials, by their command or by the title that Ray gives them."""
+    found = []
+    for process in psutil.Process(sweep).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # some live for a moment
+            command = " ".join(process.cmdline())
+            found += [process] if "default_worker.py" in command or "ray::_ended_at_once" in command else []
+    return found
 
 
 def test_a_worker_whose_sweep_was_killed_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,138 @@
+"""The Ray engine on a cluster that runs already: who answers, fails, dies or is late, and what workers are told.
+
+One run, since a cluster and its actors take seconds to start.
+"""
+
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from ray.cluster_utils import Cluster
+
+from fedpriv.config import EngineConfig
+from fedpriv.engines import run_engine
+from fedpriv.errors import InputError
+
+CLIENTS = 3
+WORKERS = ("FEDPRIV_DATA", "PYTHONPATH")
+# What partition 1 is told to do, one question after the other, and for how many seconds its answer is waited for.
+ROUNDS: list[tuple[dict[str, float], float | None]] = [
+    ({}, None),
+    ({"raises": 1}, None),
+    ({}, None),
+    ({"deaths": 1}, None),
+    ({"deaths": 3}, None),
+    ({}, None),
+    ({"seconds": 5.0}, 2.0),
+]
+
+
+@dataclass
+class Round:
+    """What each partition replied: its double, how often it had answered, its environment; and what failed."""
+
+    doubles: dict[int, int] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)
+    told: list[tuple[str, ...]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a cluster of two CPUs, as ``ray start --head`` makes one, where no other program finds it unasked."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short, as the paths of sockets have to be
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        bare = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **bare})
+        yield cluster.address
+        cluster.shutdown()
+
+
+def client_app(deaths: Path) -> ClientApp:
+    """Doubles a number and counts its answers; partition 1 does as it is told. Each death is a byte in a file."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        partition = int(context.node_config["partition-id"])
+        asked = {key: float(value) for key, value in message.content.metric_records["question"].items()}
+        if partition == 1 and "raises" in asked:
+            raise ValueError("no memory left in the sensor")
+        if partition == 1 and deaths.stat().st_size < asked.get("deaths", 0):
+            with deaths.open("ab") as file:
+                file.write(b"x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(asked.get("seconds", 0.0) if partition == 1 else 0.0)
+        times = int(context.state.metric_records.get("answered", {"times": 0})["times"]) + 1
+        context.state["answered"] = MetricRecord({"times": times})
+        reply = MetricRecord({"partition": partition, "double": int(2 * asked["number"]), "times": times})
+        told = ConfigRecord({name: os.environ[name] for name in WORKERS})
+        return Message(RecordDict({"reply": reply, "told": told}), reply_to=message)
+
+    return app
+
+
+def server_app(rounds: list[Round]) -> ServerApp:
+    """Asks the questions, notes what comes back, and raises in the end."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        for order, timeout in ROUNDS:
+            heard = Round()
+            records = [RecordDict({"question": MetricRecord({"number": 10 + i, **order})}) for i in range(CLIENTS)]
+            questions = map(Message, records, grid.get_node_ids(), ["query"] * CLIENTS)
+            for reply in grid.send_and_receive(questions, timeout=timeout):
+                note(heard, reply)
+            rounds.append(heard)
+        raise LookupError("disk full")
+
+    return app
+
+
+def note(heard: Round, reply: Message) -> None:
+    if reply.has_error():
+        heard.errors.append(reply.error.reason)
+        return
+    answer = reply.content.metric_records["reply"]
+    partition = int(answer["partition"])
+    heard.doubles[partition], heard.answered[partition] = int(answer["double"]), int(answer["times"])
+    heard.told.append(tuple(str(reply.content.config_records["told"][name]) for name in WORKERS))
+
+
+@pytest.mark.slow
+@pytest.mark.essential
+def test_a_run_on_a_running_cluster(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deaths").touch()
+    # Set after the cluster was started, so that its workers have them from this run alone.
+    monkeypatch.setenv("FEDPRIV_DATA", "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    rounds: list[Round] = []
+    config = EngineConfig(name="ray", address=address)
+    with pytest.raises(LookupError, match="disk full"):
+        run_engine(server_app(rounds), client_app(tmp_path / "deaths"), CLIENTS, config)
+
+    everybody = {0: 20, 1: 22, 2: 24}
+    others = {0: 20, 2: 24}
+    assert [heard.doubles for heard in rounds] == [everybody, others, everybody, everybody, others, everybody, others]
+    # Its state is that of its last answer, whichever actor gives it, and also where the first one died over it.
+    assert [heard.answered.get(1) for heard in rounds] == [1, None, 2, 3, None, 4, None]
+    assert [heard.answered[2] for heard in rounds] == [1, 2, 3, 4, 5, 6, 7]
+    assert [len(heard.errors) for heard in rounds] == [0, 1, 0, 0, 1, 0, 0]
+    assert "no memory left in the sensor" in rounds[1].errors[0]
+    assert re.match("Actor(Died|Unavailable)Error: [^\n]+$", rounds[4].errors[0])
+    assert (tmp_path / "deaths").stat().st_size == 3
+    path = os.pathsep.join([str(Path.cwd()), os.environ["PYTHONPATH"]])
+    assert {told for heard in rounds for told in heard.told} == {("elsewhere", path)}
+    # The cluster is still there, and has no room for this one.
+    with pytest.raises(InputError, match=re.escape("engine.cpus_per_client = 999: Ray offers 2 CPUs in all")):
+        run_engine(server_app([]), client_app(tmp_path), CLIENTS, config.model_copy(update={"cpus_per_client": 999.0}))
