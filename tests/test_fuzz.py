@@ -35,7 +35,7 @@ from fedpriv.world import State, build_world
 from tests.integration.small import experiment
 from tests.mutations import mutated_bytes, mutated_tree
 
-TIMES = 2_000
+TIMES = 4_000
 
 pytestmark = pytest.mark.slow
 

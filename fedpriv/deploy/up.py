@@ -21,7 +21,7 @@ __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart
 
 _HEALTH_SECONDS = 120.0
 # Each question to Flower is a process that takes two seconds of a CPU; a node is missed after about a minute.
-_LOOK_SECONDS, _MISSED_SECONDS = 3.0, 10.0
+_LOOK_SECONDS, _MISSED_SECONDS = 3.0, 5.0
 _LAST_PORT = 65535
 _Tell = Callable[[str], None]
 

@@ -54,9 +54,8 @@ def failing(case: str) -> Verdict:
 
 def failing_together() -> Verdict:
     """A client whose network raises on an example in a batch, and not when it looks which one that was."""
-    network = {"name": "tests.privacy.networks:raising_together"}
-    # As few others as their gradients stand out of the noise with: by nearly 5 deviations.
-    return play_game(Game(pair(ONE_PIXEL, WHITE, WHITE, 40, (0, 0)), {"mechanism": GAUSSIAN, "model": network}))
+    worst, network = WORST_CASES["raises"], {"name": "tests.privacy.networks:raising_together"}
+    return play_game(Game(worst.neighbours, {"mechanism": GAUSSIAN, "model": network}))
 
 
 # ---- 2: examples mixed while training -------------------------------------------------------------------------------
