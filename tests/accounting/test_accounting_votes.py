@@ -233,6 +233,7 @@ def test_no_threshold_costs_more_than_its_bound(largest: int) -> None:
 # ---- smooth sensitivity ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.essential
 def test_smooth_sensitivity_covers_every_poll_within_reach() -> None:
     """By brute force over all polls of 12 voters: the cost of neighbours differs by LS at most, SS is beta-smooth."""
     sigma, order, voters, beta = 3.0, 3.0, 12, 0.1

@@ -192,6 +192,7 @@ def test_attention_can_be_attacked(attack: str, count: int) -> None:
     assert found.loss <= begun.loss if attack == "map" else found.loss < begun.loss
 
 
+@pytest.mark.essential
 def test_without_normalisation_images_are_what_the_model_sees() -> None:
     model = mlp()
     images, labels = batch()

@@ -77,6 +77,7 @@ def world_of(path: Path) -> World:
 # ---- what comes out -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.essential
 def test_votes_and_answers_are_recomputed_outside_the_app(finished: Path) -> None:
     folder, world = RunFolder.open(finished), world_of(finished)
     poll = folder.poll()
