@@ -20,8 +20,8 @@ from fedpriv.files import write_whole
 __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
 
 _HEALTH_SECONDS = 120.0
-# Each question to Flower is a process that takes two seconds of a CPU; a node is missed after about a minute.
-_LOOK_SECONDS, _MISSED_SECONDS = 3.0, 5.0
+# Each question to Flower is a process that takes two seconds of a CPU.
+_LOOK_SECONDS = 3.0
 _LAST_PORT = 65535
 _Tell = Callable[[str], None]
 
@@ -261,7 +261,7 @@ def _wait_until_missed(folder: DeploymentFolder, record: Record, name: str) -> N
     while number in flower.online_nodes(folder):
         if time.monotonic() > deadline:
             raise RunFailedError(f"{name} has ended, and the SuperLink still holds it for connected; try again later")
-        time.sleep(_MISSED_SECONDS)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _stop_orphans(folder: DeploymentFolder, record: Record) -> None:

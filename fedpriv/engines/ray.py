@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.1
 
 
 def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
-    """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless ``config.address`` names one.
+    """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one.
 
     Raises:
         InputError: no cluster answers at the address, or it cannot host one client.
@@ -215,7 +215,7 @@ def connect(address: str, key: str, shares: Sequence[Share]) -> None:
     """Start or join Ray, so that a wrong address or share is one clear line.
 
     Args:
-        address: of a running cluster; empty: start one here.
+        address: of a running cluster; empty: that of ``RAY_ADDRESS``, and without one start one here.
         key: of the settings that the address comes from, for people.
         shares: of CPUs and GPUs that one unit of work takes.
 
@@ -223,7 +223,8 @@ def connect(address: str, key: str, shares: Sequence[Share]) -> None:
         InputError: no cluster answers at the address, or it cannot host one unit.
     """
     _set_environment()
-    address, key = (address, key) if address else (os.environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS")
+    if not address and os.environ.get("RAY_ADDRESS"):
+        address, key = os.environ["RAY_ADDRESS"], "RAY_ADDRESS"
     _knock(address, key)
     # A Ray started here has this environment, and the workers that it starts beforehand, one a core, are of use. With a
     # runtime environment it would start new ones, and those would idle.
