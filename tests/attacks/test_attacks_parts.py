@@ -30,7 +30,7 @@ from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.observation import Observation
-from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching.coordinates import coordinates_of
 from fedpriv.attacks.reconstruction.priors import fit_prior
@@ -314,3 +314,38 @@ def test_attacks_leave_the_model_alone() -> None:
         short = config.model_copy(update={"iterations": 2, "restarts": 1}) if name != "closed_form" else config
         run_attack(AttackJob(name, heard, model, short, 0))
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+class Failing(nn.Module):
+    """A network that fails in its forward pass."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.last, self.error = nn.Linear(16, 3), error
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise self.error
+
+
+@in_one_test(
+    ("error", "raised"),
+    [
+        (RuntimeError("no rule for this operator"), AttackRefused),
+        (ValueError("no rule for this operator"), AttackRefused),
+        (NotImplementedError("no rule for this operator"), AttackRefused),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), RuntimeError),
+        (KeyError("a bug of the network"), KeyError),
+    ],
+)
+def test_a_network_without_gradients_refuses_the_attack_with_its_reason(
+    error: Exception, raised: type[Exception]
+) -> None:
+    """What has other causes, such as memory that is lacking, is raised as it is."""
+    network = Network(Failing(error))
+    images, labels = torch.zeros(1, 1, 1, 4, 4), torch.full((1, 1, 3), 1 / 3)
+    with pytest.raises(raised) as caught:
+        network.gradients(dict(network.model.named_parameters()), images, labels, shared=True, each=False)
+    assert type(caught.value) is raised
+    if raised is AttackRefused:
+        assert str(caught.value).endswith("through this network fail: no rule for this operator")
+        assert caught.value.__cause__ is not None
