@@ -23,7 +23,9 @@ def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
         named = [where for column, where in slices(dataset.columns) if not column.is_number]
         rows = np.concatenate([rows[:, :0], *(rows[:, where] for where in named)], axis=1)
     elif not np.isin(rows, (0, 255)).all():
-        raise InputError(f"{dataset.name} has features between 0 and 1; facts hold or do not, as in location30")
+        raise InputError(
+            f"{dataset.name} has features between 0 and 1; facts are features of yes or no, as in location30"
+        )
     return rows > 0
 
 
@@ -37,11 +39,11 @@ def unicity(facts: NDArray[np.bool_], known: int, people: int, generator: np.ran
         generator: draws people and facts.
 
     Raises:
-        InputError: of nobody hold so many facts.
+        InputError: nobody has so many facts.
     """
     whom = np.flatnonzero(facts.sum(axis=1) >= known)
     if not len(whom):
-        raise InputError(f"of nobody hold {known} facts; the most are {int(facts.sum(axis=1).max())}")
+        raise InputError(f"nobody has {known} facts; the most that anybody has are {int(facts.sum(axis=1).max())}")
     drawn = generator.permutation(whom)[:people]
     alone = 0
     for person in drawn.tolist():

@@ -90,6 +90,20 @@ def test_no_command_is_no_mistake(here: Path) -> None:
     assert "Usage: fedpriv" in done.stdout + done.stderr
 
 
+def test_python_does_not_look_for_garbage_at_its_end() -> None:
+    """A second of CPU time and more, after each command and each Ctrl-C."""
+    code = """
+import atexit, gc, sys
+from fedpriv.cli import main
+
+atexit.register(lambda: print(gc.get_freeze_count() > 0))  # before those of the command, so called after them
+sys.argv = ["fedpriv", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code = """
 import sys

@@ -32,7 +32,7 @@ def data(
         typer.Option(
             "--of",
             metavar="NAME",
-            help="The data set of --unicity (default: the first of yes and no), or the experiment file of --bounds.",
+            help="For --unicity: a data set of yes-or-no features (unset: the first). For --bounds: experiment file.",
         ),
     ] = "",
     as_json: Json = False,

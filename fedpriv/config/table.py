@@ -1,5 +1,6 @@
 """The section [data.table]: what the columns of a file of your own are."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -28,6 +29,8 @@ class ColumnConfig(Section):
             raise ValueError(f"column {self.name!r}: low and high are told together")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
+        if self.low is not None and self.high is not None and not math.isfinite(self.high - self.low):
+            raise ValueError(f"column {self.name!r}: high - low is no finite number")
         if self.values and (self.low is not None or self.kind not in (None, "category")):
             raise ValueError(f"column {self.name!r}: values are of categories, low and high of numbers")
         if self.low is not None and self.kind not in (None, "number"):

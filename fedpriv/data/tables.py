@@ -128,7 +128,7 @@ def number_cells(cells: Cells, name: str, inferred: bool = False) -> NDArray[np.
         numbers = pc.cast(column, pa.float64())
     except pa.ArrowInvalid:
         row = next(row for row, text in enumerate(column.to_pylist()) if text is not None and not _is_number(text))
-        hint = f"; its first rows hold numbers: tell kind = 'category' of {name!r}, or mend it" if inferred else ""
+        hint = "; its first rows hold numbers: correct the cell, or set kind = 'category'" if inferred else ""
         raise cells.refused(row, name, f"{cut(column[row].as_py())!r} is no number{hint}") from None
     known = column.is_valid().to_numpy(zero_copy_only=False)
     values = np.where(known, numbers.fill_null(0.0).to_numpy(zero_copy_only=False), np.nan)
@@ -182,7 +182,8 @@ def _put_numbers(part: NDArray[np.float32], cells: Cells, column: Column, inferr
         part[:, 1] = gaps
     elif gaps.any():
         raise cells.refused(int(gaps.argmax()), column.name, _EMPTY)
-    scaled = ((numbers - column.low) / column.span).clip(0, 1)
+    with np.errstate(over="ignore"):  # what lies far beyond a narrow range is cut as what lies near it
+        scaled = ((numbers - column.low) / column.span).clip(0, 1)
     part[:, 0] = np.where(gaps, 0.5, scaled)
 
 
@@ -226,11 +227,15 @@ def _positions(texts: "pa.Array", values: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _is_number(text: str) -> bool:
+    """As Arrow reads it: Python's float takes more, such as 1_000 and digits of other scripts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     try:
-        float(text)
-    except ValueError:
+        pc.cast(pa.scalar(text), pa.float64())
+    except pa.ArrowInvalid:
         return False
-    return "_" not in text
+    return True
 
 
 def _csv(path: Path, delimiter: str) -> Iterator["pa.RecordBatch"]:

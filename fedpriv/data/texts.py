@@ -250,7 +250,8 @@ def _spoken(path: Path, rows: Sequence[Row], known: _Known | None, given: Sequen
             raise InputError(f"data.labels has {len(given)} entries, and {path} has {len(usual)} labels")
         usual = dict(zip(usual, given, strict=True))
     if len(set(usual.values())) != len(usual) or len(usual) < 2:
-        raise InputError(f"{path}: two labels or more, each said differently, are wanted; given: {', '.join(usual)}")
+        said = ", ".join(map(repr, usual.values()))
+        raise InputError(f"{path}: at least two labels, each with a word of its own, are wanted; given: {said}")
     return usual
 
 

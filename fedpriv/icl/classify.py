@@ -122,7 +122,7 @@ def noise_of(config: IclConfig, examples: int, epsilon: float) -> Noise:
         InputError: there are too few examples, or no noise in range fits.
     """
     if config.unit == "client":
-        check_enough(examples // config.clients, config.prompts, config.shots)
+        check_enough(examples // config.clients, config.prompts, config.shots, f" for each of {config.clients} clients")
         sigma = least_sigma(config.queries, epsilon, config.delta, config.prompts)
         return Noise(epsilon, sigma, _by_client(config, sigma))
     use = _use(config, examples)

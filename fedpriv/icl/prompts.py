@@ -65,7 +65,7 @@ def drawn(available: int, prompts: int, shots: int, generator: np.random.Generat
     return generator.choice(available, prompts * shots, replace=False).reshape(prompts, shots)
 
 
-def check_enough(available: int, prompts: int, shots: int) -> None:
+def check_enough(available: int, prompts: int, shots: int, whose: str = "") -> None:
     """Refuse more examples in prompts than there are.
 
     Raises:
@@ -74,5 +74,5 @@ def check_enough(available: int, prompts: int, shots: int) -> None:
     if prompts * shots > available:
         raise InputError(
             f"icl.prompts = {prompts} with icl.shots = {shots} take {prompts * shots} examples, and there are "
-            f"{available}"
+            f"{available}{whose}"
         )

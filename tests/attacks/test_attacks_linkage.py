@@ -33,7 +33,7 @@ def test_nobody_is_alone_among_twins_and_everybody_in_a_diagonal() -> None:
     draws = np.random.default_rng(0)
     assert unicity(np.ones((6, 5), dtype=bool), 5, 6, draws).value == 0
     assert unicity(np.eye(6, dtype=bool), 1, 6, draws).value == 1
-    with pytest.raises(InputError, match="of nobody hold 2 facts; the most are 1"):
+    with pytest.raises(InputError, match="nobody has 2 facts; the most that anybody has are 1"):
         unicity(np.eye(6, dtype=bool), 2, 6, draws)
 
 

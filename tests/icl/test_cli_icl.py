@@ -248,8 +248,9 @@ def test_people_and_programs_read_the_same(texts: Path, call: Call, tmp_path: Pa
         (["model.name=http", "model.url=http://192.0.2.1/v1"], "is not on the loopback"),
         (["model.name=http", "model.url=http://127.0.0.1:9/v1"], "does not answer"),
         (["leaks.pairs=81"], "leaks.pairs = 81: there are 320"),
-        (["icl.unit=client", "icl.clients=40"], "take 32 examples, and there are 8"),
-        (["data.labels=[a,' a']"], "begin with the same token|each said differently"),
+        (["icl.unit=client", "icl.clients=40"], "take 32 examples, and there are 8 for each of 40 clients"),
+        (["data.labels=[a,a]"], "at least two labels, each with a word of its own, are wanted; given: 'a', 'a'"),
+        (["data.labels=[a,' a']"], "begin with the same token|each with a word of its own"),
     ],
 )
 def test_bad_input_is_one_line(texts: Path, call: Call, tmp_path: Path, settings: list[str], words: str) -> None:
