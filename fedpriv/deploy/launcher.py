@@ -1,6 +1,6 @@
 """Start Flower's programs without importing PyTorch and Flower every time.
 
-Flower starts a program for each message, which would spend nine tenths of its CPU time on imports. Here one process
+Flower starts a program for each message, which would spend most of its CPU time on imports. Here one process
 imports once and forks. Programs of the same names, ahead on the search path, ask it and stand for the fork: they have
 its output and exit code, and it ends with them. Where nobody answers they become the real program.
 
