@@ -1,5 +1,6 @@
 """Networks of the library transformers, and adapters that the library peft has saved."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,30 @@ from torch import nn
 
 from tests.test_models_texts import LABELS, NEXT, STORIES, compared_with_autograd, examples, needs_stories, network
 
-pytest.importorskip("transformers", reason="transformers is not installed (fedpriv[icl])")
-peft = pytest.importorskip("peft", reason="peft is not installed (fedpriv[oracles])")
-
-import transformers  # noqa: E402  tests of other things run without it
-
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-pytestmark = pytest.mark.slow
+# They are imported where they are needed: it takes seconds, and everybody collects these tests.
+pytestmark = [
+    pytest.mark.slow,
+    *(
+        pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed (fedpriv[oracles])")
+        for name in ("transformers", "peft")
+    ),
+]
 
 
 def gpt2(length: int, vocabulary: int, classes: int) -> nn.Module:
     """Its embedding is its last layer, too, and its layers are no Linear ones."""
+    import transformers
+
     words = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
     config = transformers.GPT2Config(n_positions=length, n_embd=8, n_layer=2, n_head=2, **words, **still("_pdrop"))
     return transformers.GPT2LMHeadModel(config)
 
 
 def bert(length: int, vocabulary: int, classes: int) -> nn.Module:
+    import transformers
+
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.BertConfig(
         vocab_size=vocabulary,
@@ -44,6 +51,8 @@ def still(suffix: str) -> dict[str, float]:
 
 
 def llama(length: int, vocabulary: int, classes: int) -> nn.Module:
+    import transformers
+
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=vocabulary, **sizes))
 
@@ -56,6 +65,9 @@ def test_gradients_of_networks_of_transformers(name: str, sequences: Any) -> Non
 @needs_stories
 @pytest.mark.parametrize("layers", [("q_proj", "v_proj"), ALL], ids=len)
 def test_an_adapter_of_peft(layers: tuple[str, ...], tmp_path: Path) -> None:
+    import peft
+    import transformers
+
     plain = network({"name": "llama"}, STORIES)
     weights = {name: value.detach() for name, value in plain.named_parameters()}
     theirs = transformers.LlamaForCausalLM(like(weights))
@@ -79,6 +91,8 @@ def test_an_adapter_of_peft(layers: tuple[str, ...], tmp_path: Path) -> None:
 
 def like(weights: dict[str, torch.Tensor]) -> Any:
     """The shape of the stories' Llama, in the words of transformers."""
+    import transformers
+
     words, hidden = weights["model.embed_tokens.weight"].shape
     keys = len(weights["model.layers.0.self_attn.k_proj.weight"])
     return transformers.LlamaConfig(
