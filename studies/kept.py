@@ -1,4 +1,4 @@
-"""Results that are kept: ``python -m studies.kept sweeps/table4-small docs/results/table4-small.csv.gz`` keeps a sweep's.
+"""Results of a sweep, kept: ``python -m studies.kept sweeps/table4-small docs/results/table4-small.csv.gz``.
 
 The other studies read such a file, or the sweep's folder, so that pages and plots are made again without training.
 """
@@ -30,8 +30,8 @@ def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
 
     Args:
         path: of either.
-        top_10: a data set whose accuracy is replaced by the top-10 one, from the final models in the folder; a kept file
-            has what it was written with.
+        top_10: a data set whose accuracy is replaced by the top-10 one, from the final models in the folder; a kept
+            file has what it was written with.
 
     Raises:
         InputError: the folder is not a sweep's, or a file in it is damaged.

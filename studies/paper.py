@@ -1,9 +1,9 @@
 """The paper's tables with ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one in Markdown.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
-Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``, or from what is
-kept of it (see :mod:`studies.kept`). Table 5, the differences in Tables 3 and 4, is read from one that has both attacks
-or from one for each.
+Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``, or from
+what is kept of it (see :mod:`studies.kept`). Table 5, the differences in Tables 3 and 4, is read from one that has both
+attacks or from one for each.
 """
 
 import argparse

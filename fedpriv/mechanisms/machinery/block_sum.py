@@ -96,7 +96,7 @@ def _draws(rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Genera
 
 
 def _signs(rows: Tensor, kappa: float, rng: np.random.Generator) -> Tensor:
-    """Draws around blocks of one number, (n, m, 1): its sign, or the other one; any sign where there is no direction."""
+    """Draws around blocks of one number, (n, m, 1): its sign or the other one; either where there is no direction."""
     directions, present = _directions(rows)
     kept = 1 / (1 + math.exp(-2 * kappa))
     uniform = torch.from_numpy(rng.random(tuple(present.shape))).to(rows.device)

@@ -1,0 +1,236 @@
+"""What block sizes of directional noise give: ``python -m studies.blocks docs/results/blocks-*.csv.gz``.
+
+The files, or the folders of sweeps, are those of ``configs/paper/blocks.toml``: accuracy, membership and uploads, in
+any order. Printed is one row for each kind of block and nominal epsilon, and how far each kind is from the paper's
+column. ``--plot FILE.svg`` draws all of it.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedpriv.records import Interval
+from fedpriv.report.comparison import Setting, choose_attacks, settings_of
+from fedpriv.report.drawing import LIGHT, dress, to_svg
+from fedpriv.sweep import TrialRecord
+from studies.equal_privacy import with_interval
+from studies.kept import records_of
+from studies.paper import PAPER, ROWS
+
+BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
+PAPERS_ATTACKS = ("iga", "attack-r")
+COLOURS = ("#0072B2", "#D55E00", "#009E73")
+MARKERS = ("o", "^", "s")
+
+Key = tuple[str, float]  # blocks, nominal epsilon
+
+
+@dataclass(frozen=True)
+class Study:
+    """The three sweeps: key -> setting, with the paper's attacks and with the strongest ones.
+
+    Attributes:
+        accuracy: trained on all data; the setting without a mechanism has the key ("", 0).
+        membership: audited, MIA-R; strongest_membership: the strongest attack on average, which ``names`` has.
+        uploads: attacked by Inverting Gradients; strongest_uploads: likewise.
+        names: of the strongest attacks on membership and uploads.
+    """
+
+    accuracy: dict[Key, Setting]
+    membership: dict[Key, Setting]
+    strongest_membership: dict[Key, Setting]
+    uploads: dict[Key, Setting]
+    strongest_uploads: dict[Key, Setting]
+    names: tuple[str, str]
+
+
+def main() -> None:
+    """Print the table and the distances, and draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sweeps", type=Path, nargs=3)
+    parser.add_argument("--plot", type=Path)
+    asked = parser.parse_args()
+    study = study_of([records_of(path) for path in asked.sweeps])
+    print("\n".join([*table(study), "", *distances(study)]))
+    if asked.plot is not None:
+        asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
+
+
+def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
+    """Tell the three sweeps apart by what their trials have."""
+    audited = next(records for records in sweeps if records[0].memberships)
+    attacked = next(records for records in sweeps if records[0].reconstructions)
+    trained = next(records for records in sweeps if records is not audited and records is not attacked)
+    names = choose_attacks(audited).membership, choose_attacks(attacked).reconstruction
+    reconstruction, membership = PAPERS_ATTACKS
+    return Study(
+        _by_key(trained),
+        _by_key(audited, membership=membership),
+        _by_key(audited, membership=names[0]),
+        _by_key(attacked, reconstruction=reconstruction),
+        _by_key(attacked, reconstruction=names[1]),
+        names,
+    )
+
+
+def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership: str = "") -> dict[Key, Setting]:
+    settings = settings_of(records, choose_attacks(records, reconstruction, membership))
+    return {
+        (setting.first.blocks or "", float(setting.first.settings.get("mechanism.epsilon", 0))): setting
+        for setting in settings
+    }
+
+
+def table(study: Study) -> list[str]:
+    """Return Markdown lines, a row for each kind of block and epsilon, the largest blocks last."""
+    heads = (
+        "blocks", "ε_V", "m", "accuracy, %", "proven ε", "MIA-R: AUC", f"{study.names[0]}: AUC", "iga: MSE",
+        f"{study.names[1]}: MSE", "recovered", "guess: MSE",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
+    for key in [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]:
+        if key in study.accuracy:
+            lines.append(f"| {' | '.join(_cells(study, key))} |")
+    return lines
+
+
+def levels(study: Study) -> list[float]:
+    """The nominal epsilons."""
+    return sorted({level for _, level in study.accuracy} - {0.0})
+
+
+def _cells(study: Study, key: Key) -> list[str]:
+    trained = study.accuracy[key]
+    blocks, level = key
+    attacked = study.strongest_uploads.get(key)
+    lines = [] if attacked is None else [r for r in attacked.first.reconstruction if r.attack == study.names[1]]
+    return [
+        names_of(blocks),
+        f"{level:g}" if level else "",
+        "" if trained.first.draws is None else f"{trained.first.draws:,}",
+        with_interval(trained.accuracy, 100, 1),
+        "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
+        with_interval(_of(study.membership, key, "auc"), 1, 2),
+        with_interval(_of(study.strongest_membership, key, "auc"), 1, 2),
+        _short(_of(study.uploads, key, "mse")),
+        with_interval(_of(study.strongest_uploads, key, "mse"), 1, 3),
+        "".join(f"{line.recovered} of {line.victims}" for line in lines),
+        "" if attacked is None else f"{guess(attacked):.3f}",
+    ]
+
+
+def _of(settings: dict[Key, Setting], key: Key, figure: str) -> Interval | None:
+    value: Interval | None = getattr(settings[key], figure) if key in settings else None
+    return value
+
+
+def _short(estimate: Interval | None) -> str:
+    return "" if estimate is None else f"{estimate.value:.3f}"
+
+
+def names_of(blocks: str) -> str:
+    """Blocks in words."""
+    return {"": "no mechanism", "whole": "whole", "layer": "a tensor"}.get(blocks, blocks.partition(":")[2])
+
+
+def guess(setting: Setting) -> float:
+    """The smallest error of a guess that never saw an upload."""
+    return min(line.mse for line in setting.first.guesses if line.mse is not None)
+
+
+def distances(study: Study) -> list[str]:
+    """Return Markdown lines: how far each kind of block is from the paper's column, in points of accuracy.
+
+    The second figure compares what noise costs, accuracy without a mechanism minus accuracy with it, so that a network
+    that is smaller or trained for less does not count as noise.
+    """
+    data, model = next(iter(study.accuracy.values())).facet
+    column = PAPER["table2", data, model]
+    printed = {level: column[ROWS.index(("vmf", level))] for level in levels(study)}
+    bare = study.accuracy.get(("", 0.0))
+    lines = ["| blocks | distance | distance of what noise costs |", "| --- | --: | --: |"]
+    for blocks in BLOCKS:
+        here = {
+            level: _accuracy(study.accuracy[blocks, level]) for level in printed if (blocks, level) in study.accuracy
+        }
+        if not here or bare is None:
+            continue
+        plain = fmean(abs(here[level] - printed[level]) for level in here)
+        cost = fmean(abs((_accuracy(bare) - here[level]) - (column[0] - printed[level])) for level in here)
+        lines.append(f"| {names_of(blocks)} | {plain:.1f} | {cost:.1f} |")
+    return lines
+
+
+def _accuracy(setting: Setting) -> float:
+    if setting.accuracy is None:
+        raise ValueError(f"trial {setting.first.trial} has no accuracy")
+    return 100 * setting.accuracy.value
+
+
+def drawn(study: Study) -> Figure:
+    """Draw accuracy, proven epsilon, membership and reconstruction over the size of blocks."""
+    drawing = Figure(figsize=(13.5, 7.6), layout="constrained", facecolor="white")
+    accuracy, proven, member, error = drawing.subplots(2, 2).flat
+    _lines(accuracy, study, lambda key: _of(study.accuracy, key, "accuracy"))
+    accuracy.set_title("test accuracy", fontsize=10)
+    _horizontal(accuracy, study.accuracy[("", 0.0)].accuracy, "no mechanism")
+    _lines(proven, study, lambda key: _proven(study.accuracy[key]))
+    proven.set_yscale("log")
+    proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
+    _lines(member, study, lambda key: _of(study.strongest_membership, key, "auc"))
+    _lines(member, study, lambda key: _of(study.membership, key, "auc"), dashed=True)
+    member.set_title(f"AUC of membership inference: {study.names[0]} (dashed: MIA-R)", fontsize=10)
+    _horizontal(member, Interval(0.5, None, None), "guess")
+    _lines(error, study, lambda key: _of(study.strongest_uploads, key, "mse"))
+    _lines(error, study, lambda key: _of(study.uploads, key, "mse"), dashed=True)
+    error.set_yscale("log")
+    error.set_title(f"MSE of reconstruction: {study.names[1]} (dashed: Inverting Gradients)", fontsize=10)
+    _horizontal(error, Interval(guess(next(iter(study.strongest_uploads.values()))), None, None), "guess")
+    handles, labels = accuracy.get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=LIGHT.text)
+    return drawing
+
+
+def _proven(setting: Setting) -> Interval | None:
+    return None if setting.epsilon is None else Interval(setting.epsilon, None, None)
+
+
+def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], *, dashed: bool = False) -> None:
+    """One line for each nominal epsilon, with intervals where there are."""
+    dress(axes, LIGHT)
+    axes.grid(color=LIGHT.grid, linewidth=0.8)
+    for level, colour, marker in zip(levels(study), COLOURS, MARKERS, strict=True):
+        found = {
+            place: estimate
+            for place, blocks in enumerate(BLOCKS)
+            if (blocks, level) in study.accuracy and (estimate := figure((blocks, level))) is not None
+        }
+        values = [estimate.value for estimate in found.values()]
+        axes.plot(
+            list(found), values, color=colour, marker=marker, markersize=5, linewidth=1.2,
+            linestyle=(0, (3, 2)) if dashed else "-", alpha=0.6 if dashed else 1.0,
+            label="" if dashed else f"nominal ε_V = {level:g}",
+        )  # fmt: skip
+        for place, estimate in found.items():
+            if estimate.ends is not None and not dashed:
+                axes.plot([place, place], estimate.ends, color=colour, linewidth=1, alpha=0.45)
+    axes.set_xticks(range(len(BLOCKS)), [names_of(blocks) for blocks in BLOCKS])
+    axes.set_xlabel("numbers in a block", color=LIGHT.muted)
+
+
+def _horizontal(axes: Axes, estimate: Interval | None, name: str) -> None:
+    if estimate is not None:
+        axes.axhline(estimate.value, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+        axes.annotate(
+            name, (1, estimate.value), (-3, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="bottom", ha="right", color=LIGHT.muted, fontsize=8.5,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

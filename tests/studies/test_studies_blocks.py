@@ -1,0 +1,48 @@
+"""What is kept of the sweeps over block sizes gives the table and the figure in the documentation again."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedpriv.report.drawing import LIGHT, to_svg
+from studies.blocks import Study, distances, drawn, study_of, table
+from studies.kept import records_of
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return study_of([records_of(path) for path in sorted((DOCS / "results").glob("blocks-*.csv.gz"))])
+
+
+def test_the_kept_results_give_the_tables_of_the_pages(study: Study) -> None:
+    assert "\n".join(table(study)) in (DOCS / "paper-rows.md").read_text(encoding="utf-8")
+    assert "\n".join(distances(study)) in (DOCS / "paper.md").read_text(encoding="utf-8")
+
+
+def test_the_kept_results_give_the_figure(study: Study) -> None:
+    """Every number of the drawing, to half a pixel: another matplotlib may round otherwise."""
+    made, _ = to_svg(lambda _: drawn(study), LIGHT, transparent=False)
+    kept = (DOCS / "images" / "blocks.svg").read_bytes()
+    assert numbers(made) == pytest.approx(numbers(kept), abs=0.5)
+
+
+def test_rows_of_the_page_say_what_the_files_say(study: Study) -> None:
+    """One row, put together here from the records themselves."""
+    key = ("size:16", 10.0)
+    trained, audited, attacked = study.accuracy[key].first, study.membership[key].first, study.uploads[key].first
+    (row,) = [line for line in table(study) if line.startswith("| 16 | 10 |")]
+    assert trained.accuracy is not None and trained.epsilon is not None
+    assert f"| {100 * trained.accuracy:.1f} (" in row and f"| {trained.epsilon:.4g} |" in row
+    (area,) = [one.auc for one in audited.memberships if one.attack == "attack-r"]
+    (error,) = [one.mse for one in attacked.reconstruction if one.attack == "iga"]
+    assert f"| {area:.2f} (" in row and error is not None and f"| {error:.3f} |" in row
+
+
+def numbers(drawing: bytes) -> list[float]:
+    """Of paths and places; identifiers are not."""
+    text = re.sub(r"<metadata>.*?</metadata>", "", drawing.decode(), flags=re.DOTALL)
+    places = re.findall(r" (?:d|x|y|transform)=\"([^\"]*)\"", text)
+    return [float(number) for place in places for number in re.findall(r"-?\d+(?:\.\d+)?", place)]
