@@ -4,10 +4,14 @@
 that the two cannot drift apart.
 """
 
+import sys
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
-__all__ = ["Command", "Keys", "executor", "listener", "superlink", "supernode"]
+__all__ = ["LAUNCHED", "Command", "Keys", "executor", "launcher", "listener", "superlink", "supernode"]
+
+LAUNCHED = ("flwr", "flwr-clientapp", "flwr-serverapp")
+"""Flower's programs that start for each message or question."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Command:
 
     Attributes:
         name: how people call it, such as ``supernode-0``.
-        program: a program of Flower's, or ``fedpriv``.
+        program: a program of Flower's, ``fedpriv``, or a path.
         arguments: its arguments.
     """
 
@@ -102,6 +106,17 @@ def executor(name: str, served: str, keys: Keys | None, health: str | None = Non
         return Command(name, "flower-superexec", (*arguments, "--insecure"))
     arguments += ["--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret)]
     return Command(name, "flower-superexec", tuple(arguments))
+
+
+def launcher(programs: PurePath) -> Command:
+    """Return the process that runs what starts for each message or question, without importing it every time.
+
+    Args:
+        programs: the folder of the programs that ask it.
+    """
+    # -P: the modules beside the file are none of Python's.
+    code = Path(__file__).with_name("launcher.py")
+    return Command("launcher", sys.executable, ("-P", str(code), "serve", str(programs), *LAUNCHED))
 
 
 def listener(host: str, port: int, server: str, heard: PurePath) -> Command:

@@ -84,7 +84,7 @@ def environment(folder: DeploymentFolder) -> dict[str, str]:
     modules are looked for where this process looks.
     """
     variables = dict(os.environ)
-    path = [sysconfig.get_path("scripts"), variables.get("PATH", "")]
+    path = [str(folder.programs), sysconfig.get_path("scripts"), variables.get("PATH", "")]
     modules = [str(Path.cwd()), variables.get("PYTHONPATH", "")]
     return {
         **variables,
@@ -174,7 +174,8 @@ def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
         RunFailedError: it does not answer, or says that it could not do it.
     """
     question = f"flwr {' '.join(arguments[:2])}"
-    command = [program("flwr"), *arguments, "--format", "json"]
+    launched = folder.programs / "flwr"
+    command = [str(launched) if launched.is_file() else program("flwr"), *arguments, "--format", "json"]
     try:
         done = subprocess.run(
             command,

@@ -11,12 +11,15 @@ from fedpriv.deploy.processes import Started, is_alive
 from fedpriv.errors import InputError
 from fedpriv.files import is_part, remove_parts, write_whole, writing_to
 
-__all__ = ["HOST", "PRIVATE", "DeploymentFolder", "Record", "is_free"]
+__all__ = ["EXECUTABLE", "HOST", "PRIVATE", "DeploymentFolder", "Record", "is_free"]
 
 HOST = "127.0.0.1"
 
 PRIVATE = 0o600
 """Permissions of a file that only its owner can read."""
+
+EXECUTABLE = 0o700
+"""Permissions of a program that only its owner can start."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class DeploymentFolder:
         clients: what clients keep to themselves: their secrets, and what they answered.
         heard: what an eavesdropper has stored.
         flower: Flower's own home: connections, and apps as they were sent.
+        programs: those of Flower's that the launcher runs, ahead of the real ones on the search path.
         database: the SuperLink's state.
     """
 
@@ -96,6 +100,7 @@ class DeploymentFolder:
         self.tls, self.keys, self.logs = self.path / "tls", self.path / "keys", self.path / "logs"
         self.runs, self.seeds, self.clients = self.path / "runs", self.path / "seeds", self.path / "clients"
         self.heard, self.flower = self.path / "heard", self.path / "flower"
+        self.programs = self.path / "programs"
         self.database, self._record = self.path / "superlink.db", self.path / "deployment.json"
 
     def create(self) -> None:
@@ -105,7 +110,7 @@ class DeploymentFolder:
             InputError: it cannot be made, or holds something else.
             RunFailedError: the disk is full.
         """
-        parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.clients, self.flower)
+        parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.clients, self.flower, self.programs)
         known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name, ".gitignore"}
         with writing_to(f"--dir {self.path}:"):
             entries = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
@@ -145,8 +150,10 @@ class DeploymentFolder:
         write_whole(self._record, _RECORD.dump_json(record, indent=2), mode=PRIVATE)
 
     def forget(self) -> None:
-        """Remove the record, all keys, seeds and secrets, and the SuperLink's state; logs and runs stay."""
-        secrets = [entry for part in (self.tls, self.keys, self.seeds, self.clients) for entry in part.glob("*")]
+        """Remove the record, all keys, seeds, secrets and programs, and the SuperLink's state; logs and runs stay."""
+        secrets = [
+            entry for part in (self.tls, self.keys, self.seeds, self.clients, self.programs) for entry in part.glob("*")
+        ]
         states = self.path.glob(f"{self.database.name}*")
         for path in (*secrets, *states, self._record):
             path.unlink(missing_ok=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
-from fedpriv.deploy.commands import Command, Keys, executor, listener, superlink, supernode
-from fedpriv.deploy.folder import HOST, PRIVATE, DeploymentFolder, Record, is_free
+from fedpriv.deploy.commands import LAUNCHED, Command, Keys, executor, launcher, listener, superlink, supernode
+from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, Record, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
+from fedpriv.deploy.launcher import stand_in
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import write_whole
@@ -86,7 +87,7 @@ def up(
         _refuse_second(folder)
     record = Record(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
     _check_ports(record)
-    for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
+    for name in (*LAUNCHED, "flower-superlink", "flower-supernode", "flower-superexec"):
         flower.program(name)
     folder.create()
     folder.forget()
@@ -96,6 +97,9 @@ def up(
         shutil.rmtree(folder.heard)
     _make_keys(folder, record)
     flower.connect(folder, record)
+    for program in LAUNCHED:
+        text = stand_in(folder.programs, flower.program(program))
+        write_whole(folder.programs / program, text.encode(), mode=EXECUTABLE)
     try:
         return _start_all(folder, record, tell)
     except BaseException:
@@ -233,9 +237,13 @@ def _node_key(folder: DeploymentFolder, partition: int) -> Path:
 def commands_of(folder: DeploymentFolder, record: Record) -> tuple[Command, ...]:
     """The processes of a deployment, in the order in which they start."""
     keys = keys_of(folder, record)
-    server = [superlink(HOST, record.port, folder.database, keys), executor("serverapp", record.server, keys)]
+    server = [
+        launcher(folder.programs),
+        superlink(HOST, record.port, folder.database, keys),
+        executor("serverapp", record.server, keys),
+    ]
     if record.listens:
-        server.insert(1, listener(HOST, record.ports[-1], record.server, folder.heard))
+        server.insert(2, listener(HOST, record.ports[-1], record.server, folder.heard))
     nodes = tuple(
         command for partition in range(record.nodes) for command in _client_commands(folder, record, partition, keys)
     )
@@ -273,9 +281,9 @@ def _stop_orphans(folder: DeploymentFolder, record: Record) -> None:
 
 
 def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
-    first, *others = commands_of(folder, record)
+    first, server, *others = commands_of(folder, record)
     tell(f"starting the SuperLink on {record.server}")
-    record = _add(folder, record, first)
+    record = _add(folder, _add(folder, record, first), server)
     _wait_for_health(folder, record)
     if not record.insecure:
         keys = [_node_key(folder, partition).with_suffix(".pub") for partition in range(record.nodes)]

@@ -117,8 +117,8 @@ class FactoredGradients(GradientOperator):
         )
 
     @override
-    def pair_products(self, block: Block | None = None) -> int:
-        return sum(self._factors[name].pair_products() for name in self.names(block))
+    def pair_products(self, block: Block | None = None, *, precise: bool = True) -> int:
+        return sum(self._factors[name].pair_products(precise) for name in self.names(block))
 
     def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:
         """Add up a product over the block's parameters."""

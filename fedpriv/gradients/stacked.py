@@ -110,8 +110,8 @@ class StackedGradients(GradientOperator):
         return self.flat.part(start, stop)
 
     @override
-    def pair_products(self, block: Block | None = None) -> int:
-        return self.flat.pair_products(block)
+    def pair_products(self, block: Block | None = None, *, precise: bool = True) -> int:
+        return self.flat.pair_products(block, precise=precise)
 
     def _cut(self, values: Tensor) -> Tensor:
         return values.view(self.models, -1)

@@ -22,7 +22,7 @@ from fedpriv.runs import RunFolder
 from tests.flower.apps import own_app
 
 NODES = 2
-# Every message is a process, and takes seconds; masked, a round has four for each client.
+# Every message is a process; masked, a round has four for each client.
 MASKED = ("--set=federation.secure_aggregation=true", "--set=federation.rounds=1")
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentF
     assert done.returncode == 0, done.stderr
     folder = DeploymentFolder(here / "deployment")
     started = folder.read().processes
-    assert len(started) == 3 + 2 * NODES
+    assert len(started) == 4 + 2 * NODES
     yield folder
     family = [member for one in started for member in (one.pid, *children(one.pid))]
     done = fedpriv("deploy", "down", cwd=here)

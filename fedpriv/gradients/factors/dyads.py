@@ -112,6 +112,6 @@ class Dyads(Factor):
         left, right = self._sides
         return without_extremes(left.norms()) * without_extremes(right.norms())
 
-    def pair_products(self) -> int:
+    def pair_products(self, precise: bool) -> int:
         """Return the length of both sides."""
         return sum(self._shape)

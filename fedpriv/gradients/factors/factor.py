@@ -146,8 +146,12 @@ class Factor(ABC):
         return torch.zeros_like(self.magnitudes())
 
     @abstractmethod
-    def pair_products(self) -> int:
-        """Return about how many multiplications the inner product of two of them takes."""
+    def pair_products(self, precise: bool) -> int:
+        """Return about how many multiplications the inner product of two of them takes; quick ones count for less.
+
+        Args:
+            precise: as for :meth:`gram`.
+        """
 
     def _cut(self, groups: int) -> Sequence["Factor"]:
         """Cut the batch into groups of the same size."""

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor
 from fedpriv.gradients.factors.products import (
+    products,
     products_of_lookups,
     slices,
     summed_at_first,
@@ -53,7 +55,8 @@ class Lookup(Factor):
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: two positions count when they look up the same row."""
-
+        if self._is_common:
+            return products(self._errors.flatten(1)[None], self._scratch)[0]
         return self._by_pairs(self._positions, self._positions * (self._width + 1), self.side, products_of_lookups)
 
     def squared_norms(self) -> Tensor:
@@ -103,9 +106,14 @@ class Lookup(Factor):
         """Return the bounds of what was summed."""
         return self._magnitudes
 
-    def pair_products(self) -> int:
-        """Return those of all positions with all positions."""
-        return self._positions**2 * self._width
+    def pair_products(self, precise: bool) -> int:
+        """Return those of all positions with all positions, or with their own."""
+        return self._width * self._positions ** (1 if self._is_common else 2)
+
+    @cached_property
+    def _is_common(self) -> bool:
+        """Whether all examples look up the same rows in the same order, as for embeddings of positions."""
+        return bool((self._indices == self._indices[:1]).all())
 
     def side(self, chunk: slice) -> tuple[Tensor, Tensor]:
         """Return all indices (n T,) and errors (n T, width) of some examples, these in float64."""

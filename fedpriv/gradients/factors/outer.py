@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor, Inputs
-from fedpriv.gradients.factors.products import products, products_of_positions, rows_are_cheaper, slices, zeroed
+from fedpriv.gradients.factors.products import (
+    LARGE,
+    QUICK,
+    products,
+    products_of_positions,
+    rows_are_cheaper,
+    slices,
+    zeroed,
+)
 from fedpriv.gradients.norms import row_norms
 from fedpriv.gradients.operator import in_double, total
 from fedpriv.gradients.rounding import of_products, of_sums
@@ -82,7 +90,10 @@ class Outer(Factor):
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            return total(products(rows[None], self._scratch)[0] for rows in self._pieces(precise=True))
+            own_type = not precise and self._is_quick
+            return total(
+                products(rows[None], self._scratch, own_type)[0] for rows in self._pieces(precise=not own_type)
+            )
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
         return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
@@ -160,10 +171,11 @@ class Outer(Factor):
             share += of_products(self._positions**2 + self._wide + self._tall)
         return share * self._magnitudes
 
-    def pair_products(self) -> int:
+    def pair_products(self, precise: bool) -> int:
         """Return those of the cheaper of the two ways of :meth:`gram`."""
         if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
-            return self._wide * self._tall
+            numbers = self._wide * self._tall
+            return numbers if precise or not self._is_quick else numbers // QUICK
         return self._positions**2 * (self._wide + self._tall)
 
     def side(self, chunk: slice) -> tuple[Tensor, Tensor]:
@@ -180,6 +192,11 @@ class Outer(Factor):
             inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
             torch.bmm(errors.mT, inputs, out=written[chunk.start - examples.start : chunk.stop - examples.start])
         return written
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether inner products may come from the gradients' own type: of a matrix for which that is faster."""
+        return not self._long and self._wide * self._tall >= LARGE
 
     @property
     def _numbers(self) -> int:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.gradients.factors.factor import Factor
-from fedpriv.gradients.factors.products import grouped, products, squared, zeroed
+from fedpriv.gradients.factors.products import LARGE, QUICK, grouped, products, zeroed
 from fedpriv.gradients.norms import lengths, row_norms
 from fedpriv.gradients.operator import total
 
@@ -14,8 +14,8 @@ __all__ = ["Rows"]
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
-    Their inner products are in float64 even where that is not asked for: it takes little time compared with writing
-    them out. That is not so for the two sides of dyads.
+    Inner products of small gradients are in float64 even where that is not asked for: it takes little time compared
+    with writing them out. That is not so for the two sides of dyads, and for large gradients.
 
     Args:
         rows: the gradients.
@@ -41,11 +41,10 @@ class Rows(Factor):
 
     def grams(self, groups: int, precise: bool) -> Tensor:
         """Return the inner products within groups, B^2 n / G operations for n coordinates the first time."""
-        precise = precise or not self._side
+        precise = precise or not self._is_quick
         if (groups, precise) not in self._grams:
             rows = grouped(self._rows, groups)
-            quick = None if precise else squared(rows)
-            self._grams[groups, precise] = products(rows, self._scratch) if quick is None else quick
+            self._grams[groups, precise] = products(rows, self._scratch, own_type=not precise)
         return self._grams[groups, precise]
 
     def norms(self) -> Tensor:
@@ -107,9 +106,15 @@ class Rows(Factor):
         """Return the norms, or the bounds of what was summed."""
         return self.norms() if self._magnitudes is None else self._magnitudes
 
-    def pair_products(self) -> int:
+    def pair_products(self, precise: bool) -> int:
         """Return the number of coordinates."""
-        return self._rows.shape[1]
+        numbers = self._rows.shape[1]
+        return numbers if precise or numbers < LARGE else numbers // QUICK
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether inner products may come from the gradients' own type: of sides, and where that is faster."""
+        return self._side or self._rows.shape[1] >= LARGE
 
     def _laid_out(self, vector: Tensor) -> Tensor:
         """A tensor of the parameter's shape as a row."""

@@ -78,9 +78,9 @@ class Stacked(Factor):
         """Return those of all parts together."""
         return lengths(torch.stack([part.roundings() for part in self._parts], dim=1))
 
-    def pair_products(self) -> int:
+    def pair_products(self, precise: bool) -> int:
         """Return the sum of the parts'."""
-        return sum(part.pair_products() for part in self._parts)
+        return sum(part.pair_products(precise) for part in self._parts)
 
     def _with(self, vector: Tensor) -> Iterator[tuple[Factor, Tensor]]:
         """The parts with their share of a tensor of the parameter's shape."""

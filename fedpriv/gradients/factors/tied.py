@@ -104,10 +104,10 @@ class Tied(Factor):
             share += of_products(terms**2 + self._width + self._words)
         return share * self.magnitudes()
 
-    def pair_products(self) -> int:
+    def pair_products(self, precise: bool) -> int:
         """Return those of both, and of both with one another."""
         across = self._positions * self._lookups * self._width
-        return self._looked_up.pair_products() + self._multiplied.pair_products() + 2 * across
+        return self._looked_up.pair_products(True) + self._multiplied.pair_products(True) + 2 * across
 
     @property
     def _like(self) -> Tensor:

@@ -56,6 +56,6 @@ class Zero(Factor):
         """Return zeros, (B,)."""
         return self.squared_norms()
 
-    def pair_products(self) -> int:
+    def pair_products(self, precise: bool) -> int:
         """Return 0."""
         return 0

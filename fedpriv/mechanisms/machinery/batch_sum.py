@@ -164,7 +164,8 @@ def group_size(gradients: GradientOperator, block: Block | None) -> int:
     A group of b examples takes b^2 times the inner product of a pair, and a normal vector.
     """
     each = NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS
-    return 1 << max(0, round(math.log2(each / max(1, gradients.pair_products(block))) / 2))
+    pair = max(1, gradients.pair_products(block, precise=False))
+    return 1 << max(0, round(math.log2(each / pair) / 2))
 
 
 def cut_groups(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
@@ -239,7 +240,7 @@ def directions_of(gradients: GradientOperator, groups: int, block: Block | None)
     limits, dimension = torch.finfo(gradients.dtype), gradients.dimension(block)
     roundings = gradients.roundings(block).cpu().double().view(groups, -1)
     shortest = _shortest(gradients, block).view(groups, -1)
-    if gradients.examples // groups <= dimension and 2 * gradients.pair_products(block) < dimension:
+    if gradients.examples // groups <= dimension and 2 * gradients.pair_products(block, precise=False) < dimension:
         grams = gradients.grams(groups, block, precise=False).cpu()
         squared = grams.diagonal(dim1=1, dim2=2)
         if _clear(squared, limits) and bool((squared > 2 * shortest.square()).all()):

@@ -1,0 +1,100 @@
+"""What the launcher runs is the program itself: arguments, folder, environment, input, output, exit code and end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedpriv.deploy.commands import launcher
+from fedpriv.deploy.flower import program
+from fedpriv.deploy.launcher import stand_in
+from fedpriv.deploy.processes import Started, is_alive, start, stop
+
+# `tqdm` copies its input to its output until that ends.
+NAMES = ("flwr", "tqdm")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Started]]:
+    """A launcher, in a folder whose name is longer than the address of a socket may be."""
+    folder = tmp_path_factory.mktemp("programs") / ("long 'name'" * 12)
+    folder.mkdir(parents=True)
+    for name in NAMES:
+        (folder / name).write_text(stand_in(folder, program(name)))
+        (folder / name).chmod(0o700)
+    command = launcher(folder)
+    started = start("launcher", [command.program, *command.arguments, "tqdm"], os.environ, folder, folder / "log")
+    while not (folder / "launcher.sock").exists():
+        assert is_alive(started), (folder / "log").read_text()
+        time.sleep(0.05)
+    yield folder, started
+    stop([started])
+
+
+def asked(path: str | Path, *arguments: str, text: str = "", **variables: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [str(path), *arguments], input=text, capture_output=True, text=True, cwd="/", env={**os.environ, **variables}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_answers_as_the_program_does(launched: tuple[Path, Started], tmp_path: Path) -> None:
+    folder, started = launched
+    (tmp_path / "config.toml").touch()
+    cases: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+        (("--version",), {}),
+        (("nonsense",), {"COLUMNS": "60"}),
+        (("ls", "nowhere", "--format", "json"), {"FLWR_HOME": str(tmp_path)}),
+    )
+    codes = []
+    for arguments, variables in cases:
+        answer = asked(folder / "flwr", *arguments, **variables)
+        assert answer == asked(program("flwr"), *arguments, **variables)
+        codes.append(answer[0])
+    assert codes[:2] == [0, 2]
+    assert asked(folder / "tqdm", text="a line\n" * 1000)[:2] == (0, "a line\n" * 1000)
+    assert (folder / "log").read_text() == ""
+    assert is_alive(started)
+
+
+def running(launched: tuple[Path, Started]) -> tuple[subprocess.Popen[bytes], psutil.Process]:
+    """A program that waits for input, and the fork that runs it."""
+    folder, started = launched
+    silent = subprocess.DEVNULL
+    asking = subprocess.Popen([folder / "tqdm"], stdin=subprocess.PIPE, stdout=silent, stderr=silent, cwd="/")
+    while not (forks := psutil.Process(started.pid).children()) or forks[0].cwd() != "/":
+        time.sleep(0.05)
+    return asking, forks[0]
+
+
+def test_it_ends_with_whoever_asked_for_it(launched: tuple[Path, Started]) -> None:
+    asking, fork = running(launched)
+    asking.kill()
+    asking.communicate()
+    fork.wait(timeout=60)
+
+
+def test_a_program_that_was_killed_has_failed_and_is_not_started_again(launched: tuple[Path, Started]) -> None:
+    asking, fork = running(launched)
+    fork.send_signal(signal.SIGKILL)
+    asking.communicate()
+    assert asking.returncode == 1
+
+
+def test_without_the_launcher_it_becomes_the_program(launched: tuple[Path, Started]) -> None:
+    folder, started = launched
+    psutil.Process(started.pid).kill()
+    while is_alive(started):
+        time.sleep(0.05)
+    assert asked(folder / "tqdm", text="x\n")[:2] == (0, "x\n")
+    (folder / "launcher.sock").unlink()
+    assert asked(folder / "tqdm", text="x\n")[:2] == (0, "x\n")
+    assert sys.executable in (folder / "tqdm").read_text()
