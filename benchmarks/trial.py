@@ -1,8 +1,8 @@
 """What a run costs beyond its gradients: ``python -m benchmarks.trial configs/quickstart.toml [--set KEY=VALUE]``.
 
 The file is an experiment's. Printed are the CPU seconds of the whole process, imports included, and of the mean
-gradients of its steps, mechanism included, with the batches' images; what is left is start, data, optimiser, evaluation,
-ledger and files.
+gradients of its steps, mechanism included, with the batches' images; what is left is start, data, optimiser,
+evaluation, ledger and files.
 """
 
 import argparse

@@ -1,15 +1,17 @@
 """What block sizes of directional noise give: ``python -m studies.blocks docs/results/blocks-*.csv.gz``.
 
 The files, or the folders of sweeps, are those of ``configs/paper/blocks.toml``: accuracy, membership and uploads, in
-any order. Printed is one row for each kind of block and nominal epsilon, and how far each kind is from the paper's
-column. ``--plot FILE.svg`` draws all of it.
+any order. Printed are one row for each kind of block and nominal epsilon, small tables of one figure each, and how far
+each kind is from the paper's column. ``--plot FILE.svg`` draws all of it.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,7 +25,9 @@ from studies.kept import records_of
 from studies.paper import PAPER, ROWS
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
-PAPERS_ATTACKS = ("iga", "attack-r")
+MIA_R = "attack-r"
+RECONSTRUCTIONS = ("map", "closed_form", "iga")
+STYLES = ("-", (0, (1, 1)), (0, (4, 2)))
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 MARKERS = ("o", "^", "s")
 
@@ -32,21 +36,18 @@ Key = tuple[str, float]  # blocks, nominal epsilon
 
 @dataclass(frozen=True)
 class Study:
-    """The three sweeps: key -> setting, with the paper's attacks and with the strongest ones.
+    """The three sweeps: key -> setting.
 
     Attributes:
         accuracy: trained on all data; the setting without a mechanism has the key ("", 0).
-        membership: audited, MIA-R; strongest_membership: the strongest attack on average, which ``names`` has.
-        uploads: attacked by Inverting Gradients; strongest_uploads: likewise.
-        names: of the strongest attacks on membership and uploads.
+        membership: audited; attack -> the settings with its AUC. The first attack is the strongest on average, the
+            second the paper's.
+        uploads: attack -> the settings with its error.
     """
 
     accuracy: dict[Key, Setting]
-    membership: dict[Key, Setting]
-    strongest_membership: dict[Key, Setting]
-    uploads: dict[Key, Setting]
-    strongest_uploads: dict[Key, Setting]
-    names: tuple[str, str]
+    membership: dict[str, dict[Key, Setting]]
+    uploads: dict[str, dict[Key, Setting]]
 
 
 def main() -> None:
@@ -56,7 +57,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
     study = study_of([records_of(path) for path in asked.sweeps])
-    print("\n".join([*table(study), "", *distances(study)]))
+    for lines in (table(study), *small_tables(study), distances(study)):
+        print("\n".join(lines), end="\n\n")
     if asked.plot is not None:
         asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
 
@@ -66,15 +68,11 @@ def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
     audited = next(records for records in sweeps if records[0].memberships)
     attacked = next(records for records in sweeps if records[0].reconstructions)
     trained = next(records for records in sweeps if records is not audited and records is not attacked)
-    names = choose_attacks(audited).membership, choose_attacks(attacked).reconstruction
-    reconstruction, membership = PAPERS_ATTACKS
+    strongest = choose_attacks(audited).membership
     return Study(
         _by_key(trained),
-        _by_key(audited, membership=membership),
-        _by_key(audited, membership=names[0]),
-        _by_key(attacked, reconstruction=reconstruction),
-        _by_key(attacked, reconstruction=names[1]),
-        names,
+        {attack: _by_key(audited, membership=attack) for attack in (strongest, MIA_R)},
+        {attack: _by_key(attacked, reconstruction=attack) for attack in RECONSTRUCTIONS},
     )
 
 
@@ -88,10 +86,8 @@ def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership
 
 def table(study: Study) -> list[str]:
     """Return Markdown lines, a row for each kind of block and epsilon, the largest blocks last."""
-    heads = (
-        "blocks", "ε_V", "m", "accuracy, %", "proven ε", "MIA-R: AUC", f"{study.names[0]}: AUC", "iga: MSE",
-        f"{study.names[1]}: MSE", "recovered", "guess: MSE",
-    )  # fmt: skip
+    heads = ["blocks", "ε_V", "m", "accuracy, %", "proven ε", *(f"{attack}: AUC" for attack in study.membership)]
+    heads += [f"{attack}: MSE (recovered)" for attack in study.uploads] + ["guess: MSE"]
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
     for key in [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]:
         if key in study.accuracy:
@@ -99,38 +95,76 @@ def table(study: Study) -> list[str]:
     return lines
 
 
-def levels(study: Study) -> list[float]:
-    """The nominal epsilons."""
-    return sorted({level for _, level in study.accuracy} - {0.0})
-
-
 def _cells(study: Study, key: Key) -> list[str]:
-    trained = study.accuracy[key]
-    blocks, level = key
-    attacked = study.strongest_uploads.get(key)
-    lines = [] if attacked is None else [r for r in attacked.first.reconstruction if r.attack == study.names[1]]
+    trained, (blocks, level) = study.accuracy[key], key
+    attacked = study.uploads[RECONSTRUCTIONS[0]].get(key)
     return [
         names_of(blocks),
         f"{level:g}" if level else "",
         "" if trained.first.draws is None else f"{trained.first.draws:,}",
         with_interval(trained.accuracy, 100, 1),
         "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
-        with_interval(_of(study.membership, key, "auc"), 1, 2),
-        with_interval(_of(study.strongest_membership, key, "auc"), 1, 2),
-        _short(_of(study.uploads, key, "mse")),
-        with_interval(_of(study.strongest_uploads, key, "mse"), 1, 3),
-        "".join(f"{line.recovered} of {line.victims}" for line in lines),
+        *(with_interval(_of(settings, key, "auc"), 1, 2) for settings in study.membership.values()),
+        *(_error(settings, key, attack) for attack, settings in study.uploads.items()),
         "" if attacked is None else f"{guess(attacked):.3f}",
     ]
 
 
-def _of(settings: dict[Key, Setting], key: Key, figure: str) -> Interval | None:
+def small_tables(study: Study) -> list[list[str]]:
+    """Return Markdown lines of four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
+
+    Levels that a sweep has not reached are left out.
+    """
+    return [
+        _small(study, {"": lambda key: _percent(study.accuracy[key].accuracy)}),
+        _small(study, {"": lambda key: _significant(study.accuracy[key].epsilon)}),
+        _small(study, {f", {name}": partial(_area, settings) for name, settings in study.membership.items()}),
+        _small(
+            study, {f", {name}": partial(_error, settings, attack=name) for name, settings in study.uploads.items()}
+        ),
+    ]
+
+
+def _small(study: Study, figures: Mapping[str, Callable[[Key], str]]) -> list[str]:
+    """A row for each level and figure, by what its name ends with."""
+    lines = [f"| numbers in a block | {' | '.join(map(names_of, BLOCKS))} |", f"| --- |{' --: |' * len(BLOCKS)}"]
+    for level in levels(study):
+        for name, figure in figures.items():
+            cells = [figure((blocks, level)) for blocks in BLOCKS]
+            if any(cells):
+                lines.append(f"| ε_V = {level:g}{name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _area(settings: Mapping[Key, Setting], key: Key) -> str:
+    return _percent(_of(settings, key, "auc"))
+
+
+def _error(settings: Mapping[Key, Setting], key: Key, attack: str) -> str:
+    """An attack's error, and how many images it recovered."""
+    estimate = _of(settings, key, "mse")
+    if estimate is None:
+        return ""
+    recovered = sum(line.recovered for line in settings[key].first.reconstruction if line.attack == attack)
+    return f"{estimate.value:.3f} ({recovered})"
+
+
+def _percent(estimate: Interval | None) -> str:
+    return "" if estimate is None else f"{100 * estimate.value:.1f}"
+
+
+def _significant(value: float | None) -> str:
+    return "" if value is None else f"{float(f'{value:.3g}'):,.10g}"
+
+
+def levels(study: Study) -> list[float]:
+    """The nominal epsilons."""
+    return sorted({level for _, level in study.accuracy} - {0.0})
+
+
+def _of(settings: Mapping[Key, Setting], key: Key, figure: str) -> Interval | None:
     value: Interval | None = getattr(settings[key], figure) if key in settings else None
     return value
-
-
-def _short(estimate: Interval | None) -> str:
-    return "" if estimate is None else f"{estimate.value:.3f}"
 
 
 def names_of(blocks: str) -> str:
@@ -182,15 +216,16 @@ def drawn(study: Study) -> Figure:
     _lines(proven, study, lambda key: _proven(study.accuracy[key]))
     proven.set_yscale("log")
     proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
-    _lines(member, study, lambda key: _of(study.strongest_membership, key, "auc"))
-    _lines(member, study, lambda key: _of(study.membership, key, "auc"), dashed=True)
-    member.set_title(f"AUC of membership inference: {study.names[0]} (dashed: MIA-R)", fontsize=10)
+    for style, settings in zip(STYLES[::2], study.membership.values(), strict=True):
+        _lines(member, study, partial(_of, settings, figure="auc"), style)
+    member.set_title(f"AUC of membership inference: {next(iter(study.membership))} (dashed: MIA-R)", fontsize=10)
     _horizontal(member, Interval(0.5, None, None), "guess")
-    _lines(error, study, lambda key: _of(study.strongest_uploads, key, "mse"))
-    _lines(error, study, lambda key: _of(study.uploads, key, "mse"), dashed=True)
+    for style, settings in zip(STYLES, study.uploads.values(), strict=True):
+        _lines(error, study, partial(_of, settings, figure="mse"), style)
     error.set_yscale("log")
-    error.set_title(f"MSE of reconstruction: {study.names[1]} (dashed: Inverting Gradients)", fontsize=10)
-    _horizontal(error, Interval(guess(next(iter(study.strongest_uploads.values()))), None, None), "guess")
+    error.set_title("MSE of reconstruction: map (dotted: closed form, dashed: Inverting Gradients)", fontsize=10)
+    attacked = next(iter(study.uploads[RECONSTRUCTIONS[0]].values()))
+    _horizontal(error, Interval(guess(attacked), None, None), "guess")
     handles, labels = accuracy.get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=LIGHT.text)
     return drawing
@@ -200,8 +235,8 @@ def _proven(setting: Setting) -> Interval | None:
     return None if setting.epsilon is None else Interval(setting.epsilon, None, None)
 
 
-def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], *, dashed: bool = False) -> None:
-    """One line for each nominal epsilon, with intervals where there are."""
+def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], style: Any = STYLES[0]) -> None:
+    """One line for each nominal epsilon; solid ones have their intervals, where there are."""
     dress(axes, LIGHT)
     axes.grid(color=LIGHT.grid, linewidth=0.8)
     for level, colour, marker in zip(levels(study), COLOURS, MARKERS, strict=True):
@@ -213,11 +248,10 @@ def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], *
         values = [estimate.value for estimate in found.values()]
         axes.plot(
             list(found), values, color=colour, marker=marker, markersize=5, linewidth=1.2,
-            linestyle=(0, (3, 2)) if dashed else "-", alpha=0.6 if dashed else 1.0,
-            label="" if dashed else f"nominal ε_V = {level:g}",
+            linestyle=style, label=f"nominal ε_V = {level:g}",
         )  # fmt: skip
         for place, estimate in found.items():
-            if estimate.ends is not None and not dashed:
+            if estimate.ends is not None and style == STYLES[0]:
                 axes.plot([place, place], estimate.ends, color=colour, linewidth=1, alpha=0.45)
     axes.set_xticks(range(len(BLOCKS)), [names_of(blocks) for blocks in BLOCKS])
     axes.set_xlabel("numbers in a block", color=LIGHT.muted)
