@@ -15,6 +15,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedpriv.records import Interval
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
@@ -214,7 +215,7 @@ def drawn(study: Study) -> Figure:
     accuracy.set_title("test accuracy", fontsize=10)
     _horizontal(accuracy, study.accuracy[("", 0.0)].accuracy, "no mechanism")
     _lines(proven, study, lambda key: _proven(study.accuracy[key]))
-    proven.set_yscale("log")
+    _logarithmic(proven)
     proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
     for style, settings in zip(STYLES[::2], study.membership.values(), strict=True):
         _lines(member, study, partial(_of, settings, figure="auc"), style)
@@ -222,7 +223,7 @@ def drawn(study: Study) -> Figure:
     _horizontal(member, Interval(0.5, None, None), "guess")
     for style, settings in zip(STYLES, study.uploads.values(), strict=True):
         _lines(error, study, partial(_of, settings, figure="mse"), style)
-    error.set_yscale("log")
+    _logarithmic(error)
     error.set_title("MSE of reconstruction: map (dotted: closed form, dashed: Inverting Gradients)", fontsize=10)
     attacked = next(iter(study.uploads[RECONSTRUCTIONS[0]].values()))
     _horizontal(error, Interval(guess(attacked), None, None), "guess")
@@ -255,6 +256,13 @@ def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], s
                 axes.plot([place, place], estimate.ends, color=colour, linewidth=1, alpha=0.45)
     axes.set_xticks(range(len(BLOCKS)), [names_of(blocks) for blocks in BLOCKS])
     axes.set_xlabel("numbers in a block", color=LIGHT.muted)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Ticks as plain numbers: powers in mathematical notation are not set in an SVG's own text."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _horizontal(axes: Axes, estimate: Interval | None, name: str) -> None:
