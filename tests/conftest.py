@@ -20,7 +20,7 @@ from tests import command_line
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 LISTED = Path(__file__).with_name("slow.txt")
-SLOW = 0.6  # CPU seconds, those of processes that the test started and waited for included
+SLOW = 0.5  # CPU seconds, those of processes that the test started and waited for included
 NAMED = 1.5  # what takes half a second here may take a second elsewhere
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedpriv.errors import InputError
 from fedpriv.federated import example_losses
-from fedpriv.gradients import Route, per_example_gradients
+from fedpriv.gradients import GradientOperator, Route, per_example_gradients
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
@@ -59,10 +59,14 @@ CASES: dict[str, tuple[dict[str, Any], SequenceShape]] = {
 @pytest.mark.parametrize("name", [pytest.param(n, marks=needs_stories) if "llama" in n else n for n in CASES])
 def test_gradients_are_those_of_one_example_at_a_time(name: str) -> None:
     settings, sequences = CASES[name]
-    model = network(settings, sequences).double()
-    x, y = examples(sequences)
-    made = per_example_gradients(model, example_losses, x, y, route=Route(batch_first=True))
+    made = compared_with_autograd(network(settings, sequences).double(), sequences, Route(batch_first=True))
     assert not [route for route in made.routes.values() if route.startswith("dense")]
+
+
+def compared_with_autograd(model: nn.Module, sequences: SequenceShape, route: Route | None = None) -> GradientOperator:
+    """The gradients of some examples, after rows, inner products and norms were compared with one at a time."""
+    x, y = examples(sequences)
+    made = per_example_gradients(model, example_losses, x, y, route=route)
     trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
     rows = []
     for one_x, one_y in zip(x, y, strict=True):
@@ -74,6 +78,7 @@ def test_gradients_are_those_of_one_example_at_a_time(name: str) -> None:
     assert torch.allclose(whole, oracle, rtol=1e-8, atol=1e-10)
     assert torch.allclose(made.gram(), oracle @ oracle.T, rtol=1e-8, atol=1e-10)
     assert torch.allclose(made.norms(), oracle.norm(dim=1), rtol=1e-8, atol=1e-10)
+    return made
 
 
 @pytest.mark.parametrize("name", ["gpt-labels", "encoder"])
