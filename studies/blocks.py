@@ -41,8 +41,8 @@ class Study:
 
     Attributes:
         accuracy: trained on all data; the setting without a mechanism has the key ("", 0).
-        membership: audited; attack -> the settings with its AUC. The first attack is the strongest on average, the
-            second the paper's.
+        membership: audited; attack -> the settings with its AUC. The first attack is the strongest on average, the last
+            the paper's; they may be one.
         uploads: attack -> the settings with its error.
     """
 
@@ -217,9 +217,12 @@ def drawn(study: Study) -> Figure:
     _lines(proven, study, lambda key: _proven(study.accuracy[key]))
     _logarithmic(proven)
     proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
-    for style, settings in zip(STYLES[::2], study.membership.values(), strict=True):
+    for style, settings in zip(STYLES[::2], study.membership.values(), strict=False):
         _lines(member, study, partial(_of, settings, figure="auc"), style)
-    member.set_title(f"AUC of membership inference: {next(iter(study.membership))} (dashed: MIA-R)", fontsize=10)
+    attacks = [name for name in study.membership if name != MIA_R]
+    member.set_title(
+        f"AUC of membership inference: {''.join(f'{each}; dashed: ' for each in attacks)}MIA-R", fontsize=10
+    )
     _horizontal(member, Interval(0.5, None, None), "guess")
     for style, settings in zip(STYLES, study.uploads.values(), strict=True):
         _lines(error, study, partial(_of, settings, figure="mse"), style)
