@@ -323,10 +323,12 @@ def test_a_worker_whose_sweep_was_killed_ends_at_once(tmp_path: Path, monkeypatc
     killed = SweepFolder.prepare(tmp_path / "killed", asked)
     worker = os.fork()
     if worker == 0:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        monkeypatch.setattr(app, "check_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        _ended_at_once(run_trial, TrialTask(killed.path, asked.trials[0], None))
-        os._exit(0)
+        try:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+            monkeypatch.setattr(app, "check_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+            _ended_at_once(run_trial, TrialTask(killed.path, asked.trials[0], None))
+        finally:  # else what it raises would end in a second pytest, for which nobody waits
+            os._exit(0)
     assert os.WTERMSIG(os.waitpid(worker, 0)[1]) == signal.SIGTERM
     again, _ = run(asked, tmp_path / "killed")
     assert [each.model_copy(update={"seconds": None}) for each in again] == [
