@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpriv.records import Interval
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.report.tradeoffs import series_name
-from fedpriv.sweep import SweepFolder
+from studies.kept import records_of
 
 HEAD = (
     "proven ε", "mechanism", "m", "kappa or sigma", "rate", "accuracy, %", "{0}: MSE", "{0}: recovered", "{1}: AUC",
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--attack", default="", help="reconstruction attack; default: the strongest on average")
     asked = parser.parse_args()
-    records = SweepFolder.open(asked.folder).records()
+    records = records_of(asked.folder)
     chosen = choose_attacks(records, asked.attack)
     print(f"| {' | '.join(HEAD)} |".format(chosen.reconstruction, chosen.membership))
     print(f"|{' --- |' * len(HEAD)}")

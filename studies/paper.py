@@ -1,8 +1,9 @@
 """The paper's tables with ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one in Markdown.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
-Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``. Table 5,
-the differences in Tables 3 and 4, is read from one folder that has both attacks or from one for each.
+Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``, or from
+what is kept of it (see :mod:`studies.kept`). Table 5, the differences in Tables 3 and 4, is read from one that has both
+attacks or from one for each.
 """
 
 import argparse
@@ -12,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpriv.report.comparison import Chosen, Setting, settings_of
-from fedpriv.sweep import SweepFolder, TrialRecord
 from studies.equal_privacy import with_interval
-from studies.top_10 import with_top_10
+from studies.kept import records_of
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)
@@ -89,22 +89,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="+")
     parser.add_argument("--brief", action="store_true", help="in the shape of the paper: levels by networks")
     asked = parser.parse_args()
-    records = [_as_printed(asked.table, folder, record) for folder in asked.folder for record in _records(folder)]
+    # The paper's accuracy on LFW is the top-10 one.
+    top_10 = "lfw" if asked.table == "table2" else ""
+    records = [record for path in asked.folder for record in records_of(path, top_10)]
     settings = settings_of(records, Chosen("iga", "attack-r"))
     if asked.table == "table5":
         lines = differences(settings)
     else:
         lines = (brief if asked.brief else table)(asked.table, settings)
     print("\n".join(lines))
-
-
-def _records(folder: Path) -> list[TrialRecord]:
-    return SweepFolder.open(folder).records()
-
-
-def _as_printed(table: str, folder: Path, record: TrialRecord) -> TrialRecord:
-    """The paper's accuracy on LFW is the top-10 one."""
-    return with_top_10(folder, record) if (table, record.data) == ("table2", "lfw") else record
 
 
 def table(name: str, settings: Sequence[Setting]) -> list[str]:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.report.drawing import LIGHT, to_svg
 from fedpriv.report.tradeoffs import TRADEOFFS, draw_tradeoff
-from fedpriv.sweep import SweepFolder
+from studies.kept import records_of
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--membership", default="", help="membership attack; default: the strongest")
     parser.add_argument("--model", default="", help="network; default: all trials are of one")
     asked = parser.parse_args()
-    trials = SweepFolder.open(asked.folder).records()
+    trials = records_of(asked.folder)
     records = [trial for trial in trials if asked.model in ("", trial.model)]
     if not records:
         names = ", ".join(sorted({trial.model for trial in trials}))

@@ -3,12 +3,12 @@
 Columns: the keys that the sweep set, as ``set.KEY``; the fields of :class:`~fedpriv.sweep.record.TrialRecord`; and for
 each attack ``reconstruction.ATTACK.UPLOAD.FIGURE``, ``membership.ATTACK.FIGURE`` or
 ``evasion.ATTACK.NORM.SIZE.FIGURE``, and ``certified.NORM.SIZE.FIGURE``. What each means is in :func:`describe_columns`,
-and in the Parquet file with each column.
+and in the Parquet file with each column. :func:`from_csv` makes records of the CSV again.
 """
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +24,19 @@ from fedpriv.sweep.record import (
     TrialRecord,
 )
 
-__all__ = ["describe_columns", "to_csv", "to_parquet", "to_table"]
+__all__ = ["describe_columns", "from_csv", "to_csv", "to_parquet", "to_table"]
 
 _PARTS = ("settings", "reconstructions", "memberships", "certified", "evasions")
 # What a column's name says already.
 _IN_NAMES = ("attack", "upload", "norm", "size")
+
+# The first part of a column's name -> the field, its kind, and what the name says between that and the figure.
+_READ: dict[str, tuple[str, type[BaseModel], tuple[str, ...]]] = {
+    "reconstruction": ("reconstructions", Reconstruction, ("attack", "upload")),
+    "membership": ("memberships", MembershipFigures, ("attack",)),
+    "certified": ("certified", CertifiedFigures, ("norm", "size")),
+    "evasion": ("evasions", EvasionFigures, ("attack", "norm", "size")),
+}
 
 _Part = Reconstruction | MembershipFigures | CertifiedFigures | EvasionFigures
 
@@ -73,6 +81,42 @@ def to_csv(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
     pyarrow.csv.write_csv(table, buffer)
     return buffer.getvalue()
+
+
+def from_csv(content: bytes) -> list[TrialRecord]:
+    """Return the records of a CSV file that :func:`to_csv` wrote.
+
+    Numbers are the same ones; a setting that is a whole number in a column of others is 1.0 instead of 1, and settings
+    that are lists are lists again. The attacks of a record stand in the order of the columns.
+
+    Raises:
+        pydantic.ValidationError: the file holds something else.
+    """
+    options = pyarrow.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
+    return [_record(row) for row in pyarrow.csv.read_csv(io.BytesIO(content), convert_options=options).to_pylist()]
+
+
+def _record(row: Mapping[str, Any]) -> TrialRecord:
+    known = {name: value for name, value in row.items() if value is not None}
+    fields = {name: value for name, value in known.items() if name in TrialRecord.model_fields}
+    fields["settings"] = {name[4:]: _setting(value) for name, value in known.items() if name.startswith("set.")}
+    fields["refusals"] = fields["refusals"].split("; ") if "refusals" in fields else ()
+    for head, (field, kind, keys) in _READ.items():
+        places: dict[str, dict[str, Any]] = {}
+        for name, value in known.items():
+            if name.startswith(f"{head}."):
+                place, _, figure = name.partition(".")[2].rpartition(".")
+                places.setdefault(place, {})[figure] = value
+        fields[field] = [
+            kind(**dict(zip(keys, place.split(".", len(keys) - 1), strict=True)), **figures)
+            for place, figures in places.items()
+        ]
+    return TrialRecord(**fields)
+
+
+def _setting(value: Any) -> Any:
+    """A setting as it was: lists and tables are JSON in a column of text."""
+    return json.loads(value) if isinstance(value, str) and value.startswith(("[", "{")) else value
 
 
 def _described(kind: type[BaseModel]) -> dict[str, str]:

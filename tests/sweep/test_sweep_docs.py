@@ -14,7 +14,8 @@ PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 COLUMNS = (ROOT / "docs" / "sweep-columns.md").read_text(encoding="utf-8")
 # Those of "Applying Directional Noise to Deep Learning", and those of "Heterogeneous Gaussian Mechanism".
 PAPERS = ROOT / "configs" / "paper"
-TABLES = sorted(set(PAPERS.glob("*.toml")) - set(PAPERS.glob("secure-sgd-*")) - set(PAPERS.glob("convexified-*")))
+OTHERS = ("secure-sgd-*", "convexified-*", "blocks.toml")
+TABLES = sorted(set(PAPERS.glob("*.toml")).difference(*map(PAPERS.glob, OTHERS)))
 CONVEXIFIED = sorted(PAPERS.glob("convexified-*.toml"))
 SECURE = sorted((ROOT / "configs" / "paper").glob("secure-sgd-*.toml"))
 NO_COLUMNS = ("settings", "reconstructions", "memberships", "certified", "evasions", "attack", "upload", "norm", "size")
@@ -52,6 +53,24 @@ def test_every_table_of_the_paper_is_there_at_both_scales(path: Path, scale: str
     mechanisms = [trial.experiment.mechanism for trial in found.trials]
     assert {mechanism.name for mechanism in mechanisms} >= {"gaussian", "vmf"}
     assert {mechanism.blocks for mechanism in mechanisms if mechanism.name == "vmf"} == {"whole", "layer", "size:16"}
+
+
+@pytest.mark.parametrize("scale", ["pass", "membership", "uploads", "full"])
+def test_the_same_blocks_are_trained_audited_and_attacked(scale: str) -> None:
+    """All readings of the paper's blocks at three nominal epsilons, beside no noise."""
+    found = load_sweep(PAPERS / "blocks.toml", scale)
+    noises = [trial.experiment.mechanism for trial in found.trials if trial.experiment.mechanism.name == "vmf"]
+    assert Counter((noise.blocks, noise.epsilon) for noise in noises) == {
+        (blocks, epsilon): 3 if scale == "full" else 1
+        for blocks in ("whole", "layer", *(f"size:{numbers}" for numbers in (1, 2, 4, 16, 64, 256)))
+        for epsilon in (1, 10, 50)
+    }
+    assert len(found.trials) - len(noises) == len({trial.seed for trial in found.trials})
+    assert (found.audit is not None) == (scale == "membership")
+    assert {bool(trial.experiment.adversary.attacks) for trial in found.trials} == {scale == "uploads"}
+    if scale in ("pass", "full"):  # all images, by the paper's Table 1
+        training, data = found.trials[0].experiment.training, found.trials[0].experiment.data
+        assert (training.batch_size, training.learning_rate, data.train_examples) == (256, 0.01, None)
 
 
 def test_the_tables_have_the_settings_of_the_papers_table_1() -> None:

@@ -15,8 +15,15 @@ from fedpriv.lab import start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.progress import Silent
 from fedpriv.runs import RunFolder
-from fedpriv.sweep import TrialRecord, describe_columns, read_record, to_table
-from fedpriv.sweep.table import to_csv, to_parquet
+from fedpriv.sweep import (
+    CertifiedFigures,
+    EvasionFigures,
+    TrialRecord,
+    describe_columns,
+    read_record,
+    to_table,
+)
+from fedpriv.sweep.table import from_csv, to_csv, to_parquet
 from tests.integration.small import experiment
 
 
@@ -115,6 +122,30 @@ def test_parquet_and_csv_hold_every_figure() -> None:
         assert (
             line["epsilon"] == "" if record.epsilon is None else float(line["epsilon"]) == pytest.approx(record.epsilon)
         )
+
+
+def test_records_survive_csv() -> None:
+    """Whatever a trial may have: figures of every kind, settings of every type, refusals, nothing at all."""
+    certified = CertifiedFigures(norm="linf", size=0.05, share=0.25)
+    evasion = EvasionFigures(attack="pgd", norm="linf", size=0.1, right=1 / 3, low=0.1, high=None)
+    full, *others = synthetic(5)
+    records = [
+        full.model_copy(
+            update={
+                "settings": {"model.hidden": [8, 4], "data.name": "a, \"b\"", "x": 2},
+                "refusals": ("iga: no", "map: never"), "certified": (certified,), "evasions": (evasion,),
+            }
+        ),
+        *others,
+        TrialRecord(trial=9, folder="", status="failed", reason="a, b; c", seed=2, settings={"x": 0.1}),
+    ]  # fmt: skip
+    back = from_csv(to_csv(to_table(records)))
+    assert list(map(in_order, back)) == list(map(in_order, records))
+
+
+def in_order(record: TrialRecord) -> TrialRecord:
+    """A record with its attacks in one order."""
+    return record.model_copy(update={"reconstructions": tuple(sorted(record.reconstructions, key=str))})
 
 
 def test_every_column_is_described() -> None:

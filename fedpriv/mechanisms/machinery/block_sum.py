@@ -11,6 +11,7 @@ turns it into a draw around mu: with c = 1 if mu_1 >= 0, else -1, and w = mu + c
 Computer generation of distributions on the m-sphere; the reflection is Householder's.)
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,6 +70,9 @@ def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rn
     examples, _, length = rows.shape
     step = max(1, CHUNK // (examples * length))
     for sums, blocks in zip(total.split(step), rows.split(step, dim=1), strict=True):
+        if length == 1:
+            sums += _signs(blocks, kappa, rng).sum(dim=0)
+            continue
         first, rest = _draws(blocks, kappa, noise, rng)
         sums[:, 0] += first.sum(dim=0)
         sums[:, 1:] += rest.sum(dim=0)
@@ -89,6 +93,15 @@ def _draws(rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Genera
     normal, tail = directions[..., 0] + sign, directions[..., 1:]
     share = (normal * first + (tail * rest).sum(dim=2)) / normal.abs()
     return first - share * normal, rest.sub_(share[..., None] * tail)
+
+
+def _signs(rows: Tensor, kappa: float, rng: np.random.Generator) -> Tensor:
+    """Draws around blocks of one number, (n, m, 1): its sign or the other one; either where there is no direction."""
+    directions, present = _directions(rows)
+    kept = 1 / (1 + math.exp(-2 * kappa))
+    uniform = torch.from_numpy(rng.random(tuple(present.shape))).to(rows.device)
+    same = uniform < torch.where(present, kept, 0.5)
+    return torch.where(same[..., None], directions, -directions)
 
 
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:

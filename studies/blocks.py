@@ -1,0 +1,281 @@
+"""What block sizes of directional noise give: ``python -m studies.blocks docs/results/blocks-*.csv.gz``.
+
+The files, or the folders of sweeps, are those of ``configs/paper/blocks.toml``: accuracy, membership and uploads, in
+any order. Printed are one row for each kind of block and nominal epsilon, small tables of one figure each, and how far
+each kind is from the paper's column. ``--plot FILE.svg`` draws all of it.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from fedpriv.records import Interval
+from fedpriv.report.comparison import Setting, choose_attacks, settings_of
+from fedpriv.report.drawing import LIGHT, dress, to_svg
+from fedpriv.sweep import TrialRecord
+from studies.equal_privacy import with_interval
+from studies.kept import records_of
+from studies.paper import PAPER, ROWS
+
+BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
+MIA_R = "attack-r"
+RECONSTRUCTIONS = ("map", "closed_form", "iga")
+STYLES = ("-", (0, (1, 1)), (0, (4, 2)))
+COLOURS = ("#0072B2", "#D55E00", "#009E73")
+MARKERS = ("o", "^", "s")
+
+Key = tuple[str, float]  # blocks, nominal epsilon
+
+
+@dataclass(frozen=True)
+class Study:
+    """The three sweeps: key -> setting.
+
+    Attributes:
+        accuracy: trained on all data; the setting without a mechanism has the key ("", 0).
+        membership: audited; attack -> the settings with its AUC. The first attack is the strongest on average, the last
+            the paper's; they may be one.
+        uploads: attack -> the settings with its error.
+    """
+
+    accuracy: dict[Key, Setting]
+    membership: dict[str, dict[Key, Setting]]
+    uploads: dict[str, dict[Key, Setting]]
+
+
+def main() -> None:
+    """Print the table and the distances, and draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sweeps", type=Path, nargs=3)
+    parser.add_argument("--plot", type=Path)
+    asked = parser.parse_args()
+    study = study_of([records_of(path) for path in asked.sweeps])
+    for lines in (table(study), *small_tables(study), distances(study)):
+        print("\n".join(lines), end="\n\n")
+    if asked.plot is not None:
+        asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
+
+
+def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
+    """Tell the three sweeps apart by what their trials have."""
+    audited = next(records for records in sweeps if records[0].memberships)
+    attacked = next(records for records in sweeps if records[0].reconstructions)
+    trained = next(records for records in sweeps if records is not audited and records is not attacked)
+    strongest = choose_attacks(audited).membership
+    return Study(
+        _by_key(trained),
+        {attack: _by_key(audited, membership=attack) for attack in (strongest, MIA_R)},
+        {attack: _by_key(attacked, reconstruction=attack) for attack in RECONSTRUCTIONS},
+    )
+
+
+def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership: str = "") -> dict[Key, Setting]:
+    settings = settings_of(records, choose_attacks(records, reconstruction, membership))
+    return {
+        (setting.first.blocks or "", float(setting.first.settings.get("mechanism.epsilon", 0))): setting
+        for setting in settings
+    }
+
+
+def table(study: Study) -> list[str]:
+    """Return Markdown lines, a row for each kind of block and epsilon, the largest blocks last."""
+    heads = ["blocks", "ε_V", "m", "accuracy, %", "proven ε", *(f"{attack}: AUC" for attack in study.membership)]
+    heads += [f"{attack}: MSE (recovered)" for attack in study.uploads] + ["guess: MSE"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
+    for key in [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]:
+        if key in study.accuracy:
+            lines.append(f"| {' | '.join(_cells(study, key))} |")
+    return lines
+
+
+def _cells(study: Study, key: Key) -> list[str]:
+    trained, (blocks, level) = study.accuracy[key], key
+    attacked = study.uploads[RECONSTRUCTIONS[0]].get(key)
+    return [
+        names_of(blocks),
+        f"{level:g}" if level else "",
+        "" if trained.first.draws is None else f"{trained.first.draws:,}",
+        with_interval(trained.accuracy, 100, 1),
+        "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
+        *(with_interval(_of(settings, key, "auc"), 1, 2) for settings in study.membership.values()),
+        *(_error(settings, key, attack) for attack, settings in study.uploads.items()),
+        "" if attacked is None else f"{guess(attacked):.3f}",
+    ]
+
+
+def small_tables(study: Study) -> list[list[str]]:
+    """Return Markdown lines of four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
+
+    Levels that a sweep has not reached are left out.
+    """
+    return [
+        _small(study, {"": lambda key: _percent(study.accuracy[key].accuracy)}),
+        _small(study, {"": lambda key: _significant(study.accuracy[key].epsilon)}),
+        _small(study, {f", {name}": partial(_area, settings) for name, settings in study.membership.items()}),
+        _small(
+            study, {f", {name}": partial(_error, settings, attack=name) for name, settings in study.uploads.items()}
+        ),
+    ]
+
+
+def _small(study: Study, figures: Mapping[str, Callable[[Key], str]]) -> list[str]:
+    """A row for each level and figure, by what its name ends with."""
+    lines = [f"| numbers in a block | {' | '.join(map(names_of, BLOCKS))} |", f"| --- |{' --: |' * len(BLOCKS)}"]
+    for level in levels(study):
+        for name, figure in figures.items():
+            cells = [figure((blocks, level)) for blocks in BLOCKS]
+            if any(cells):
+                lines.append(f"| ε_V = {level:g}{name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _area(settings: Mapping[Key, Setting], key: Key) -> str:
+    return _percent(_of(settings, key, "auc"))
+
+
+def _error(settings: Mapping[Key, Setting], key: Key, attack: str) -> str:
+    """An attack's error, and how many images it recovered."""
+    estimate = _of(settings, key, "mse")
+    if estimate is None:
+        return ""
+    recovered = sum(line.recovered for line in settings[key].first.reconstruction if line.attack == attack)
+    return f"{estimate.value:.3f} ({recovered})"
+
+
+def _percent(estimate: Interval | None) -> str:
+    return "" if estimate is None else f"{100 * estimate.value:.1f}"
+
+
+def _significant(value: float | None) -> str:
+    return "" if value is None else f"{float(f'{value:.3g}'):,.10g}"
+
+
+def levels(study: Study) -> list[float]:
+    """The nominal epsilons."""
+    return sorted({level for _, level in study.accuracy} - {0.0})
+
+
+def _of(settings: Mapping[Key, Setting], key: Key, figure: str) -> Interval | None:
+    value: Interval | None = getattr(settings[key], figure) if key in settings else None
+    return value
+
+
+def names_of(blocks: str) -> str:
+    """Blocks in words."""
+    return {"": "no mechanism", "whole": "whole", "layer": "a tensor"}.get(blocks, blocks.partition(":")[2])
+
+
+def guess(setting: Setting) -> float:
+    """The smallest error of a guess that never saw an upload."""
+    return min(line.mse for line in setting.first.guesses if line.mse is not None)
+
+
+def distances(study: Study) -> list[str]:
+    """Return Markdown lines: how far each kind of block is from the paper's column, in points of accuracy.
+
+    The second figure compares what noise costs, accuracy without a mechanism minus accuracy with it, so that a network
+    that is smaller or trained for less does not count as noise.
+    """
+    data, model = next(iter(study.accuracy.values())).facet
+    column = PAPER["table2", data, model]
+    printed = {level: column[ROWS.index(("vmf", level))] for level in levels(study)}
+    bare = study.accuracy.get(("", 0.0))
+    lines = ["| blocks | distance | distance of what noise costs |", "| --- | --: | --: |"]
+    for blocks in BLOCKS:
+        here = {
+            level: _accuracy(study.accuracy[blocks, level]) for level in printed if (blocks, level) in study.accuracy
+        }
+        if not here or bare is None:
+            continue
+        plain = fmean(abs(here[level] - printed[level]) for level in here)
+        cost = fmean(abs((_accuracy(bare) - here[level]) - (column[0] - printed[level])) for level in here)
+        lines.append(f"| {names_of(blocks)} | {plain:.1f} | {cost:.1f} |")
+    return lines
+
+
+def _accuracy(setting: Setting) -> float:
+    if setting.accuracy is None:
+        raise ValueError(f"trial {setting.first.trial} has no accuracy")
+    return 100 * setting.accuracy.value
+
+
+def drawn(study: Study) -> Figure:
+    """Draw accuracy, proven epsilon, membership and reconstruction over the size of blocks."""
+    drawing = Figure(figsize=(13.5, 7.6), layout="constrained", facecolor="white")
+    accuracy, proven, member, error = drawing.subplots(2, 2).flat
+    _lines(accuracy, study, lambda key: _of(study.accuracy, key, "accuracy"))
+    accuracy.set_title("test accuracy", fontsize=10)
+    _horizontal(accuracy, study.accuracy[("", 0.0)].accuracy, "no mechanism")
+    _lines(proven, study, lambda key: _proven(study.accuracy[key]))
+    _logarithmic(proven)
+    proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
+    for style, settings in zip(STYLES[::2], study.membership.values(), strict=False):
+        _lines(member, study, partial(_of, settings, figure="auc"), style)
+    attacks = [name for name in study.membership if name != MIA_R]
+    member.set_title(
+        f"AUC of membership inference: {''.join(f'{each}; dashed: ' for each in attacks)}MIA-R", fontsize=10
+    )
+    _horizontal(member, Interval(0.5, None, None), "guess")
+    for style, settings in zip(STYLES, study.uploads.values(), strict=True):
+        _lines(error, study, partial(_of, settings, figure="mse"), style)
+    _logarithmic(error)
+    error.set_title("MSE of reconstruction: map (dotted: closed form, dashed: Inverting Gradients)", fontsize=10)
+    attacked = next(iter(study.uploads[RECONSTRUCTIONS[0]].values()))
+    _horizontal(error, Interval(guess(attacked), None, None), "guess")
+    handles, labels = accuracy.get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=LIGHT.text)
+    return drawing
+
+
+def _proven(setting: Setting) -> Interval | None:
+    return None if setting.epsilon is None else Interval(setting.epsilon, None, None)
+
+
+def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], style: Any = STYLES[0]) -> None:
+    """One line for each nominal epsilon; solid ones have their intervals, where there are."""
+    dress(axes, LIGHT)
+    axes.grid(color=LIGHT.grid, linewidth=0.8)
+    for level, colour, marker in zip(levels(study), COLOURS, MARKERS, strict=True):
+        found = {
+            place: estimate
+            for place, blocks in enumerate(BLOCKS)
+            if (blocks, level) in study.accuracy and (estimate := figure((blocks, level))) is not None
+        }
+        values = [estimate.value for estimate in found.values()]
+        axes.plot(
+            list(found), values, color=colour, marker=marker, markersize=5, linewidth=1.2,
+            linestyle=style, label=f"nominal ε_V = {level:g}",
+        )  # fmt: skip
+        for place, estimate in found.items():
+            if estimate.ends is not None and style == STYLES[0]:
+                axes.plot([place, place], estimate.ends, color=colour, linewidth=1, alpha=0.45)
+    axes.set_xticks(range(len(BLOCKS)), [names_of(blocks) for blocks in BLOCKS])
+    axes.set_xlabel("numbers in a block", color=LIGHT.muted)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Ticks as plain numbers: powers in mathematical notation are not set in an SVG's own text."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _horizontal(axes: Axes, estimate: Interval | None, name: str) -> None:
+    if estimate is not None:
+        axes.axhline(estimate.value, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+        axes.annotate(
+            name, (1, estimate.value), (-3, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="bottom", ha="right", color=LIGHT.muted, fontsize=8.5,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

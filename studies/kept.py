@@ -1,0 +1,51 @@
+"""Results of a sweep, kept: ``python -m studies.kept sweeps/table4-small docs/results/table4-small.csv.gz``.
+
+The other studies read such a file, or the sweep's folder, so that pages and plots are made again without training.
+"""
+
+import argparse
+import gzip
+from pathlib import Path
+
+from fedpriv.sweep import SweepFolder, TrialRecord, to_table
+from fedpriv.sweep.table import from_csv, to_csv
+
+__all__ = ["records_of"]
+
+
+def main() -> None:
+    """Write the file; the same records give the same bytes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--top-10", default="", metavar="DATA", help="data set whose accuracy is the top-10 one")
+    asked = parser.parse_args()
+    records = records_of(asked.folder, asked.top_10)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_bytes(gzip.compress(to_csv(to_table(records)), mtime=0))
+
+
+def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
+    """Return the records of a sweep's folder or of a kept file.
+
+    Args:
+        path: of either.
+        top_10: a data set whose accuracy is replaced by the top-10 one, from the final models in the folder; a kept
+            file has what it was written with.
+
+    Raises:
+        InputError: the folder is not a sweep's, or a file in it is damaged.
+    """
+    if path.is_file():
+        return from_csv(gzip.decompress(path.read_bytes()))
+    records = SweepFolder.open(path).records()
+    if top_10 not in {record.data for record in records}:
+        return records
+    # torch takes a second to import.
+    from studies.top_10 import with_top_10
+
+    return [with_top_10(path, record) if record.data == top_10 else record for record in records]
+
+
+if __name__ == "__main__":
+    main()

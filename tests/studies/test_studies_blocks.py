@@ -1,0 +1,51 @@
+"""What is kept of the sweeps over block sizes gives the table and the figure in the documentation again."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedpriv.report.drawing import LIGHT, to_svg
+from studies.blocks import Study, distances, drawn, small_tables, study_of, table
+from studies.kept import records_of
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return study_of([records_of(path) for path in sorted((DOCS / "results").glob("blocks-*.csv.gz"))])
+
+
+def test_the_kept_results_give_the_tables_of_the_pages(study: Study) -> None:
+    assert "\n".join(table(study)) in (DOCS / "paper-rows.md").read_text(encoding="utf-8")
+    page = (DOCS / "paper.md").read_text(encoding="utf-8")
+    for lines in (*small_tables(study), distances(study)):
+        assert "\n".join(lines) in page
+
+
+def test_the_kept_results_give_the_figure(study: Study) -> None:
+    """Every number of the drawing, to half a pixel: another matplotlib may round otherwise."""
+    made = to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0]
+    kept = (DOCS / "images" / "blocks.svg").read_bytes()
+    assert numbers(made) == pytest.approx(numbers(kept), abs=0.5)
+
+
+def test_rows_of_the_page_say_what_the_files_say(study: Study) -> None:
+    """One row, put together here from the records themselves."""
+    key = ("size:16", 10.0)
+    trained, audited = study.accuracy[key].first, study.membership["attack-r"][key].first
+    attacked = study.uploads["iga"][key].first
+    (row,) = [line for line in table(study) if line.startswith("| 16 | 10 |")]
+    assert trained.accuracy is not None and trained.epsilon is not None
+    assert f"| {100 * trained.accuracy:.1f} (" in row and f"| {trained.epsilon:.4g} |" in row
+    (area,) = [one.auc for one in audited.memberships if one.attack == "attack-r"]
+    (one,) = [one for one in attacked.reconstruction if one.attack == "iga"]
+    assert f"| {area:.2f} (" in row and f"| {one.mse:.3f} ({one.recovered}) |" in row
+
+
+def numbers(drawing: bytes) -> list[float]:
+    """Of paths and places; identifiers are not."""
+    text = re.sub(r"<metadata>.*?</metadata>", "", drawing.decode(), flags=re.DOTALL)
+    places = re.findall(r" (?:d|x|y|transform)=\"([^\"]*)\"", text)
+    return [float(number) for place in places for number in re.findall(r"-?\d+(?:\.\d+)?", place)]
