@@ -57,7 +57,7 @@ def test_a_known_file(tmp_path: Path) -> None:
         (ROWS + "x\n", {}, r"line 12: the cell of 'label' is empty"),
         (ROWS, {"labels": ("one",)}, r"data.labels has 1 entries"),
         (ROWS, {"examples": 7}, r"data.examples = 7, but .* has 6 private examples"),
-        ("text,label\na,x\nb,x\n", {}, r"two labels or more"),
+        ("text,label\na,x\nb,x\n", {}, r"at least two labels"),
         ("text,label,split\na,x,train\nb,y,train\n", {}, r"2 private examples and 0 questions"),
         ('text,label\n"a,x\n', {}, r"not a CSV file in UTF-8"),
         (ROWS + "x,a,dev\n", {}, r"row 11: split = 'dev' is not allowed; allowed: train and test"),

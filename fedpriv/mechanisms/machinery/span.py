@@ -61,6 +61,9 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
             them out of its coordinates: no more than the root of this.
     """
     values, vectors = torch.linalg.eigh(similarity)
+    # An eigenvector's sign is the library's to choose, by rounding errors: of draws it would make other ones.
+    largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
+    vectors = torch.where(largest < 0, -vectors, vectors)
     kept = values >= least
     kept[: max(0, len(values) - dimension)] = False
     roots = values[kept].sqrt()
