@@ -160,6 +160,23 @@ def test_the_page_names_every_setting_and_its_fronts() -> None:
     assert "ε" in row.find("td")[-2].text
 
 
+def test_a_refused_attack_is_named_where_it_leaves_no_figure() -> None:
+    reason = "attack iga refused, round 1, client 0: for a reason"
+    refused = {"reconstructions": (), "refusals": (reason,)}
+    first, *others = synthetic(6)
+    page = render_comparison([first.model_copy(update=refused), *others], CHOSEN, "Refused", "fedpriv compare")
+    root = parse(page)
+    (row,) = [
+        row
+        for table in root.find("table", "wide")
+        for row in table.find("tr")[1:]
+        if row.find("th")[0].text == str(first.trial) and len(row.find("td")) > 8
+    ]
+    assert "attack refused, see below" in [cell.text.strip() for cell in row.find("td")]
+    assert page.count("attack refused, see below") == 1
+    assert reason in root.text
+
+
 def test_trials_are_traced_to_their_folders() -> None:
     folders = ["sweeps/a/trials/0001", "sweeps/a/trials/0002", "runs/b", "runs/c", "/d/trials/0001"]
     records = [record.model_copy(update={"folder": at}) for record, at in zip(synthetic(5), folders, strict=True)]

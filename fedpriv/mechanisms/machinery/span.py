@@ -61,9 +61,10 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
             them out of its coordinates: no more than the root of this.
     """
     values, vectors = torch.linalg.eigh(similarity)
-    # An eigenvector's sign is the library's to choose, by rounding errors: of draws it would make other ones.
-    largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
-    vectors = torch.where(largest < 0, -vectors, vectors)
+    # An eigenvector's sign is the library's to choose, by rounding errors; another sign would make other draws. Its
+    # product with a vector that is orthogonal to none by design decides instead.
+    generic = torch.arange(1, len(values) + 1, dtype=vectors.dtype, device=vectors.device).sqrt()
+    vectors = torch.where(generic @ vectors < 0, -vectors, vectors)
     kept = values >= least
     kept[: max(0, len(values) - dimension)] = False
     roots = values[kept].sqrt()
