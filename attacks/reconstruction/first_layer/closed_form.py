@@ -102,7 +102,7 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
         raise AttackRefused(NO_LAYER)
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
-    if not victim.model.mechanism.blocks_of(tuple(victim.gradient)):
+    if victim.in_small_blocks:
         image, label = read_blocks(scene, victim, layer)
         return _Read(scene.box(image[None]), label[None])
     if victim.model.examples > 1 or victim.pool:

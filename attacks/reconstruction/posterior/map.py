@@ -200,8 +200,11 @@ def _mirrored(scene: Scene, starts: Sequence[Start]) -> list[Start]:
 
 
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
-    """Whether the first layer's matrix and bias lie on one scale, so that contrast can be read, behind kinks."""
-    if victim.model.examples > 1 or not victim.one_scale:
+    """Whether contrast can be read from the first layer, behind kinks.
+
+    Its matrix and bias tell it where they lie on one scale; the prior tells it of small blocks, each of its own length.
+    """
+    if victim.model.examples > 1 or not (victim.one_scale or victim.in_small_blocks):
         return False
     generator = torch.Generator().manual_seed(PROBE)
     images = torch.randn(PROBED, *scene.shape, generator=generator).to(scene.mean)

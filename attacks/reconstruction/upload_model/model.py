@@ -243,6 +243,11 @@ class Victim:
         return len(self.model.mechanism.blocks_of(tuple(self.gradient))) == 1
 
     @property
+    def in_small_blocks(self) -> bool:
+        """Whether the mechanism draws noise in blocks of coordinates that cut through tensors."""
+        return not self.model.mechanism.blocks_of(tuple(self.gradient))
+
+    @property
     def uploads(self) -> tuple["Victim", ...]:
         """All uploads of the examples."""
         return (self, *self.more)
