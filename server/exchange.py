@@ -24,7 +24,7 @@ __all__ = ["Federation", "Reached", "Replies", "Upload", "ask_for_uploads", "exc
 __all__ += ["require_usable", "send_and_receive"]
 
 # Between looks for answers, in seconds. In a deployment each look is a request, which costs the SuperLink 30 ms of CPU
-# time: who waits for long looks less often, and finds an answer at most an eighth of its time too late.
+# time: who waits for long looks less often, and finds an answer late by a quarter of a second or an eighth of the wait.
 _FIRST_PAUSE, _LONG_PAUSE, _LONGEST_PAUSE = 0.001, 0.25, 2.0
 _LATE = 1 / 8
 

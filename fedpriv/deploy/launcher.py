@@ -10,6 +10,7 @@ This file runs by itself, and must not import fedpriv: each app brings its own.
 import gc
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -33,11 +34,7 @@ def stand_in(folder: Path, real: str) -> str:
     It starts in less than a tenth of a second: isolated from all that is installed.
     """
     words = [sys.executable, "-I", "-S", str(Path(__file__)), "ask", str(folder), real]
-    return f'#!/bin/sh\nexec {" ".join(map(_quoted, words))} "$@"\n'
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
 
 def _serve(folder: str, programs: list[str]) -> None:

@@ -21,7 +21,7 @@ from fedpriv.files import write_whole
 __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
 
 _HEALTH_SECONDS = 120.0
-# Each question to Flower is a process that takes two seconds of a CPU.
+# Each question to Flower is a process.
 _LOOK_SECONDS = 3.0
 _LAST_PORT = 65535
 _Tell = Callable[[str], None]

@@ -165,7 +165,7 @@ class GradientOperator(ABC):
 
     @abstractmethod
     def pair_products(self, block: Block | None = None, *, precise: bool = True) -> int:
-        """Return about how many multiplications :meth:`grams` takes for each pair; those of float64, as it were."""
+        """Return about how many multiplications in float64 take as long as :meth:`grams` does for each pair."""
 
     def draw(self, noise: NoiseStream, block: Block | None = None) -> Vector:
         """Return a standard normal vector, drawn at once for the block's names laid end to end.

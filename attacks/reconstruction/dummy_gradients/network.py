@@ -125,7 +125,7 @@ class Network:
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
         try:
             gradients: Vector = vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+        except (RuntimeError, ValueError) as error:
             if is_lack_of_memory(error):
                 raise
             reason = first_line(error)

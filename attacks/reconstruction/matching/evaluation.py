@@ -82,7 +82,7 @@ class Evaluator:
         began = time.perf_counter()
         try:
             run = _compiled(self._eager, variables)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             if is_lack_of_memory(error):
                 raise
             # No compiler, or an operator that cannot be traced: the numbers are the same without, only later.
