@@ -60,7 +60,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     assert "8 of 12" in page and "Models moved, measured over bound" in page
     over = fedpriv("query", "run", "--test", "10:15", cwd=here)
     assert (over.returncode, over.stdout) == (2, "")
-    assert over.stderr.splitlines() == ["fedpriv: 5 answers are asked for, and 4 of 12 are left"]
+    assert over.stderr.splitlines() == ["fedpriv: answers asked for: 5; left: 4 of 12"]
 
 
 @pytest.mark.parametrize(

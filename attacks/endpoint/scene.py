@@ -44,9 +44,7 @@ class Counted:
     def ask(self, images: Tensor) -> Answers:
         """Answer questions, all or none."""
         if self.asked + len(images) > self._most:
-            raise UsedUpError(
-                f"{len(images)} answers are asked for, and {self._most - self.asked} of {self._most} are left"
-            )
+            raise UsedUpError(f"answers asked for: {len(images)}; left: {self._most - self.asked} of {self._most}")
         self.asked += len(images)
         return self._endpoint.ask(images)
 

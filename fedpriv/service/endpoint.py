@@ -116,7 +116,7 @@ class Endpoint:
         checked = checked_images(images, self.shape)
         if self._asked + len(checked) > self._most:
             left = int(self._most) - self._asked
-            raise UsedUpError(f"{len(checked)} answers are asked for, and {left} of {int(self._most)} are left")
+            raise UsedUpError(f"answers asked for: {len(checked)}; left: {left} of {int(self._most)}")
         numbers = range(self._asked, self._asked + len(checked))
         self._asked += len(checked)
         return self._oracle.answers(checked, numbers)

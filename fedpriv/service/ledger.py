@@ -182,9 +182,9 @@ class QueryLedger:
         limit = self.limits.get(request.user)
         own = None if limit is None else limit - self._used[request.user] - taken
         if own is not None and wanted > own:
-            return f"{wanted} answers are asked for, and {max(own, 0)} of the {limit} of {request.user} are left"
+            return f"answers asked for: {wanted}; left: {max(own, 0)} of the {limit} of {request.user}"
         if wanted > left:
-            return f"{wanted} answers are asked for, and {max(left, 0)} of {self.answers} are left"
+            return f"answers asked for: {wanted}; left: {max(left, 0)} of {self.answers}"
         return None
 
     def _made(self, request: Request, first: int, previous: str) -> list[_Entry]:

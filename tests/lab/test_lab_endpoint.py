@@ -35,7 +35,7 @@ def test_answers_are_the_final_networks(tmp_path: Path) -> None:
         expected = world.model.eval()(world.network_input(images)).softmax(1).numpy()
     np.testing.assert_allclose(answers.probabilities, expected, atol=1e-6)
     assert (answers.labels == expected.argmax(1)).mean() > 0.99
-    with pytest.raises(InputError, match="1 answers are asked for, and 0 of 300 are left"):
+    with pytest.raises(InputError, match="answers asked for: 1; left: 0 of 300"):
         endpoint.ask(images[:1])
 
 

@@ -103,7 +103,7 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     folder = copied(run, tmp_path / "run")
     images = build_world(folder.experiment()).dataset.x_test
     open_service(folder, config("label", answers=100, noise=1.0, **QUICK), Silent()).ask(images[:100])
-    with pytest.raises(InputError, match="1 answers are asked for, and 0 of 100 are left"):
+    with pytest.raises(InputError, match="answers asked for: 1; left: 0 of 100"):
         open_service(folder, None, Silent()).ask(images[100:101])
     assert folder.answered() == {"owner": 100}
     with (folder.path / "service" / "charges.jsonl").open("ab") as file:

@@ -50,7 +50,7 @@ def test_the_label_of_rounded_answers_says_no_more_than_they_do() -> None:
 def test_answers_are_counted_and_the_budget_is_hard() -> None:
     asked = endpoint(most=5)
     assert len(asked.ask(torch.rand(3, *SHAPE))) == 3
-    with pytest.raises(UsedUpError, match="3 answers are asked for, and 2 of 5 are left"):
+    with pytest.raises(UsedUpError, match="answers asked for: 3; left: 2 of 5"):
         asked.ask(torch.rand(3, *SHAPE))
     assert asked.asked == 3
     asked.ask(torch.zeros(2, *SHAPE, dtype=torch.uint8))

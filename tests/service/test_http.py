@@ -83,10 +83,10 @@ def test_budgets_end_with_429_and_the_reason(client: TestClient) -> None:
         return found.status_code, found.json().get("detail", "")
 
     assert ask(4, 1, ANN)[0] == 200
-    assert ask(2, 2, ANN) == (429, "2 answers are asked for, and 1 of the 5 of ann are left")
+    assert ask(2, 2, ANN) == (429, "answers asked for: 2; left: 1 of the 5 of ann")
     assert ask(4, 1, ANN)[0] == 200  # the stored answers
     assert ask(90, 3, BOB)[0] == 200
-    assert ask(1, 4, BOB) == (429, "1 answers are asked for, and 0 of the 90 of bob are left")
+    assert ask(1, 4, BOB) == (429, "answers asked for: 1; left: 0 of the 90 of bob")
 
 
 MISTAKES: list[tuple[bytes, dict[str, str], int, str]] = [

@@ -32,21 +32,21 @@ def test_numbers_are_given_once_and_a_restart_gives_nothing_back(tmp_path: Path)
     book.close()
     again = ledger(tmp_path, 10)
     assert (again.used, again.used_by("ann"), again.used_by("bob")) == (5, 5, 0)
-    assert ask(again, 5, 1) == [range(5, 10), "1 answers are asked for, and 0 of 10 are left"]
-    assert ask(ledger(tmp_path, 10), 1) == ["1 answers are asked for, and 0 of 10 are left"]
+    assert ask(again, 5, 1) == [range(5, 10), "answers asked for: 1; left: 0 of 10"]
+    assert ask(ledger(tmp_path, 10), 1) == ["answers asked for: 1; left: 0 of 10"]
     assert len((tmp_path / "charges.jsonl").read_text().splitlines()) == 11
 
 
 def test_a_user_has_a_budget_within_that_of_all(tmp_path: Path) -> None:
     book = ledger(tmp_path, 6, {"ann": 3})
-    assert ask(book, 2, 2, 1) == [range(2), "2 answers are asked for, and 1 of the 3 of ann are left", range(2, 3)]
-    assert ask(book, 4, 3, user="bob") == ["4 answers are asked for, and 3 of 6 are left", range(3, 6)]
+    assert ask(book, 2, 2, 1) == [range(2), "answers asked for: 2; left: 1 of the 3 of ann", range(2, 3)]
+    assert ask(book, 4, 3, user="bob") == ["answers asked for: 4; left: 3 of 6", range(3, 6)]
 
 
 def test_two_that_have_it_open_know_of_each_other(tmp_path: Path) -> None:
     one, two = ledger(tmp_path, 10), ledger(tmp_path, 10)
     assert (ask(one, 3), ask(two, 4), ask(one, 3)) == ([range(3)], [range(3, 7)], [range(7, 10)])
-    assert ask(two, 1) == ["1 answers are asked for, and 0 of 10 are left"]
+    assert ask(two, 1) == ["answers asked for: 1; left: 0 of 10"]
     assert (one.question(9), one.question(10)) == ("00", None)
 
 

@@ -54,7 +54,7 @@ def test_charged_repeats_have_fresh_noise_and_no_noise_comes_twice(tmp_path: Pat
     endpoint.close()
     rows += [served(tmp_path, repeats=False).ask(one).probabilities for _ in range(3)]
     assert len({row.tobytes() for row in rows if row is not None}) == 8
-    with pytest.raises(UsedUpError, match="13 answers are asked for, and 12 of 20 are left"):
+    with pytest.raises(UsedUpError, match="answers asked for: 13; left: 12 of 20"):
         served(tmp_path, repeats=False).ask(images(13))
 
 
@@ -78,5 +78,5 @@ def test_a_batch_of_users_is_charged_in_order(tmp_path: Path) -> None:
     found = endpoint.answer([Question(f"u{at}", images(size, at)) for at, size in enumerate(sizes)])
     assert [outcome.charged for outcome in found] == [9, 9, 0, 2]
     assert [len(outcome.given) for outcome in found] == [9, 9, 0, 2]
-    assert found[2].refusal == "9 answers are asked for, and 2 of 20 are left"
+    assert found[2].refusal == "answers asked for: 9; left: 2 of 20"
     assert all(given.probabilities is None for given in found[0].given)
