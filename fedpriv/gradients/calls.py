@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 from fedpriv.gradients.rules import has_rule
 
-__all__ = ["Call", "Output", "Part", "Reached", "find_parts", "reached", "recorded"]
+__all__ = ["Call", "Output", "Part", "Reached", "find_parts", "lengths_seen", "reached", "recorded", "spread"]
 
 
 class Output(NamedTuple):
@@ -82,6 +83,7 @@ class Part:
         ruled: whether there is a rule for it.
         trained: its trained parameters by their names in the module; of a subtree all of them.
         calls: what was seen of it.
+        spread: whether it was asked once for all examples, and that was repeated for each of them.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Part:
     ruled: bool
     trained: Mapping[str, Tensor]
     calls: list[Call] = field(default_factory=list)
+    spread: bool = False
 
     def __str__(self) -> str:
         return f"{self.name or 'the model'} ({self.kind})"
@@ -122,9 +125,63 @@ def find_parts(module: nn.Module, name: str = "") -> Iterator[Part]:
 
 
 @contextmanager
-def recorded(parts: Sequence[Part]) -> Iterator[None]:
-    """Record the calls of the parts inside the block."""
+def recorded(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
+    """Record the calls of the parts inside the block, where embeddings look up for each example (:func:`spread`)."""
     handles = [part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]
+    with spread(parts, examples, shared), _until_the_end(handles):
+        yield
+
+
+@contextmanager
+def spread(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
+    """Inside the block, have embeddings look up for each example what they are asked for all of them.
+
+    So networks look up positions: once, (T,) or (1, T), for a whole batch. A vector that all examples share has no
+    gradient of a single one; the same vector, looked up for each, has. Embeddings for which that happened are marked.
+
+    Args:
+        parts: of the model.
+        examples: B.
+        shared: names of the embeddings to do so with; ``None``: those whose indices are not as many as the examples.
+    """
+    tables = [part for part in parts if part.ruled and isinstance(part.module, nn.Embedding)]
+    known = [part for part in tables if shared is None or part.name in shared]
+    with _until_the_end([part.module.register_forward_pre_hook(_spreader(part, examples, shared)) for part in known]):
+        yield
+
+
+def _spreader(part: Part, examples: int, shared: Sequence[str] | None) -> Any:
+    def repeat(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 1:
+            return None
+        indices = inputs[0]
+        if (shared is None and len(indices) == examples) or (indices.ndim > 1 and len(indices) != 1):
+            return None
+        part.spread = True
+        return (indices if indices.ndim > 1 else indices[None]).expand(examples, *indices.shape[indices.ndim > 1 :])
+
+    return repeat
+
+
+@contextmanager
+def lengths_seen(parts: Sequence[Part]) -> Iterator[dict[str, int]]:
+    """Note the first axis of what parts that take one tensor are given inside the block: part's name -> its length."""
+    seen: dict[str, int] = {}
+
+    def note(part: Part) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            tensors = [value for value in tree_leaves((inputs, keywords)) if isinstance(value, Tensor)]
+            if len(tensors) == 1:
+                seen[part.name] = len(tensors[0]) if tensors[0].ndim else 0
+
+        return hook
+
+    with _until_the_end([part.module.register_forward_pre_hook(note(part), with_kwargs=True) for part in parts]):
+        yield seen
+
+
+@contextmanager
+def _until_the_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     try:
         yield
     finally:

@@ -17,14 +17,23 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.gradients.attention import attend, attention_factors, is_usual
-from fedpriv.gradients.calls import Output, Part, Reached, find_parts, reached, recorded
+from fedpriv.gradients.calls import Output, Part, Reached, find_parts, lengths_seen, reached, recorded, spread
 from fedpriv.gradients.dense import DenseRows, Forward, Loss, check_losses, dense_rows
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, flattened, full_precision
-from fedpriv.gradients.rules import RULES, has_rule, is_ambiguous, summed_positions, tied_weight
+from fedpriv.gradients.rules import has_rule, is_ambiguous, rule_of, summed_positions, tied_weight
+from fedpriv.randomness import seeded_generators
 
-__all__ = ["TOLERANCE", "Entangled", "GhostGradients", "ghost_gradients", "gradients_of_parts", "problem_of_model"]
+__all__ = [
+    "TOLERANCE",
+    "Entangled",
+    "GhostGradients",
+    "Route",
+    "ghost_gradients",
+    "gradients_of_parts",
+    "problem_of_model",
+]
 
 # A subtree that is computed again, one example at a time, has to give the batch's outputs and the batch's gradient, up
 # to this share of the largest output and of the gradient's norm; where autocast is on, up to the other one, a few times
@@ -42,6 +51,22 @@ class Entangled:
     """Why the gradients of a model cannot be computed layer by layer."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the gradients of a model are computed.
+
+    Attributes:
+        dense: why the whole model is dense, for people; empty: layer by layer.
+        batch_first: whether the first axis of what attention takes is known to count the examples, so that another axis
+            of the same length, of a sequence, misleads nobody.
+        shared: names of embeddings that are asked once for all examples.
+    """
+
+    dense: str = ""
+    batch_first: bool = False
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,24 +89,22 @@ def ghost_gradients(
     y: Tensor,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     *,
-    compared: bool = True,
-    batch_first: bool = False,
+    route: Route | None = None,
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, or say why that is not possible.
 
     Layers that draw random numbers (dropout) do so once, for the whole batch at once.
 
     Args:
-        model: maps (B, ...) to (B, ...), each example on its own; its mode is left as it is. It is called once.
+        model: maps (B, ...) to (B, ...), each example on its own; its mode is left as it is.
         loss: (outputs, targets) -> losses of shape (B,).
         x: inputs, (B, ...), B at least 1.
         y: targets, (B, ...).
         chunk_bytes: what may be taken beyond the inputs and the output gradients of the layers, and beyond the rows of
             layers without a rule.
-        compared: whether layers without a rule have to repeat their numbers. That depends on all examples of the batch:
-            where one must not decide for the others, it is found out on other examples (``find_route``).
-        batch_first: whether it is known that the first axis of what layers take counts the examples, also where another
-            axis has the same length.
+        route: what was found out on other examples (``find_route``); the model is then called once. ``None``: it is
+            looked at here. That layers without a rule repeat their numbers depends on all examples of the batch; where
+            one must not decide for the others, it is to be found out beforehand.
 
     Raises:
         InputError: the loss does not return one number an example.
@@ -90,20 +113,11 @@ def ghost_gradients(
     problem = problem_of_model(model, parts)
     if problem:
         return Entangled(problem)
-    memory = Memory(chunk_bytes)
-    return gradients_of_parts(model, parts, loss, x, y, memory, compared=compared, batch_first=batch_first)
+    return gradients_of_parts(model, parts, loss, x, y, Memory(chunk_bytes), route)
 
 
 def gradients_of_parts(
-    model: nn.Module,
-    parts: Sequence[Part],
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    memory: Memory,
-    *,
-    compared: bool,
-    batch_first: bool = False,
+    model: nn.Module, parts: Sequence[Part], loss: Loss, x: Tensor, y: Tensor, memory: Memory, route: Route | None
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
 
@@ -114,20 +128,28 @@ def gradients_of_parts(
         x: inputs, (B, ...).
         y: targets, (B, ...).
         memory: what may be taken.
-        compared: whether layers without a rule have to repeat their numbers.
-        batch_first: as for :func:`ghost_gradients`.
+        route: as for :func:`ghost_gradients`.
 
     Raises:
         InputError: the loss does not return one number an example.
     """
     chunk_bytes = 2 * memory.scratch
-    with torch.enable_grad():
-        with recorded(parts):
+    try:
+        with torch.enable_grad(), recorded(parts, len(x), None if route is None else route.shared):
             losses = loss(model(x), y)
-        check_losses(losses, len(x))
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        table = next((part for part in parts if part.spread), None)
+        if table is None:
+            raise
+        return Entangled(f"{table} is asked once for all examples, and cannot be for each ({first_line(error)})")
+    check_losses(losses, len(x))
+    with torch.enable_grad():
         total = losses.sum()
     used = reached(total, parts)
+    batch_first = route is not None and route.batch_first
     problem = next((problem for part in parts if (problem := _problem_of_part(part, used, len(x), batch_first))), "")
+    if route is None and not problem:
+        problem = _problem_of_growth(model, parts, x) or _problem_of_sharing(model, parts, loss, x, y)
     if problem:
         return Entangled(problem)
     try:
@@ -137,7 +159,7 @@ def gradients_of_parts(
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
     routes = _idle(model, parts)
-    known = sums if compared else None
+    known = sums if route is None else None
     for name, pair in _pairs(model, parts, errors).items():
         table, layer = pair
         shared = _tied(table, layer, errors.pop(table.name)[0].values, errors.pop(layer.name)[0].values, memory)
@@ -156,6 +178,37 @@ def gradients_of_parts(
     first = next(iter(trained.values()))
     shapes = {name: value.shape for name, value in trained.items()}
     return GhostGradients(factors, len(x), shapes, first.dtype, first.device, routes, chunk_bytes)
+
+
+def _problem_of_growth(model: nn.Module, parts: Sequence[Part], x: Tensor) -> str:
+    """Why the first axis of what a layer takes does not count the examples: with one more it is no longer.
+
+    A tensor of the model's own, such as prototypes or positions, may happen to be as long as the batch.
+    """
+    try:
+        with torch.enable_grad(), seeded_generators(0, x.device), lengths_seen(parts) as seen:
+            model(torch.cat([x, x[:1]]))
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        return f"it does not take one example more ({first_line(error)})"
+    fixed = (part for part in parts if not part.spread and seen.get(part.name, len(x) + 1) != len(x) + 1)
+    return next((f"what {part} takes does not grow with the batch" for part in fixed), "")
+
+
+def _problem_of_sharing(model: nn.Module, parts: Sequence[Part], loss: Loss, x: Tensor, y: Tensor) -> str:
+    """Why embeddings that are asked once must not be asked for each example: losses or gradients change."""
+    tables = [part for part in parts if part.spread]
+    names = [table.name for table in tables]
+
+    def seen(shared: Sequence[str]) -> list[Tensor]:
+        with torch.enable_grad(), seeded_generators(0, x.device), spread(tables, len(x), shared):
+            losses = loss(model(x), y)
+            weights = [table.trained["weight"] for table in tables]
+            found = torch.autograd.grad(losses.sum(), weights, allow_unused=True, materialize_grads=True)
+            return [losses.detach(), *found]
+
+    if not tables or all(_repeats(again, value, TOLERANCE) for again, value in zip(seen(names), seen(()), strict=True)):
+        return ""
+    return f"{tables[0]} is asked once for all examples, and the model does otherwise when it is asked for each"
 
 
 def _idle(model: nn.Module, parts: Sequence[Part]) -> dict[str, str]:
@@ -234,12 +287,14 @@ def _problem_of_part(part: Part, used: Reached, examples: int, batch_first: bool
     if part.call.changed:
         return f"the input of {part} is changed in place"
     if part.ruled:
-        unclear = len(part.call.tensors) != 1 or is_ambiguous(part.module, part.call.tensors[0], examples, batch_first)
+        unclear = len(part.call.tensors) != 1 or is_ambiguous(part.module, part.call.tensors[0], examples)
     else:
         columns = [value for value in part.call.tensors if _is_column(value, examples)]
         usual = is_usual(part.module)
         others = [value.shape[1:2] if usual else value.shape[1:] for value in columns]
-        unclear = not columns or (examples > 1 and not (usual and batch_first) and any(examples in s for s in others))
+        # Whether the first axis of the only tensor counts the examples is seen with one example more.
+        known = len(part.call.tensors) == 1 or (usual and batch_first) or examples == 1
+        unclear = not columns or (not known and any(examples in shape for shape in others))
     return f"the first axis of the input of {part} may not count the examples" if unclear else ""
 
 
@@ -279,11 +334,14 @@ def _backward(parts: Sequence[Part], total: Tensor) -> tuple[dict[str, list[Erro
 
 
 def _ruled(part: Part, errors: list[Errors], memory: Memory) -> Made:
+    rule = rule_of(part.module)
+    if rule is None:
+        raise TypeError(f"{part} has no rule")
     dtype = next(iter(part.trained.values())).dtype
     x, error = part.call.tensors[0], errors[0].values
     x = x.to(dtype) if x.is_floating_point() else x
     with full_precision(x.device):
-        return Made(RULES[type(part.module)](part.module, x, error.to(dtype), memory), f"ghost: {part.kind}")
+        return Made(rule(part.module, x, error.to(dtype), memory), f"ghost: {part.kind}")
 
 
 def _subtree(

@@ -1,6 +1,6 @@
 """From a model and a batch to the operator of its per-example gradients."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -9,26 +9,14 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpriv.errors import InputError
+from fedpriv.gradients.calls import find_parts
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.dense import Loss, dense_gradients
-from fedpriv.gradients.ghost import Entangled, ghost_gradients
+from fedpriv.gradients.factors import Memory
+from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, gradients_of_parts, problem_of_model
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, GradientOperator
 
 __all__ = ["Route", "find_route", "layer_of", "per_example_gradients"]
-
-
-@dataclass(frozen=True)
-class Route:
-    """How the gradients of a model are computed.
-
-    Attributes:
-        dense: why the whole model is dense, for people; empty: layer by layer.
-        batch_first: whether the first axis of what layers take is known to count the examples, so that another axis of
-            the same length, of a sequence, misleads nobody.
-    """
-
-    dense: str = ""
-    batch_first: bool = False
 
 
 def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Route:
@@ -38,12 +26,27 @@ def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_byte
     """
     if not len(x):
         return Route()
-    gradients = ghost_gradients(model, loss, x, y, chunk_bytes)
-    if not isinstance(gradients, Entangled):
-        return Route()
+    route = _tried(model, loss, x, y, chunk_bytes)
+    if not route.dense:
+        return route
     # With one example more the axis that grows is the one that counts them.
-    more = ghost_gradients(model, loss, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), chunk_bytes)
-    return Route(gradients.reason) if isinstance(more, Entangled) else Route(batch_first=True)
+    more = _tried(model, loss, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), chunk_bytes)
+    if more.dense:
+        return route
+    known = replace(more, batch_first=True)
+    again = ghost_gradients(model, loss, x, y, chunk_bytes, route=known)
+    return Route(again.reason) if isinstance(again, Entangled) else known
+
+
+def _tried(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, chunk_bytes: int) -> Route:
+    parts = list(find_parts(model))
+    problem = problem_of_model(model, parts)
+    if problem:
+        return Route(problem)
+    gradients = gradients_of_parts(model, parts, loss, x, y, Memory(chunk_bytes), None)
+    if isinstance(gradients, Entangled):
+        return Route(gradients.reason)
+    return Route(shared=tuple(part.name for part in parts if part.spread))
 
 
 def per_example_gradients(
@@ -105,15 +108,7 @@ def _layer_by_layer(
 ) -> GradientOperator | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
-    gradients = ghost_gradients(
-        model,
-        loss,
-        x,
-        y,
-        chunk_bytes,
-        compared=route is None,
-        batch_first=route is not None and route.batch_first,
-    )
+    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route)
     if route is not None and isinstance(gradients, Entangled):
         raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {gradients.reason}")
     return gradients

@@ -27,7 +27,7 @@ from fedpriv.gradients.norms import lengths
 from fedpriv.gradients.patches import Patches, most_uses, padded, patches
 from fedpriv.gradients.rounding import without_extremes
 
-__all__ = ["RULES", "Rule", "has_rule", "is_ambiguous", "of_products", "outer", "summed_positions", "tied_weight"]
+__all__ = ["Rule", "has_rule", "is_ambiguous", "of_products", "outer", "rule_of", "summed_positions", "tied_weight"]
 
 Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
 """(layer, input (B, ...), gradient of the output (B, ...), memory) -> the layer's own name of a parameter -> factor."""
@@ -36,32 +36,34 @@ Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
 def has_rule(layer: nn.Module) -> bool:
     """Tell whether a layer is of a kind with a rule and nothing is hung on it that its kind does not have."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    if type(layer) not in RULES or any(hooks) or list(layer.children()) or "forward" in vars(layer):
+    if rule_of(layer) is None or any(hooks) or list(layer.children()) or "forward" in vars(layer):
         return False
     if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
         return False
     return set(layer._parameters) <= {"weight", "bias"}
 
 
-def is_ambiguous(layer: nn.Module, x: Tensor, examples: int, batch_first: bool = False) -> bool:
-    """Tell whether it cannot be seen that the first axis of a layer's input counts the examples.
+def rule_of(layer: nn.Module) -> Rule | None:
+    """Return the rule of a layer's kind; ``None``: there is none."""
+    kind = type(layer)
+    return RULES.get(kind) or NAMED_RULES.get(f"{kind.__module__}.{kind.__qualname__}")
 
-    Layers that take any number of axes give no hint; with a second axis as long as the batch, either could be it.
+
+def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
+    """Tell whether the first axis of a layer's input cannot be that of the examples.
 
     Args:
         layer: with a rule.
         x: its input.
         examples: B.
-        batch_first: whether it is known that the first axis counts them where it is as long as the batch.
     """
     if x.ndim < 1 or len(x) != examples or not x.numel():
         return True
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return x.ndim != layer.weight.ndim
-    own = {nn.Embedding: 0, nn.GroupNorm: x.ndim - 1, nn.Linear: 1}
-    trailing = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else own[type(layer)]
-    middle = x.shape[1 : x.ndim - trailing]
-    return x.ndim <= trailing or (not batch_first and examples > 1 and examples in middle)
+    own = {nn.Embedding: 0, nn.GroupNorm: x.ndim - 1}
+    trailing = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else own.get(type(layer), 1)
+    return x.ndim <= trailing
 
 
 def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
@@ -71,6 +73,12 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[
         bias = Rows(error[:, 0], memory.scratch, side=True)
         return {"weight": Dyads(x[:, 0], bias, memory.scratch), "bias": bias}
     return {"weight": of_products(x, error, memory), "bias": summed_positions(error, 1, memory)}
+
+
+def _turned_linear(layer: Any, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
+    """A Linear layer whose weight lies the other way round, (in, out)."""
+    x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in (x, error))
+    return {"weight": of_products(error, x, memory), "bias": summed_positions(error, 1, memory)}
 
 
 def of_products(x: Tensor, error: Tensor, memory: Memory) -> Factor:
@@ -196,6 +204,11 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: _layer_norm,
     nn.Linear: _linear,
     nn.RMSNorm: _rms_norm,
+}
+
+# Layers of libraries that are not imported for it.
+NAMED_RULES: dict[str, Rule] = {
+    "transformers.pytorch_utils.Conv1D": _turned_linear,  # GPT-2's
 }
 
 

@@ -21,7 +21,7 @@ from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.dense import Loss
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Memory
-from fedpriv.gradients.ghost import Entangled, gradients_of_parts, problem_of_model
+from fedpriv.gradients.ghost import Entangled, Route, gradients_of_parts, problem_of_model
 from fedpriv.gradients.normal import fill_normal
 from fedpriv.gradients.operator import Block, GradientOperator, Vector
 from fedpriv.gradients.stacked_layers import STACKED_LAYERS
@@ -243,7 +243,7 @@ class StackedModel:
         self._numbers = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         self._generators = tuple(generators)
         memory = Memory(chunk_bytes, len(x))
-        flat = gradients_of_parts(self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, compared=False)
+        flat = gradients_of_parts(self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, Route())
         return flat if isinstance(flat, Entangled) else StackedGradients(flat, len(x))
 
     def _layer(self, part: Part, x: Tensor) -> Tensor:

@@ -218,9 +218,20 @@ def test_a_parameter_without_elements_is_no_trouble() -> None:
     accepted(Dense(lambda model, h: h + model.empty.sum(), empty=nn.Parameter(torch.zeros(0, 3))))
 
 
+class Squared(nn.Module):
+    """A layer without a rule that takes two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(5, 5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x)
+
+
 def test_as_many_examples_are_tried_as_are_no_size_in_the_model() -> None:
-    """With 5 examples its PReLU, which has no rule, would be computed from each alone, and nothing seen of mixing."""
-    model = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 5), nn.PReLU(2), nn.Flatten(), Model(MIXING["mixup"]))
+    """With 5 examples its bilinear layer would be computed from each alone, and nothing seen of mixing."""
+    model = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 5), Squared(), nn.Flatten(), Model(MIXING["mixup"]))
     model[4].first = nn.Linear(10, WIDTH)
     routes = [per_example_gradients(model, loss, vectors()[:count], labels()[:count]).routes for count in (5, 7)]
     assert [route for route in routes if "" in route] == [routes[0]]

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from fedpriv.errors import InputError
-from fedpriv.gradients import per_example_gradients
+from fedpriv.gradients import find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
 from tests.cases import in_one_test
 
@@ -176,6 +176,60 @@ def test_an_embedding_that_is_also_the_last_layer(bias: bool) -> None:
     model = Model(lambda x, table, last: last(table(x).mean(dim=1))[:, :CLASSES], table=table, last=last)
     routes = same_as_one_by_one(model, words())
     assert routes == {"table": "ghost: Embedding", "last": "ghost: Linear"}
+
+
+@in_one_test("shape", [(4,), (1, 4)])
+def test_positions_that_are_looked_up_once(shape: tuple[int, ...]) -> None:
+    """Each example has its own share of their gradient, also in a batch as large as a sequence is long."""
+    places = torch.arange(4).reshape(shape)
+    layers = {"table": nn.Embedding(7, 6), "places": nn.Embedding(4, 6), "out": nn.Linear(6, CLASSES)}
+    model = Model(lambda x, table, places, out: out((table(x) + places(where)).tanh().mean(dim=1)), **layers)
+    where = places
+    ghost = {"table": "ghost: Embedding", "places": "ghost: Embedding", "out": "ghost: Linear"}
+    assert same_as_one_by_one(model, words()) == ghost
+    for examples in (1, 4, 5):
+        x, y = words()[:1].expand(examples, -1), torch.arange(examples) % CLASSES
+        route = find_route(model, loss, x, y)
+        assert (route.dense, route.shared) == ("", ("places",))
+        made = per_example_gradients(model, loss, x, y, route=route)
+        assert made.routes == ghost
+        expected = one_by_one(model, x, y)
+        assert all(torch.allclose(rows, expected[name]) for name, rows in made.rows(0, examples).items())
+
+
+def of_all(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
+    """Entries of a table of as many entries as the batch has examples, all of them for each."""
+    return out((x + table(torch.arange(EXAMPLES)).mean(dim=0)).tanh())
+
+
+def added_up(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
+    """The sum over the first axis, which looking up for each example would make longer."""
+    return out((x + table(torch.arange(3)[None]).sum(dim=(0, 1))).tanh())
+
+
+def put_beside(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
+    """Looking up for each example would make it too long."""
+    return out(torch.cat([x, table(torch.arange(1)).expand(len(x), -1) ** 2], dim=1)[:, :6])
+
+
+def of_own(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
+    """A layer applied to what is not of the batch, and happens to be as long."""
+    return out((x + table(torch.ones(EXAMPLES, 6, dtype=x.dtype)).mean(dim=0)).tanh())
+
+
+@pytest.mark.parametrize(
+    ("function", "table", "reason"),
+    [
+        (of_all, nn.Embedding(EXAMPLES, 6), "does not grow with the batch"),
+        (added_up, nn.Embedding(3, 6), "does otherwise when it is asked for each"),
+        (put_beside, nn.Embedding(3, 6), "cannot be for each"),
+        (of_own, nn.Linear(6, 6), "does not grow with the batch"),
+    ],
+)
+def test_tables_that_all_examples_share(function: Forward, table: nn.Module, reason: str) -> None:
+    model = Model(function, table=table, out=nn.Linear(6, CLASSES))
+    assert reason in same_as_one_by_one(model, vectors(6))[""]
+    assert reason in find_route(model, loss, vectors(6).double(), torch.arange(EXAMPLES) % CLASSES).dense
 
 
 @in_one_test("kind", ["weight_norm", "old weight_norm", "orthogonal", "pruned"])

@@ -154,12 +154,12 @@ def test_a_batch_that_does_not_take_its_route_is_refused() -> None:
         per_example_gradients(model, loss, x, y, route=route)
 
 
-@pytest.mark.parametrize("name", ["language-model", "attention"])
-def test_sequences_as_long_as_the_batch(name: str) -> None:
+@pytest.mark.parametrize(("name", "length"), [("language-model", 8), ("attention", 3)])
+def test_sequences_as_long_as_the_batch(name: str, length: int) -> None:
     """With one example more it is seen which axis counts them; the oracle: autograd, one example at a time."""
-    model, x, y = build(name, {"language-model": 8, "attention": 3}[name], torch.float64)
+    model, x, y = build(name, length, torch.float64)
     route = find_route(model, loss, x, y)
-    assert route == Route(batch_first=True)
+    assert route == Route(batch_first=name == "attention")
     made = per_example_gradients(model, loss, x, y, route=route)
     assert all(way.startswith("ghost: ") for way in made.routes.values())
     for key, rows in one_by_one(model, x, y).items():
