@@ -140,16 +140,6 @@ def test_count_and_time_are_visible_in_80_columns(figures: str) -> None:
             "fedpriv: --of csv: this data set is a file of yours, and --unicity takes those that come without one, "
             "such as location30\n",
         ),
-        (
-            ["run", "configs/paper/table2.toml"],
-            "fedpriv: configs/paper/table2.toml is a sweep, no experiment; run "
-            "fedpriv sweep configs/paper/table2.toml\n",
-        ),
-        (
-            ["sweep", "configs/quickstart.toml"],
-            "fedpriv: configs/quickstart.toml is an experiment, no sweep: it names "
-            "no base; run fedpriv run configs/quickstart.toml\n",
-        ),
         (["account", "gausian"], "fedpriv: No such command 'gausian'. Did you mean 'gaussian'?\n"),
         (["config", "check", "small.toml", "--set", "adversary.attacks=closed"], 'wanted, such as ["dlg", "iga"]\n'),
         (["config", "check", "small.toml", "--set", "federation.rounds=abc"], "allowed: a whole number is wanted\n"),

@@ -165,6 +165,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["seed.x=3"], "seed"),
         ("mechanism = 3", [], "mechanism = 3 is not allowed"),
         ("name = ", [], "not TOML"),
+        ('base = "x.toml"', [], "is a sweep, no experiment; run fedpriv sweep"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_key(
