@@ -136,7 +136,7 @@ def _other(key: str, section: type[BaseModel]) -> str:
     known = ", ".join(each for each in own if each != "name")
     # In quotes: a mechanism called none, and a network called mean, would read as words of the sentence.
     quoted = [f'"{owner}"' for owner in owners]
-    who = f"{enumerated(quoted, 'and')} read{'' if len(owners) > 1 else 's'} it, but"
+    who = f"{enumerated(quoted, 'and')} read it, but" if len(quoted) > 1 else f"{quoted[0]} reads it, but"
     if meant != key:
         return f'; did you mean {meant}? {who} "{name}" reads {known}'
     return f': {who} "{name}" reads {known}; leave it out'
