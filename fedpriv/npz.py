@@ -85,16 +85,26 @@ def parse_header(start: bytes) -> Header:
     import numpy as np
 
     stream = io.BytesIO(start)
+    version = None
     try:
         version = np.lib.format.read_magic(stream)
         shape, _, dtype = getattr(np.lib.format, _READERS[version])(stream)
     except Exception as error:  # noqa: BLE001 (numpy parses headers as Python, and damaged ones fail in many ways)
-        raise ValueError(f"no header of an array: {one_line(error)}") from None
+        raise ValueError(_not_a_header(version, error)) from None
     if dtype.hasobject:
         raise _RefusedError("holds Python objects, which are not read; save plain numbers or text")
     if dtype.itemsize == 0 or any(size < 0 for size in shape):
         raise ValueError(f"no array has the type {dtype} and the shape {shape}")
     return Header(dtype, shape, stream.tell())
+
+
+def _not_a_header(version: tuple[int, int] | None, error: Exception) -> str:
+    if version is None:
+        return "it does not begin as an array that numpy has saved"
+    if version not in _READERS:
+        known = " and ".join(f"{major}.{minor}" for major, minor in _READERS)
+        return f"its header has version {version[0]}.{version[1]}; read are {known}"
+    return f"its header is damaged: {one_line(error)}"
 
 
 def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:

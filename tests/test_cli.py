@@ -134,6 +134,12 @@ def test_count_and_time_are_visible_in_80_columns(figures: str) -> None:
     ("arguments", "expected"),
     [
         (["rnu"], "fedpriv: No such command 'rnu'. Did you mean 'run'?\n"),
+        (["config", "chek"], "fedpriv: No such command 'chek'. Did you mean 'check', 'schema'?\n"),
+        (
+            ["data", "--unicity", "5", "--of", "csv"],
+            "fedpriv: --of csv: this data set is a file of yours, and --unicity takes those that come without one, "
+            "such as location30\n",
+        ),
         (["account", "gausian"], "fedpriv: No such command 'gausian'. Did you mean 'gaussian'?\n"),
         (["config", "check", "small.toml", "--set", "adversary.attacks=closed"], 'wanted, such as ["dlg", "iga"]\n'),
         (["config", "check", "small.toml", "--set", "federation.rounds=abc"], "allowed: a whole number is wanted\n"),

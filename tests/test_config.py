@@ -69,12 +69,12 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         (
             VMF,
             ["mechanism.sigma=1"],
-            "unknown key mechanism.sigma: central, distributed, gaussian and hgm read it, vmf reads unit, delta",
+            'read it, but "vmf" reads unit, delta',
         ),
         (
             "",
             ["mechanism.kapa=3"],
-            "mechanism.kapa; did you mean mechanism.kappa? vmf reads it, none reads unit",
+            'mechanism.kapa; did you mean mechanism.kappa? "vmf" reads it, but "none" reads unit',
         ),
         (VMF, ["mechanism.name=laplace"], "mechanism.epsilon = 50 is vmf's (the paper's, 2 kappa); say how much noise"),
         (VMF, ["seed=-1", "mechanism.kapa=3"], "(1) seed = -1 is not allowed"),
@@ -134,7 +134,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         (
             VMF,
             ["mechanism.adjacency=zero-out", "training.sampling=poisson"],
-            "unknown key mechanism.adjacency: central, distributed, gaussian and hgm read it, vmf reads",
+            'read it, but "vmf" reads unit',
         ),
         (
             "",
@@ -165,6 +165,7 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
         ("", ["seed.x=3"], "seed"),
         ("mechanism = 3", [], "mechanism = 3 is not allowed"),
         ("name = ", [], "not TOML"),
+        ('base = "x.toml"', [], "is a sweep, no experiment; run fedpriv sweep"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_key(

@@ -215,6 +215,8 @@ def test_every_example_can_be_written(path: Path, tmp_path: Path) -> None:
     assert all(file.name in done.stdout for file in (tmp_path / "there").iterdir())
     assert all((tmp_path / "there" / name).is_file() for name in re.findall(r"^#:schema (\S+)", written, re.MULTILINE))
     assert path.stem in fedpriv("init", "--list", cwd=tmp_path).stdout
+    settings = [line for line in path.read_text().splitlines() if re.match(r"(name|seed|noise) = ", line)]
+    assert not [line for line in settings if line[1:] in texts.replace(written, "")], "the comment alone describes it"
 
 
 def test_init_of_something_else(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Proof(ABC):
         Raises:
             InputError: an argument out of range, or there is no such epsilon.
         """
-        raise InputError("this mechanism's papers print no epsilon")
+        raise InputError("this mechanism has no nominal epsilon; give its noise, or a target epsilon")
 
     @staticmethod
     def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:

@@ -1,6 +1,7 @@
 """The command line: ``fedpriv init``, ``run``, ``deploy``, ``attack``, ``audit``, ``sweep``, ``compare`` and so on."""
 
 import os
+import re
 import shlex
 import sys
 from importlib.metadata import version
@@ -204,7 +205,7 @@ def _settings(file: Path, overrides: list[str] | None) -> Experiment | Prompting
     "  fedpriv config schema --icl > icl.schema.json",
 )
 def config_schema(
-    of_icl: Annotated[bool, typer.Option("--icl", help="Of the files of fedpriv icl.")] = False,
+    of_icl: Annotated[bool, typer.Option("--icl", help="The schema of files of fedpriv icl instead.")] = False,
 ) -> None:
     """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
     print_json(json_schema(Prompting if of_icl else Experiment))
@@ -252,9 +253,9 @@ def _drop_output() -> None:
 
 
 def _once(text: str) -> str:
-    """Typer and click both say what may have been meant."""
+    """Typer and click both say what may have been meant; of several, click says it in brackets."""
     said, meant, close = text.partition(" Did you mean ")
-    return f"{said}{meant}{close.partition(meant)[0]}" if meant else text
+    return f"{said}{meant}{re.split(r' [(]?Did you mean ', close)[0]}" if meant else text
 
 
 def _complain(text: str, code: int) -> int:

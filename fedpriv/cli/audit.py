@@ -33,7 +33,10 @@ def audit(
         int, typer.Option("--samples", metavar="N", min=10, help="Language models: texts that the model writes.")
     ] = 200,
     tokens: Annotated[
-        int, typer.Option("--tokens", metavar="N", help="Language models: so many in a row are no chance.")
+        int,
+        typer.Option(
+            "--tokens", metavar="N", help="Language models: tokens in a row that count as memorised, not as chance."
+        ),
     ] = 16,
     quiet: Quiet = False,
     as_json: Json = False,

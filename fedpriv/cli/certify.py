@@ -34,7 +34,11 @@ def certify(
     ] = None,
     noise: Annotated[
         float | None,
-        typer.Option("--noise", metavar="S", help="Add noise of this deviation afterwards, in pixels from 0 to 1."),
+        typer.Option(
+            "--noise",
+            metavar="S",
+            help="For a model trained without noise: add noise of this deviation, in pixels from 0 to 1.",
+        ),
     ] = None,
     place: Annotated[
         str | None, typer.Option("--place", metavar="input", help="Where --noise goes: on the image.")

@@ -31,8 +31,9 @@ def data(
         str,
         typer.Option(
             "--of",
-            metavar="NAME",
-            help="For --unicity: a data set of yes-or-no features (unset: the first). For --bounds: experiment file.",
+            metavar="NAME|FILE",
+            help="With --unicity: the data set, of yes-or-no features; default: the first. With --bounds: the "
+            "experiment file that names your table.",
         ),
     ] = "",
     as_json: Json = False,
@@ -46,6 +47,11 @@ def data(
         raise InputError(f"--of {name} is for --unicity K and --bounds EPSILON")
     elif known is None:
         _list(root, as_json)
+    elif name in DATASETS and DATASETS[name].needs_path:
+        raise InputError(
+            f"--of {name}: this data set is a file of yours, and --unicity takes those that come without one, such as "
+            f"{_of_facts()}"
+        )
     else:
         given = {"name": name or _of_facts(), "root": root}
         _single_out(validated(DataConfig, given, "fedpriv data --of"), known, as_json)

@@ -110,7 +110,7 @@ def run(
 
 @deploy_app.command()
 def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
-    """Say which processes run, how many SuperNodes are connected, and how the runs are."""
+    """Say which processes run, how many SuperNodes are connected, and the state of each run."""
     from fedpriv.deploy import look
 
     state = look(folder)
@@ -129,7 +129,7 @@ def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
 
 @deploy_app.command()
 def restart(folder: Folder = _DEFAULT) -> None:
-    """Start again those processes that have died."""
+    """Restart the processes that have died."""
     from fedpriv.deploy import restart as start_again
 
     started = start_again(folder)
@@ -166,7 +166,7 @@ def admit(
         Path, typer.Option("--keys", metavar="DIR", help="The folder `admission` that `prepare` has written.")
     ] = Path("keys/admission"),
 ) -> None:
-    """Let the SuperNodes take part whose public keys are in DIR."""
+    """Admit the SuperNodes whose public keys are in DIR."""
     from fedpriv.deploy import admit as let_in
 
     _host_and_port(server)

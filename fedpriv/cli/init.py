@@ -3,6 +3,7 @@
 import re
 import shlex
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Annotated
@@ -74,7 +75,8 @@ def _alone(text: str) -> str:
 def _header(path: Path) -> list[str]:
     """The comment at the head of an example, a paragraph or a block of commands an item."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    comment = [line[1:] for line in lines[: lines.index("")] if not line.startswith("#:schema")]
+    head = takewhile(lambda line: line.startswith("#"), lines)
+    comment = [line[1:] for line in head if not line.startswith("#:schema")]
     blocks = _alone("\n".join(comment)).split("\n\n")
     return [indent(dedent(block), "    ") if block.startswith("   ") else " ".join(block.split()) for block in blocks]
 

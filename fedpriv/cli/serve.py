@@ -30,7 +30,9 @@ _NUMBER = re.compile(r"[0-9]{1,9}")  # str.isdigit would let through what int re
 def serve(
     folder: Run,
     set_: Set = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", min=1, max=65535, help="Of the loopback address.")] = 8700,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=1, max=65535, help="Port on this machine only (127.0.0.1).")
+    ] = 8700,
     status: Annotated[
         bool, typer.Option("--status", help="Say what the endpoint is and how much is used; serve nothing.")
     ] = False,

@@ -38,12 +38,15 @@ def sweep(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Check and list the trials; run nothing.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Time a first round of each kind of trial, and tell what all will cost.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Time the first round of each kind of trial, and estimate the time of the whole sweep."
+        ),
     ] = False,
     inline: Annotated[
         bool, typer.Option("--inline", help="Run the trials here, one after the other, without Ray.")
     ] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Make trials again that failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed trials again.")] = False,
     reports: Annotated[
         bool, typer.Option("--reports", help="Write a report.html for each trial, too; `fedpriv report` writes one.")
     ] = False,

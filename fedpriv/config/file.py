@@ -27,11 +27,14 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string, also in a list.
 
     Raises:
-        InputError: the file cannot be read or parsed, is one of ``fedpriv icl``, or a key or value is not allowed.
+        InputError: the file cannot be read or parsed, is one of ``fedpriv icl`` or a sweep, or a key or value is not
+            allowed.
     """
     tree = read_toml(path)
     if is_prompting(tree):
         raise InputError(f"{path} is a file of fedpriv icl, no experiment; run fedpriv icl {path}")
+    if "base" in tree:
+        raise InputError(f"{path} is a sweep, no experiment; run fedpriv sweep {path}")
     return _loaded(tree, path, overrides)
 
 

@@ -134,7 +134,9 @@ def _other(key: str, section: type[BaseModel]) -> str:
     if not owners or meant in own:
         return ""
     known = ", ".join(each for each in own if each != "name")
-    who = f"{enumerated(owners, 'and')} read it" if len(owners) > 1 else f"{owners[0]} reads it"
+    # In quotes: a mechanism called none, and a network called mean, would read as words of the sentence.
+    quoted = [f'"{owner}"' for owner in owners]
+    who = f"{enumerated(quoted, 'and')} read it, but" if len(quoted) > 1 else f"{quoted[0]} reads it, but"
     if meant != key:
-        return f"; did you mean {meant}? {who}, {name} reads {known}"
-    return f": {who}, {name} reads {known}; leave it out"
+        return f'; did you mean {meant}? {who} "{name}" reads {known}'
+    return f': {who} "{name}" reads {known}; leave it out'

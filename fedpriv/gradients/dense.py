@@ -1,5 +1,6 @@
 """The dense operator: every per-example gradient is held, B x K numbers. It works for any kind of layer."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -17,6 +18,9 @@ from fedpriv.gradients.factors import Memory, Rows, Zero, slices
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line
 
 __all__ = ["DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows", "zero_gradients"]
+
+# Addressed to torch's developers, and about a kernel of attention that is as fast with it as without.
+warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(model output (B, ...), targets (B, ...)) -> one loss an example, (B,)."""

@@ -37,7 +37,7 @@ class DistributedSettings(NoisySettings):
     marker: ClassVar[str] = "X"
     noise_at: ClassVar[NoiseAt] = "sum"
     parameter: ClassVar[str] = "sigma"
-    nominal: ClassVar[str] = "none: set sigma or target_epsilon"
+    nominal: ClassVar[str] = "this mechanism has none; give sigma or target_epsilon"
 
     name: Literal["distributed"] = Field("distributed", description="privacy mechanism")
     unit: Literal["update"] = Field("update", description="whole updates, once a round")

@@ -157,7 +157,7 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
         InputError: the file cannot be read; a key does not exist; there is nothing to vary; two trials are the same; or
             some trials' settings contradict each other, which names all of these trials.
     """
-    tree = _scaled(read_toml(path), scale, str(path))
+    tree = _scaled(_read(path), scale, str(path))
     file = validated(_File, tree, str(path))
     base = _base(file.base, path)
     axes = _axes(file, str(path))
@@ -175,6 +175,13 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
     trials = _trials(base, axes, seeds, str(path))
     _refuse_twins(trials, str(path))
     return Sweep(file.name, str(path), trials, file.audit, file.resources)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    tree = read_toml(path)
+    if "base" not in tree and tree.keys() & (Experiment.model_fields.keys() - _File.model_fields.keys()):
+        raise InputError(f"{path} is an experiment, no sweep: it names no base; run fedpriv run {path}")
+    return tree
 
 
 def plain_settings(settings: Mapping[str, Any]) -> str:

@@ -128,7 +128,10 @@ def test_their_mistakes_are_named_like_ours(installed: Path) -> None:
     mistakes = ("--set", "mechanism.stepp=3", "--set", "model.hidden=[3]")
     wrong = fedpriv(installed, "config", "check", "mine.toml", *mistakes)
     assert wrong.returncode == 2 and "unknown key mechanism.stepp; did you mean mechanism.step?" in wrong.stderr
-    assert "unknown key model.hidden: embedding and mlp read it, narrow reads init, units; leave it out" in wrong.stderr
+    assert (
+        'unknown key model.hidden: "embedding" and "mlp" read it, but "narrow" reads init, units; leave it out'
+        in wrong.stderr
+    )
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What people write in models of their own, against autograd one example at a time: right, or refused by name."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -433,3 +435,28 @@ def test_the_oracle_agrees_with_itself() -> None:
     assert same_as_one_by_one(model, x) == {"": "ghost: Linear"}
     rows = per_example_gradients(model, loss, x.double(), y).rows(0, EXAMPLES)
     assert all(torch.allclose(rows[name], value) for name, value in one_by_one(model, x, y).items())
+
+
+ATTENTION = """
+import torch
+from torch import nn
+from fedpriv.gradients.dense import dense_gradients
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0].mean(1)
+
+x, y = torch.randn(3, 4, 16), torch.tensor([0, 1, 2])
+print(dense_gradients(Attention(), lambda out, y: nn.functional.cross_entropy(out, y, reduction="none"), x, y, "asked"))
+"""
+
+
+def test_attention_prints_no_warning_to_developers_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", ATTENTION], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gradients of 3 examples")
+    assert "one by one" not in done.stdout, "the mapped route, which warned"
+    assert done.stderr == ""

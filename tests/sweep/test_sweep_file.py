@@ -169,3 +169,8 @@ def test_networks_that_cannot_be_audited_are_refused_only_with_an_audit(tmp_path
     assert check_trials(sweep(tmp_path, set=own, list=None)) is not None
     with pytest.raises(InputError, match="2 trials of 2 cannot run"):
         check_trials(sweep(tmp_path, set=own, list=None, audit={"references": 6}))
+
+
+def test_an_experiment_is_not_a_sweep() -> None:
+    with pytest.raises(InputError, match=r"quickstart.toml is an experiment, no sweep: .* run fedpriv run "):
+        load_sweep(Path(__file__).parents[2] / "configs" / "quickstart.toml")

@@ -56,7 +56,9 @@ account_app = typer.Typer(
 
 
 def _choice(name: str, of: Any, help_: str, **options: Any) -> Any:
-    return typer.Option(name, click_type=click.Choice(get_args(of)), help=help_, **options)
+    # Not in the column of values: it would be too narrow for the words, and the options beside it cut off.
+    words = f"{help_} Allowed: {', '.join(get_args(of))}."
+    return typer.Option(name, click_type=click.Choice(get_args(of)), metavar="NAME", help=words, **options)
 
 
 Target = Annotated[
@@ -65,7 +67,10 @@ Target = Annotated[
 Participations = Annotated[
     int,
     typer.Option(
-        "--participations", "--steps", help="The most often one example, or update, is used: steps; passes if shuffled."
+        "--participations",
+        "--steps",
+        metavar="N",
+        help="Most uses of one example, or update: steps, or passes if shuffled.",
     ),
 ]
 Delta = Annotated[float, typer.Option("--delta", help="Of (epsilon, delta), between 0 and 1.")]
@@ -79,7 +84,7 @@ Sampling = Annotated[
     _choice(
         "--sampling",
         SamplingName,
-        "How batches are drawn. Without --sampling-rate full (no sampling) is assumed, with it what amplifies best.",
+        "How batches are drawn; default: full (no sampling), or with --sampling-rate what amplifies best.",
     ),
 ]
 Calibration = Annotated[
@@ -101,7 +106,7 @@ Ceilings = Annotated[
     typer.Option(
         "--ceiling",
         metavar="K0",
-        help="What no attack can exceed where a guess succeeds with this probability, as 1/100; may be repeated.",
+        help="Also print what no attack exceeds where a guess succeeds with probability K0, as 1/100; may be repeated.",
     ),
 ]
 

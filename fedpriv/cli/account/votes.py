@@ -39,12 +39,12 @@ def votes(
         typer.Option("--target-epsilon", help="Finds how many answers it allows; with --answers the least noise."),
     ] = None,
     votes_per_client: Annotated[
-        int, typer.Option("--votes-per-client", help="How many votes the one has who is protected.")
+        int, typer.Option("--votes-per-client", help="Votes of the one client who is protected.")
     ] = 1,
     sampling_rate: Annotated[
         float | None,
         typer.Option(
-            "--sampling-rate", help="Voters are a fixed number of all, drawn afresh for each answer: their share."
+            "--sampling-rate", help="Share of the voters that is drawn for each answer, always the same number."
         ),
     ] = None,
     delta: Delta = 1e-5,
