@@ -80,7 +80,7 @@ def label_notes(survey: LabelSurvey) -> list[str]:
     notes.append(
         "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes "
         "are: the best rule, which by chance may lie a little above its limit, within the interval. The limit is for "
-        "whoever knows that and nothing else of an example. Somebody who has the features knows more: from a guess that "
-        f"is right that often, the changed label leads to at most {limits}."
+        "whoever knows that and nothing else of an example. Somebody who has the features knows more: from a guess "
+        f"that is right that often, the changed label leads to at most {limits}."
     )
     return notes
