@@ -3,7 +3,7 @@
     python -m studies.robustness OUT [--only input,hidden] [--examples 500] [--seed 1] [--passes 2]
 
 Each row trains and certifies one run in OUT/ROW, which is kept if it is there, and prints a line; all five rows take
-about half an hour on one core. Passes over the data are those of the rows without privacy. FEDPRIV_DATA names the
+about ten minutes of processor time. Passes over the data are those of the rows without privacy. FEDPRIV_DATA names the
 folder with MNIST.
 """
 

@@ -79,5 +79,5 @@ def label_sentences(survey: LabelSurvey) -> list[str]:
     return [
         f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, {ceiling} "
         f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; somebody "
-        f"who already names 90% of labels from the image can reach {most_told(survey.epsilon, 0.9):.1%}."
+        f"who already names 90% of labels from the features can reach {most_told(survey.epsilon, 0.9):.1%}."
     ]

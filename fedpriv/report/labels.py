@@ -8,7 +8,7 @@ from fedpriv.report.numbers import count, figure, percent
 
 __all__ = ["LabelRow", "label_facts", "label_notes", "label_rows"]
 
-_FROM_IMAGE = (0.5, 0.9, 0.99)  # how often somebody is right who has the image
+_FROM_FEATURES = (0.5, 0.9, 0.99)  # how often somebody is right who has the features
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ def label_notes(survey: LabelSurvey) -> list[str]:
             "No shares were estimated: behind a mechanism, and where clients vote, counts would be a second release of "
             "each example, which the first claim does not cover."
         )
-    limits = ", ".join(f"{percent(most_told(survey.epsilon, k0))} from {percent(k0)}" for k0 in _FROM_IMAGE)
+    limits = ", ".join(f"{percent(most_told(survey.epsilon, k0))} from {percent(k0)}" for k0 in _FROM_FEATURES)
     notes.append(
         "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes "
         "are: the best rule, which by chance may lie a little above its limit, within the interval. The limit is for "
-        "whoever knows that and nothing else of an example. Somebody who has the image knows more: from a guess that "
-        f"is right that often, the changed label leads to at most {limits}."
+        "whoever knows that and nothing else of an example. Somebody who has the features knows more: from a guess "
+        f"that is right that often, the changed label leads to at most {limits}."
     )
     return notes

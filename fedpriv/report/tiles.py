@@ -225,7 +225,7 @@ def _privacy(view: View) -> list[Tile]:
 def _of_labels(claim: Guarantee) -> Tile:
     """What is proven about labels alone."""
     conditions = (("δ", "0: pure"), ("adjacency", claim.adjacency), ("theorem", claim.theorem["epsilon"]))
-    remark = "About labels alone, however many rounds; images have no part in it."
+    remark = "About labels alone, however many rounds; features have no part in it."
     return Tile("Proven ε of each label", figure(claim.epsilon or 0.0), conditions=conditions, remark=remark)
 
 

@@ -51,11 +51,21 @@ def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generat
     """
     weights = next(network.parameters())
     first, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)
-    answers = []
-    for batch in (first, torch.cat([first[:1], others[1:]])):
+
+    def answers(batch: Tensor) -> Tensor:
         with torch.no_grad(), seeded_generators(0, weights.device):
-            answers.append(network(batch)[0])
-    return bool((answers[0] - answers[1]).abs().max() > _ROUNDING * answers[0].abs().max())
+            made: Tensor = network(batch)
+            return made
+
+    together = answers(first)
+    # Each in turn: the layers in which images meet may be silent for one of them.
+    for at in range(_IMAGES):
+        batch = others.clone()
+        batch[at] = first[at]
+        alone = answers(batch)[at]
+        if bool((together[at] - alone).abs().max() > _ROUNDING * together[at].abs().max()):
+            return True
+    return False
 
 
 def _calls(network: nn.Module, layer: RobustnessNoise, images: Tensor) -> int:

@@ -84,6 +84,14 @@ def test_the_extended_calibration_is_not_always_below_the_classic_one():
     assert extended_sigma(0.90663, 1e-5) > classic_sigma(0.90663, 1e-5)
 
 
+@in_one_test(("delta", "limit"), [(1e-5, 8.4198), (0.05, 6.1095)])
+def test_the_classic_formula_is_true_beyond_one_and_then_false(delta, limit):
+    """It is refused above 1, where it is not proven; the code of Phan et al. searches it up to any epsilon."""
+    for epsilon, holds in ((limit - 1e-4, True), (limit + 1e-4, False)):
+        sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+        assert (exact_delta(epsilon, 1 / sigma) <= delta) == holds
+
+
 @in_one_test("function", [classic_sigma, extended_sigma, analytic_sigma])
 @in_one_test(
     ("epsilon", "delta"), [(-1.0, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (1.0, math.nan)]

@@ -17,7 +17,7 @@ from fedpriv.gradients.coupled import dropout_layers
 from fedpriv.randomness import torch_stream
 from fedpriv.smoothing import RobustnessNoise, Smoothing, build_smoothing, drawing, noise_layers, with_noise
 from fedpriv.smoothing.build import certified_rows, public_rows
-from fedpriv.smoothing.check import bypass
+from fedpriv.smoothing.check import bypass, mixes
 from fedpriv.smoothing.noise import Place
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
@@ -314,7 +314,7 @@ class Centred(nn.Module):
 
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.where, self.first, self.last = where, nn.Linear(16, 4), nn.Linear(4, 3)
+        self.where, self.first, self.last = where, seeded(nn.Linear, 16, 4), seeded(nn.Linear, 4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.flatten(1)
@@ -329,6 +329,30 @@ def test_networks_whose_votes_depend_on_one_another_are_refused(where: str, plac
     with pytest.raises(InputError, match="depends on the others of its batch"):
         with_noise(Centred(where), place, SHAPE, torch_stream(1, "trial"))
     with_noise(Centred("nowhere"), place, SHAPE, torch_stream(1, "trial"))
+
+
+class Gated(nn.Module):
+    """Subtracts the mean of the batch behind its first layer, from images whose pixel has this sign only."""
+
+    def __init__(self, sign: int, pixel: int) -> None:
+        super().__init__()
+        self.sign, self.pixel = sign, pixel
+        self.first, self.last = seeded(nn.Linear, 16, 4), seeded(nn.Linear, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        hidden = self.first(x)
+        open_ones = (self.sign * x[:, self.pixel] > 0)[:, None]
+        logits: torch.Tensor = self.last(hidden - open_ones * hidden.mean(dim=0))
+        return logits
+
+
+@in_one_test("sign", [1, -1])
+@in_one_test("pixel", range(4))
+def test_images_that_meet_for_some_of_them_only_are_found(sign: int, pixel: int) -> None:
+    """With either sign, so that whichever image is tried first, half of these networks leave it alone."""
+    images = torch.randn(6, 16, generator=torch_stream(3, "trial"))[:3, pixel]
+    assert mixes(Gated(sign, pixel).eval(), SHAPE, torch_stream(3, "trial")) == bool((sign * images > 0).any())
 
 
 def test_a_network_may_draw_random_numbers_of_its_own_behind_the_image() -> None:
