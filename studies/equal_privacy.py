@@ -1,57 +1,66 @@
-"""The equal-privacy comparison as a table: ``python -m studies.equal_privacy sweeps/equal-privacy-small``.
+"""Gaussian and directional noise at the same proven privacy, by batch size.
 
-One row a mechanism, target and rate: accuracy, the reconstruction's MSE and images recovered, the AUC of membership
-inference, and the empirical lower bound on epsilon, at the same proven (epsilon, delta).
+``python -m studies.equal_privacy docs/results/equal-privacy.csv.gz --plot docs/images/equal-privacy.svg`` prints a row
+for each batch size, mechanism and rate: the noise, what is proven, and test accuracy. It reads the folder of
+``configs/paper/equal-privacy.toml`` or of ``configs/paper/equal-privacy-rates.toml``, or what is kept of them.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from fedpriv.records import Interval
-from fedpriv.report.comparison import Setting, choose_attacks, settings_of
+from fedpriv.report.comparison import Chosen, Setting, settings_of
+from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.report.tradeoffs import series_name
 from studies.kept import records_of
 
-HEAD = (
-    "proven ε", "mechanism", "m", "kappa or sigma", "rate", "accuracy, %", "{0}: MSE", "{0}: recovered", "{1}: AUC",
-    "ε measured",
-)  # fmt: skip
+HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
+COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
 
 
 def main() -> None:
-    """Print the table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--attack", default="", help="reconstruction attack; default: the strongest on average")
+    """Print the table in Markdown, and draw it if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kept", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     asked = parser.parse_args()
-    records = records_of(asked.folder)
-    chosen = choose_attacks(records, asked.attack)
-    print(f"| {' | '.join(HEAD)} |".format(chosen.reconstruction, chosen.membership))
-    print(f"|{' --- |' * len(HEAD)}")
-    for setting in sorted(settings_of(records, chosen), key=_order):
-        print(_row(setting, chosen.reconstruction))
+    settings = of_batches(asked.kept)
+    print("\n".join(table(settings)))
+    if asked.plot:
+        asked.plot.write_bytes(to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0])
 
 
-def _order(setting: Setting) -> tuple[float, tuple[str, str], float]:
-    rate = setting.first.settings.get("training.learning_rate", 0.0)
-    return round(setting.epsilon or 0.0), setting.series, rate
+def of_batches(path: Path) -> list[Setting]:
+    """The settings of a sweep: by batch size, largest first, then mechanism and rate."""
+    found = settings_of(records_of(path), Chosen("", ""))
+    return sorted(found, key=lambda setting: (-_batch(setting), setting.series, _rate(setting)))
 
 
-def _row(setting: Setting, attack: str) -> str:
-    first = setting.first
-    lines = [line for record in setting.records for line in record.reconstruction if line.attack == attack]
-    cells = [
-        "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
+def _batch(setting: Setting) -> int:
+    return int(setting.first.settings["training.batch_size"])
+
+
+def _rate(setting: Setting) -> float:
+    return float(setting.first.settings["training.learning_rate"])
+
+
+def table(settings: Sequence[Setting]) -> list[str]:
+    """One row a setting."""
+    return [f"| {' | '.join(HEAD)} |", f"| --: | --- |{' --: |' * 3} --- |", *map(_row, settings)]
+
+
+def _row(setting: Setting) -> str:
+    cells = (
+        f"{_batch(setting)}",
         series_name(setting.series),
-        "" if first.draws is None else f"{first.draws:,}",
-        "" if first.noise is None else f"{first.noise:.4g}",
-        f"{first.settings.get('training.learning_rate', '')}",
+        "" if setting.first.noise is None else f"{setting.first.noise:.4g}",
+        "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
+        f"{_rate(setting):g}",
         with_interval(setting.accuracy, 100, 1),
-        with_interval(setting.mse, 1, 3),
-        f"{sum(line.recovered for line in lines)} of {sum(line.victims for line in lines)}" if lines else "",
-        with_interval(setting.auc, 1, 3),
-        "" if setting.bound is None else f"{setting.bound:.2g}",
-    ]
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -63,6 +72,39 @@ def with_interval(estimate: Interval | None, factor: float, places: int) -> str:
     if estimate.low is None or estimate.high is None:
         return text
     return f"{text} ({factor * estimate.low:.{places}f} to {factor * estimate.high:.{places}f})"
+
+
+def drawn(settings: Sequence[Setting]) -> Figure:
+    """Draw accuracy over the size of batches, a line for each mechanism."""
+    drawing = Figure(figsize=(7.5, 4.2), layout="constrained", facecolor="white")
+    axes = drawing.subplots()
+    dress(axes, LIGHT)
+    axes.grid(color=LIGHT.grid, linewidth=0.8)
+    places = {batch: place for place, batch in enumerate(sorted({_batch(setting) for setting in settings}))}
+    noisy = sorted({setting.series for setting in settings if setting.epsilon is not None})
+    for series, colour, marker in zip(noisy, COLOURS, MARKERS, strict=True):
+        points = {places[_batch(each)]: each.accuracy for each in settings if each.series == series and each.accuracy}
+        ordered = dict(sorted(points.items()))
+        axes.plot(
+            list(ordered), [100 * each.value for each in ordered.values()], color=colour, marker=marker,
+            markersize=5, linewidth=1.2, label=series_name(series),
+        )  # fmt: skip
+        for place, estimate in ordered.items():
+            if estimate.ends is not None:
+                axes.plot([place, place], [100 * end for end in estimate.ends], color=colour, linewidth=1, alpha=0.45)
+    for setting in settings:
+        if setting.epsilon is None and setting.accuracy is not None:
+            axes.axhline(100 * setting.accuracy.value, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+            name = f"no mechanism, batches of {_batch(setting)}"
+            axes.annotate(
+                name, (1, 100 * setting.accuracy.value), (-3, -3), xycoords=("axes fraction", "data"),
+                textcoords="offset points", va="top", ha="right", color=LIGHT.muted, fontsize=8.5,
+            )  # fmt: skip
+    axes.set_xticks(list(places.values()), [f"{batch}" for batch in places])
+    axes.set_xlabel("images in a batch", color=LIGHT.muted)
+    axes.set_title("test accuracy, %, at the same proven ε", fontsize=10)
+    axes.legend(frameon=False, labelcolor=LIGHT.text, loc="center right")
+    return drawing
 
 
 if __name__ == "__main__":

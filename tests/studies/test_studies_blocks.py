@@ -1,6 +1,5 @@
 """What is kept of the sweeps over block sizes gives the table and the figure in the documentation again."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from fedpriv.report.drawing import LIGHT, to_svg
 from studies.blocks import Study, distances, drawn, small_tables, study_of, table
 from studies.kept import records_of
+from tests.drawings import numbers_of_svg
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -28,7 +28,7 @@ def test_the_kept_results_give_the_figure(study: Study) -> None:
     """Every number of the drawing, to half a pixel: another matplotlib may round otherwise."""
     made = to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0]
     kept = (DOCS / "images" / "blocks.svg").read_bytes()
-    assert numbers(made) == pytest.approx(numbers(kept), abs=0.5)
+    assert numbers_of_svg(made) == pytest.approx(numbers_of_svg(kept), abs=0.5)
 
 
 def test_rows_of_the_page_say_what_the_files_say(study: Study) -> None:
@@ -42,10 +42,3 @@ def test_rows_of_the_page_say_what_the_files_say(study: Study) -> None:
     (area,) = [one.auc for one in audited.memberships if one.attack == "attack-r"]
     (one,) = [one for one in attacked.reconstruction if one.attack == "iga"]
     assert f"| {area:.2f} (" in row and f"| {one.mse:.3f} ({one.recovered}) |" in row
-
-
-def numbers(drawing: bytes) -> list[float]:
-    """Of paths and places; identifiers are not."""
-    text = re.sub(r"<metadata>.*?</metadata>", "", drawing.decode(), flags=re.DOTALL)
-    places = re.findall(r" (?:d|x|y|transform)=\"([^\"]*)\"", text)
-    return [float(number) for place in places for number in re.findall(r"-?\d+(?:\.\d+)?", place)]

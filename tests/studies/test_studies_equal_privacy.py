@@ -1,0 +1,46 @@
+"""What is kept of the sweeps at equal privacy, and of Table 2, gives the documentation's tables and figure again."""
+
+from pathlib import Path
+
+import pytest
+
+from fedpriv.report.comparison import Chosen, settings_of
+from fedpriv.report.drawing import LIGHT, to_svg
+from studies.equal_privacy import drawn, of_batches, table
+from studies.kept import records_of
+from studies.paper import table as of_the_paper
+from tests.drawings import numbers_of_svg
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEPT = DOCS / "results"
+
+
+@pytest.mark.parametrize("name", ["equal-privacy", "equal-privacy-rates"])
+def test_the_kept_results_give_the_tables_of_the_page(name: str) -> None:
+    assert "\n".join(table(of_batches(KEPT / f"{name}.csv.gz"))) in (DOCS / "equal-privacy.md").read_text("utf-8")
+
+
+def test_the_kept_results_give_the_figure() -> None:
+    """Every number of the drawing, to half a pixel: another matplotlib may round otherwise."""
+    settings = of_batches(KEPT / "equal-privacy.csv.gz")
+    made = to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0]
+    kept = (DOCS / "images" / "equal-privacy.svg").read_bytes()
+    assert numbers_of_svg(made) == pytest.approx(numbers_of_svg(kept), abs=0.5)
+
+
+def test_means_of_the_table_are_of_five_runs() -> None:
+    """One row, put together here from the records themselves."""
+    records = [
+        record
+        for record in records_of(KEPT / "equal-privacy.csv.gz")
+        if record.mechanism == "vmf" and record.settings["training.batch_size"] == 1
+    ]
+    assert sorted(record.seed for record in records) == [2, 3, 4, 5, 6]
+    mean = sum(record.accuracy or 0.0 for record in records) / 5
+    (row,) = [line for line in table(of_batches(KEPT / "equal-privacy.csv.gz")) if line.startswith("| 1 | directional")]
+    assert f"| {100 * mean:.1f} (" in row
+
+
+def test_table_2_stands_on_its_page() -> None:
+    settings = settings_of(records_of(KEPT / "table2-lenet.csv.gz"), Chosen("", ""))
+    assert "\n".join(of_the_paper("table2", settings)) in (DOCS / "paper-rows.md").read_text("utf-8")
