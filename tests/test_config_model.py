@@ -27,7 +27,7 @@ def test_a_key_of_another_network_is_an_error_that_says_whose_it_is(name: str, t
     if name in {"mlp", "embedding"}:
         assert load_experiment(path).model.model_dump()["hidden"] == (9,)
         return
-    words = r"unknown key model\.hidden: embedding and mlp read it, .* reads init.*; leave it out$"
+    words = r'unknown key model\.hidden: "embedding" and "mlp" read it, but ".*" reads init.*; leave it out$'
     with pytest.raises(InputError, match=words):
         load_experiment(path)
 
@@ -37,7 +37,7 @@ def test_another_network_takes_over_what_it_reads(tmp_path: Path) -> None:
     for name in ("lenet", "mine:net"):
         model = load_experiment(path, [f"model.name={name}"]).model
         assert (model.name, model.init, model.is_own) == (name, "uniform", ":" in name)
-    with pytest.raises(InputError, match=r"model\.hidden: embedding and mlp read it"):
+    with pytest.raises(InputError, match=r'model\.hidden: "embedding" and "mlp" read it'):
         load_experiment(path, ["model.name=lenet", "model.hidden=[3]"])
 
 

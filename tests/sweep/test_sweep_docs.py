@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.config import Experiment
 from fedpriv.sweep import CertifiedFigures, EvasionFigures, Reconstruction, TrialRecord, load_sweep
 from fedpriv.sweep.record import MembershipFigures
 
@@ -14,7 +15,7 @@ PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 COLUMNS = (ROOT / "docs" / "sweep-columns.md").read_text(encoding="utf-8")
 # Those of "Applying Directional Noise to Deep Learning", and those of "Heterogeneous Gaussian Mechanism".
 PAPERS = ROOT / "configs" / "paper"
-OTHERS = ("secure-sgd-*", "convexified-*", "blocks.toml")
+OTHERS = ("secure-sgd-*", "convexified-*", "blocks.toml", "equal-privacy*")
 TABLES = sorted(set(PAPERS.glob("*.toml")).difference(*map(PAPERS.glob, OTHERS)))
 CONVEXIFIED = sorted(PAPERS.glob("convexified-*.toml"))
 SECURE = sorted((ROOT / "configs" / "paper").glob("secure-sgd-*.toml"))
@@ -53,6 +54,25 @@ def test_every_table_of_the_paper_is_there_at_both_scales(path: Path, scale: str
     mechanisms = [trial.experiment.mechanism for trial in found.trials]
     assert {mechanism.name for mechanism in mechanisms} >= {"gaussian", "vmf"}
     assert {mechanism.blocks for mechanism in mechanisms if mechanism.name == "vmf"} == {"whole", "layer", "size:16"}
+
+
+def test_both_mechanisms_have_the_same_target_at_every_batch_size() -> None:
+    """Rates are chosen with a seed that the comparison leaves out."""
+    main, rates, uploads = (
+        load_sweep(PAPERS / f"{name}.toml", scale)
+        for name, scale in (("equal-privacy", "pass"), ("equal-privacy-rates", "pass"), ("equal-privacy", "uploads"))
+    )
+    noisy = [trial.experiment for trial in (*main.trials, *uploads.trials) if trial.experiment.mechanism.name != "none"]
+    assert {experiment.mechanism.target_epsilon for experiment in noisy} == {8}
+    runs = Counter((each.mechanism.name, each.training.batch_size) for each in noisy if not each.adversary.attacks)
+    assert runs == {(name, size): 5 for name in ("gaussian", "vmf") for size in (1, 16, 256)}
+    assert {trial.seed for trial in main.trials}.isdisjoint(trial.seed for trial in rates.trials)
+    tried = {_rated(trial.experiment) for trial in rates.trials}
+    assert {_rated(each) for each in noisy if not each.adversary.attacks} <= tried
+
+
+def _rated(experiment: Experiment) -> tuple[str, int, float]:
+    return experiment.mechanism.name, experiment.training.batch_size, experiment.training.learning_rate
 
 
 @pytest.mark.parametrize("scale", ["pass", "membership", "uploads", "full"])
