@@ -86,14 +86,20 @@ def test_twice_inline_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedsgd, vmf", "fedavg, update unit", "none, some clients", "lenet"])
 def test_a_stacked_run_says_what_an_inline_one_does(name: str, tmp_path: Path) -> None:
-    """What is proven is the same bytes; what was heard is the same numbers to rounding, from the same clients."""
+    """What is proven is the same bytes; what was heard is the same numbers to rounding, from the same clients.
+
+    Noise depends on every byte that a client was sent: after a round that was rounded otherwise, it is other noise.
+    """
     for engine in ("inline", "stacked"):
         start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())
     inline, stacked = (fingerprint(tmp_path / engine) for engine in ("inline", "stacked"))
     assert list(inline) == list(stacked)
     for file in ("ledger.json", "partition.json", "epsilon"):
         assert inline[file] == stacked[file]
-    for file in (file for file in inline if file.endswith(".safetensors")):
+    files = [file for file in inline if file.endswith(".safetensors")]
+    first = [file for file in files if file.startswith("observations/0001-")]
+    noisy = SETTINGS[name].mechanism.name != "none"
+    for file in first if noisy and first else files:
         ours, theirs = load(inline[file]), load(stacked[file])
         assert ours.keys() == theirs.keys()
         for key, value in ours.items():
