@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.federated import example_losses
-from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
+from fedpriv.gradients import GradientOperator, Vector, find_route, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -123,9 +123,12 @@ def _sgd(setting: Setting, batch: int) -> Step:
 def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
     """What a client of fedpriv does in a step."""
     noise = Secret.of_seed(0).stream("benchmark noise")
-    return _releasing(
-        setting, batch, lambda model, x, y: mechanism.release(per_example_gradients(model, LOSS, x, y), batch, noise)
-    )
+    route = find_route(network(setting), LOSS, *random_batch(setting, batch))
+
+    def release(model: nn.Module, x: Tensor, y: Tensor) -> Vector:
+        return mechanism.release(per_example_gradients(model, LOSS, x, y, route=route), batch, noise)
+
+    return _releasing(setting, batch, release)
 
 
 def _vmf_dense(setting: Setting, batch: int) -> Step:

@@ -27,7 +27,7 @@ from benchmarks.measure import options, save, seconds, show
 from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
-from fedpriv.gradients import Vector, per_example_gradients
+from fedpriv.gradients import Route, Vector, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.models.machinery.build import build_model
 from fedpriv.randomness import Secret, numpy_stream
@@ -144,13 +144,13 @@ def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vec
 
 def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
     loss = partial(functional.cross_entropy, reduction="none")
-    models = []
+    models, route = [], Route(batch_first=True)
     for reference in references:
         plan, model = replace(world.plans[0], seed=reference.seed), _network(world)
         parameters = dict(model.named_parameters())
         for step in plan.steps(1):
             rows = torch.from_numpy(reference.shares[0][plan.batch(step)])
-            gradients = per_example_gradients(model, loss, pool.images[rows], pool.labels[rows])
+            gradients = per_example_gradients(model, loss, pool.images[rows], pool.labels[rows], route=route)
             with torch.no_grad():
                 for name, value in plan.release_gradient(
                     gradients, Secret.of_seed(plan.seed).stream("noise", 0, step)

@@ -21,7 +21,7 @@ from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.soft import soft_targets
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.federated import example_losses
-from fedpriv.gradients import Block, GradientOperator, Vector, per_example_gradients
+from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, per_example_gradients
 from fedpriv.gradients.operator import total, wide
 from fedpriv.names import PAD
 
@@ -188,6 +188,7 @@ class _Upload:
         self._network = trained_network(scene, victim)
         self._heard = mechanism.standardise(victim.gradient)
         self._kept: tuple[Texts, tuple[int, ...], _Rest | None] | None = None
+        self._routes: dict[int, Route] = {}
 
     def losses(self, texts: Texts, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> Tensor:
         """As :meth:`Scorer.exchanged`."""
@@ -202,7 +203,10 @@ class _Upload:
         return self._objective(comparison)
 
     def _gradients(self, sentences: Tensor, labels: Tensor) -> GradientOperator:
-        return per_example_gradients(self._network, example_losses, *split(self._scene, sentences, labels))
+        x, y = split(self._scene, sentences, labels)
+        if len(x) not in self._routes:
+            self._routes[len(x)] = find_route(self._network, example_losses, x, y)
+        return per_example_gradients(self._network, example_losses, x, y, route=self._routes[len(x)])
 
     def _rest(self, texts: Texts, slots: tuple[int, ...]) -> _Rest | None:
         if len(texts.tokens) == len(slots):
