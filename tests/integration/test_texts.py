@@ -73,19 +73,15 @@ def test_a_finished_run_is_resumed_and_not_audited(tmp_path: Path) -> None:
 def test_a_run_whose_uploads_are_read(tmp_path: Path) -> None:
     change: dict[str, Any] = {
         "adversary": {"attacks": ["dager"], "victims": 1},
-        "model": {"name": "gpt", "width": 96, "depth": 2, "heads": 2},
+        "model": {"name": "gpt", "width": 128, "depth": 2, "heads": 2},
         "mechanism": {"name": "gaussian", "sigma": 1.0},
     }
     summary = start_run(experiment(tmp_path, "classify", 1, **change), tmp_path / "run", "", Silent())
     (read,) = (result for result in summary.attacks if result.upload == "unprotected")
-    # Processors round differently: on some the rank test misses a token, and one sentence of four is not read whole.
-    assert read.sentences is not None and read.sentences.rouge1 > 0.9 and read.victims == 4 and read.recovered >= 3
+    assert read.sentences is not None and read.sentences.rouge1 == 1 and read.recovered == read.victims == 4
     assert not any(result.upload == "protected" for result in summary.attacks)
     assert any("noise edge" in refusal for refusal in summary.refusals)  # never a silent failure
-    assert any(
-        f"Tokens read without protection: dager ROUGE-1 {read.sentences.rouge1:.3f}" in sentence
-        for sentence in summary.verdict
-    )
+    assert any("Tokens read without protection: dager ROUGE-1 1.000" in sentence for sentence in summary.verdict)
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert '<span class="read">' in page and "ROUGE-L" in page
     folder = RunFolder.open(tmp_path / "run")
