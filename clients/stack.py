@@ -18,9 +18,10 @@ from fedpriv.clients.training import answer_secret
 from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.fitness import LOSS, random_examples
 from fedpriv.gradients import Vector
-from fedpriv.gradients.ghost import TOLERANCE, Entangled
+from fedpriv.gradients.ghost import Entangled
 from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
+from fedpriv.gradients.subtree import TOLERANCE
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, seeded_generators, torch_stream
 from fedpriv.world import State, World, trained_parameters
