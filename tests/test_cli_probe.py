@@ -34,7 +34,7 @@ def test_a_table_in_80_columns(here: Path) -> None:
     assert lines[0].split() == ["right", "at", "linf", "0.05", "0.3"]
     assert [line.split()[0] for line in lines[1:5]] == ["unattacked", "pgd", "fgsm", "every"]
     assert max(len(line) for line in lines[:5]) <= 80
-    assert "one vote for each attacked image" in done.stdout
+    assert "one vote for each attacked example" in done.stdout
     assert "nothing is proven (fedpriv certify)." in done.stdout
     assert lines[-2:] == ["Attempts: run/robustness/attacks.jsonl", "Report: run/report.html"]
     assert "Right under attack at ℓ∞ 0.05" in (here / "run" / "report.html").read_text()

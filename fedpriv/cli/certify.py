@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["certify"]
 
-_NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a pixel (linf)"}
+_NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a value (linf)"}
 
 
 def certify(
     folder: Run,
     examples: Annotated[
-        int | None, typer.Option("--examples", metavar="N", help="Test images to certify; default: the run's, or 500.")
+        int | None, typer.Option("--examples", metavar="N", help="Test examples to certify; default: the run's, or 500.")
     ] = None,
     votes: Annotated[
-        int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an image; default: the run's, or 1000.")
+        int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an example; default: the run's, or 1000.")
     ] = None,
     alpha: Annotated[
         float | None,
@@ -37,16 +37,16 @@ def certify(
         typer.Option(
             "--noise",
             metavar="S",
-            help="For a model trained without noise: add noise of this deviation, in pixels from 0 to 1.",
+            help="For a model trained without noise: add noise of this deviation, on inputs from 0 to 1.",
         ),
     ] = None,
     place: Annotated[
-        str | None, typer.Option("--place", metavar="input", help="Where --noise goes: on the image.")
+        str | None, typer.Option("--place", metavar="input", help="Where --noise goes: on the input.")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Prove what small perturbations of an image cannot change about the final model in DIR."""
+    """Prove what small perturbations of an input cannot change about the final model in DIR."""
     if norm is not None and norm not in _NORMS:
         raise InputError(f"--norm {norm}: allowed: {', '.join(_NORMS)}")
     from fedpriv.cli.display import shown
@@ -95,20 +95,20 @@ def _sentences(robustness: "Robustness", norm: str) -> list[str]:
     from fedpriv.records import middle
 
     noise, voted = robustness.noise, robustness.voted
-    where = "on the image" if noise.place == "input" else "behind the first layer"
+    where = "on the input" if noise.place == "input" else "behind the first layer"
     how = ", added to a model that was not trained with it" if noise.afterwards else ""
     best = robustness.curve(norm)
     lines = [
-        f"Voted accuracy {share_words(voted)} on {robustness.examples} test images; without noise "
+        f"Voted accuracy {share_words(voted)} on {robustness.examples} test examples; without noise "
         f"{share_words(robustness.noiseless)}; no class is ahead on {robustness.abstained}.",
-        f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, pixels from 0 to 1). With confidence 95 % "
+        f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, inputs from 0 to 1). With confidence 95 % "
         f"the number of wrong certificates is at most {robustness.wrong_at_most} (alpha = {robustness.alpha:g} each).",
     ]
     if best.shares:
         at = middle(best.sizes)
         lines.append(
             f"Proven: no perturbation up to {best.sizes[at]:g} ({norm}) changes the right vote on "
-            f"{share_words(best.shares[at])} of the images."
+            f"{share_words(best.shares[at])} of the examples."
         )
     if noise.epsilon is not None:
         lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")

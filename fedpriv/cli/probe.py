@@ -53,7 +53,7 @@ def probe(
     ] = None,
     sizes: Annotated[
         list[float] | None,
-        typer.Option("--size", metavar="MU", help="Of perturbations, pixels from 0 to 1; may be given several times."),
+        typer.Option("--size", metavar="MU", help="Of perturbations, inputs from 0 to 1; may be given several times."),
     ] = None,
     norm: Annotated[
         str | None, typer.Option("--norm", metavar="l2|linf", help="What perturbations are measured by; default: linf.")
@@ -66,10 +66,10 @@ def probe(
         int | None, typer.Option("--restarts", metavar="N", help="Random starts of attacks that have them.")
     ] = None,
     victims: Annotated[
-        int | None, typer.Option("--victims", metavar="N", help="Test images to attack; default: the run's, or 200.")
+        int | None, typer.Option("--victims", metavar="N", help="Test examples to attack; default: the run's, or 200.")
     ] = None,
     votes: Annotated[
-        int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked image.")
+        int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked example.")
     ] = None,
     answers: Annotated[
         str | None,
@@ -77,7 +77,7 @@ def probe(
     ] = None,
     questions: Annotated[
         int | None,
-        typer.Option("--queries", metavar="N", min=1, help="Images that the endpoint answers, for each attack."),
+        typer.Option("--queries", metavar="N", min=1, help="Questions that the endpoint answers, for each attack."),
     ] = None,
     adversary: Annotated[
         str | None,
@@ -97,7 +97,7 @@ def probe(
 ) -> None:
     """Attack the finished model in DIR, its answers, or its inputs.
 
-    Without --attack: evasion attacks on test images; or, with --answers, --queries or --as, all attacks on the model
+    Without --attack: evasion attacks on test examples; or, with --answers, --queries or --as, all attacks on the model
     and its answers.
     """
     options: dict[str, object] = {
@@ -341,8 +341,8 @@ def _sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]
     where = f"At {evasion.norm} {evasion.sizes[at]:g}"
     judge = "one vote" if evasion.votes == 1 else f"{evasion.votes} votes"
     first = (
-        f"Test images: {evasion.victims}, of them {evasion.attacked} right unattacked, which were attacked; {judge} "
-        "for each attacked image."
+        f"Test examples: {evasion.victims}, of them {evasion.attacked} right unattacked, which were attacked; {judge} "
+        "for each attacked example."
     )
     at_most = f"at most {share_words(evasion.least[at])} are right under these attacks"
     if evasion.certified is None or robustness is None:

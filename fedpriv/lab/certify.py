@@ -63,7 +63,7 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
         model = smoothed_model(folder, world, afterwards)
         rows = certified_rows(experiment.seed, len(world.dataset.y_test), config.examples, model.public)
         _tell_time(model, config, progress)
-        progress.stage(f"certifying {config.examples} images with {config.selection} + {config.votes} votes")
+        progress.stage(f"certifying {config.examples} examples with {config.selection} + {config.votes} votes")
         norms = model.norms()
         certificates = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
         noiseless = _noiseless(world, model, torch.from_numpy(rows))
@@ -192,8 +192,8 @@ def check_noise(noise: float | None, place: str | None) -> None:
     if noise is None and place is not None:
         raise InputError(f"--place {place} is for --noise; without it the run's own noise is certified")
     if place not in (None, "input"):
-        raise InputError(f"--place {place}: noise that is added afterwards goes on the image; allowed: input")
+        raise InputError(f"--place {place}: noise that is added afterwards goes on the input; allowed: input")
     if noise is not None and not LEAST_NOISE <= noise <= MOST_NOISE:
         raise InputError(
-            f"--noise {noise:g}: a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted, in pixels from 0 to 1"
+            f"--noise {noise:g}: a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted, for inputs from 0 to 1"
         )

@@ -16,8 +16,8 @@ __all__ += ["robustness_facts", "robustness_notes", "share_ends", "size_rows", "
 
 NORMS: Mapping[str, str] = {"l2": "ℓ₂", "linf": "ℓ∞"}
 AXES: Mapping[str, str] = {
-    "l2": "Euclidean size of the change (ℓ₂), pixels from 0 to 1",
-    "linf": "largest change of a pixel (ℓ∞), pixels from 0 to 1",
+    "l2": "Euclidean size of the change (ℓ₂), inputs from 0 to 1",
+    "linf": "largest change of a value (ℓ∞), inputs from 0 to 1",
 }
 
 
@@ -130,7 +130,7 @@ def evasion_title(name: str) -> str:
 
 def _noise(noise: NoiseFacts) -> str:
     """Return how much noise there is and where."""
-    where = "on the image" if noise.place == "input" else "behind the first layer"
+    where = "on the input" if noise.place == "input" else "behind the first layer"
     shared = "" if noise.redistribution == "uniform" else f", r: {noise.redistribution}"
     when = ", not there in training" if noise.afterwards else ""
     return f"σ = {figure(noise.sigma)} in {NORMS[noise.norm]}, {where}{shared}{when}"
@@ -140,11 +140,11 @@ def robustness_facts(robustness: Robustness) -> list[tuple[str, str]]:
     """Return what the certificates rest on, as (name, text)."""
     return [
         ("Noise", _noise(robustness.noise)),
-        ("Images certified", count(robustness.examples)),
+        ("Examples certified", count(robustness.examples)),
         ("Right by vote", _share(robustness.voted)),
         ("Right without noise", _share(robustness.noiseless)),
         ("No class ahead", count(robustness.abstained)),
-        ("Votes an image", f"{count(robustness.selection)} to choose, {count(robustness.votes)} fresh ones to prove"),
+        ("Votes an example", f"{count(robustness.selection)} to choose, {count(robustness.votes)} fresh ones to prove"),
         ("Each may be wrong", f"with probability {figure(robustness.alpha)}"),
         ("Wrong in all", f"at most {count(robustness.wrong_at_most)}, with 95 % confidence"),
         ("Largest radius", ", ".join(f"{NORMS[norm]} {figure(robustness.reach.of(norm), 3)}" for norm in NORMS)),
@@ -160,7 +160,7 @@ def robustness_notes(robustness: Robustness, evasion: Evasion | None) -> list[st
         norm = NORMS[evasion.norm]
         notes.append(
             f"No certificate reaches beyond {norm} {figure(robustness.reach.of(evasion.norm), 3)} here: that is the "
-            f"radius of an image that all {count(robustness.votes)} votes agree on. At {norm} "
+            f"radius of an example that all {count(robustness.votes)} votes agree on. At {norm} "
             f"{figure(beyond[0])} and above nothing can be proven with this noise and so many votes. "
             "Certified accuracy that is claimed at such sizes comes from a bound that does not hold."
         )
