@@ -20,10 +20,10 @@ _NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a value (linf)"}
 def certify(
     folder: Run,
     examples: Annotated[
-        int | None, typer.Option("--examples", metavar="N", help="Test examples to certify; default: the run's, or 500.")
+        int | None, typer.Option("--examples", metavar="N", help="Test examples to certify; default: the run's or 500.")
     ] = None,
     votes: Annotated[
-        int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an example; default: the run's, or 1000.")
+        int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an example; default: the run's or 1000.")
     ] = None,
     alpha: Annotated[
         float | None,

@@ -249,10 +249,10 @@ def test_how_long_many_votes_take_is_told_before_they_are_cast(noisy: RunFolder)
             raise KeyboardInterrupt(title)
 
     heard, found = Impatient(), noisy.robustness()
-    with pytest.raises(KeyboardInterrupt, match="certifying 25 images"):
+    with pytest.raises(KeyboardInterrupt, match="certifying 25 examples"):
         certify_run(noisy, FEW, None, heard)
     assert heard.warnings == [] and found is not None
-    with pytest.raises(KeyboardInterrupt, match="certifying 25 images"):
+    with pytest.raises(KeyboardInterrupt, match="certifying 25 examples"):
         certify_run(noisy, FEW.model_copy(update={"votes": 10**10}), None, heard)
     (warning,) = heard.warnings
     assert f"take {found.noise.dimension * 25 * 10**10 / 4e7 / 60:.0f} minutes or more on one core" in warning
