@@ -6,6 +6,7 @@ Each client still answers its own message, after all checks of its own; only the
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
@@ -69,11 +70,12 @@ class Cohort:
         if isinstance(stack, Entangled):
             return
         work = same_work(world.plans[client])
-        group = [
+        alike = (
             other
             for other, state in self._expected.items()
             if state is before and same_work(world.plans[other]) == work
-        ][: stack.most]
+        )
+        group = list(islice(alike, stack.most))
         for other in group:
             del self._expected[other]
         uploads = stack.uploads(group, before, round_number)

@@ -196,7 +196,7 @@ class _Group:
         """Images (M, B, C, H, W), normalised, and labels (M, B), on the device."""
         world = self.stack.world
         rows = torch.from_numpy(np.stack([world.partitions[plan.client][plan.batch(step)] for plan in self.plans]))
-        images = world.network_input(world.dataset.x_train[rows.flatten()])
+        images = world.network_input(world.dataset.x_train.index_select(0, rows.flatten()))
         return images.unflatten(0, rows.shape), world.dataset.y_train[rows].to(world.device)
 
 

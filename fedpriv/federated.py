@@ -15,6 +15,7 @@ from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector
 from fedpriv.optimizers import make_optimizer
+from fedpriv.threads import keep_freed_memory
 
 __all__ = [
     "batch_loss",
@@ -117,6 +118,7 @@ def train_locally(
     Returns:
         The upload; for FedAvg on the devices of ``before``.
     """
+    keep_freed_memory()
     training = experiment.training
     if experiment.federation.algorithm == "fedsgd":
         return decayed(gradient(steps[0]), parameters, training.weight_decay)

@@ -26,7 +26,10 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 def pack(vector: Vector) -> ArrayRecord:
     """Return a record with a copy of each tensor under its name."""
-    return ArrayRecord({name: _to_array(value) for name, value in vector.items()})
+    record = ArrayRecord()
+    for name, value in vector.items():
+        record[name] = _to_array(value)  # of a dictionary Flower would make each array again
+    return record
 
 
 def record_in(content: RecordDict, name: str, kind: type[R]) -> R:

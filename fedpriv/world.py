@@ -230,7 +230,8 @@ class World:
     def examples(self, client: int, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return normalised images (B, C, H, W) and labels (B,) of a client, on the device."""
         rows = torch.from_numpy(self.partitions[client][positions])
-        return self.network_input(self.dataset.x_train[rows]), self.dataset.y_train[rows].to(self.device)
+        images = self.dataset.x_train.index_select(0, rows)
+        return self.network_input(images), self.dataset.y_train[rows].to(self.device)
 
     def autocast(self) -> torch.autocast:
         """Compute forward and backward passes inside the block in bfloat16 where the settings ask for that."""
