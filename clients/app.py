@@ -15,9 +15,9 @@ from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_key
 from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import RefusedError
-from fedpriv.masking import least_survivors
 from fedpriv.randomness import Secret
 from fedpriv.seeds import kept_for
+from fedpriv.shamir import least_survivors
 from fedpriv.threads import cpu_threads
 from fedpriv.wire import pack, record_in, unpack
 from fedpriv.world import State, World, build_world

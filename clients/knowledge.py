@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised
-from fedpriv.masking import Words, flat, least_survivors, quantised, votes_limit
+from fedpriv.masking import Words, flat, quantised, votes_limit
 from fedpriv.randomness import NoiseStream, numpy_stream, seeded_generators, torch_stream
+from fedpriv.shamir import least_survivors
 from fedpriv.teaching import teach
 from fedpriv.world import World
 

@@ -24,9 +24,9 @@ from fedpriv.clients.memory import kept
 from fedpriv.errors import RefusedError
 from fedpriv.federated import masked_weights
 from fedpriv.lattice import encoded
-from fedpriv.masking import KEY_BYTES, Words, agreed, flat, least_survivors, mask, quantised
+from fedpriv.masking import KEY_BYTES, Words, agreed, flat, mask, quantised
 from fedpriv.randomness import Secret
-from fedpriv.shamir import shares
+from fedpriv.shamir import least_survivors, shares
 from fedpriv.wire import pack
 from fedpriv.world import State, World
 
@@ -107,7 +107,7 @@ def masked_upload(
         number = int(str(message.content.config_records["task"]["round"]))
         share, signs = world.plans[_partition(context)].share_of_noise, world.signs(number)
         words = encoded(flat(upload.parameters) / share.bound, share.variance, signs, secret.stream("share").numpy())
-        return masked(message, context, words, least_survivors(federation.asked))
+        return masked(message, context, words, share.survivors)
     weight = masked_weights(world.sizes.tolist(), federation.weighting)[_partition(context)]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     return masked(message, context, quantised(weight * values, federation.secure_limit))

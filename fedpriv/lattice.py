@@ -31,10 +31,12 @@ class Share:
     Attributes:
         bound: of an update's norm.
         variance: on each coordinate, in squared levels.
+        survivors: how many shares are the whole noise: no sum of fewer clients is unmasked.
     """
 
     bound: float
     variance: float
+    survivors: int
 
 
 def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: np.random.Generator) -> Words:

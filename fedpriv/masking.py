@@ -20,13 +20,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.shamir import least_survivors
+
 __all__ = [
     "KEY_BYTES",
     "LEVELS",
     "Words",
     "agreed",
     "flat",
-    "least_survivors",
     "mask",
     "quantised",
     "restored",
@@ -40,11 +41,6 @@ KEY_BYTES = 32
 """Length of every key here, public ones included."""
 
 Words = NDArray[np.uint32]
-
-
-def least_survivors(clients: int) -> int:
-    """How many of ``clients`` must stay to the end: more than two thirds (Bonawitz et al. 2017, active server)."""
-    return 2 * clients // 3 + 1
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -161,7 +161,7 @@ class Plan:
         if self.config.noise_at != "sum":
             raise ValueError(f"mechanism {self.config.name} has no noise in shares")
         bound = self.config.bound
-        return Share(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2)
+        return Share(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2, self.config.least_in_sum)
 
     def released(self) -> dict[str, dict[str, object]]:
         """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""

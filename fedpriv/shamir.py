@@ -13,12 +13,17 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["combined", "shares"]
+__all__ = ["combined", "least_survivors", "shares"]
 
 PRIME = 65_537
 _DIGEST = 8  # bytes, by which shares that do not belong together are found out
 
 Numbers = NDArray[np.int64]
+
+
+def least_survivors(clients: int) -> int:
+    """How many of ``clients`` must stay to the end: more than two thirds (Bonawitz et al. 2017, active server)."""
+    return 2 * clients // 3 + 1
 
 
 def shares(secret: bytes, needed: int, count: int) -> list[bytes]:

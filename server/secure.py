@@ -18,11 +18,11 @@ from fedpriv.accounting.skellam import padded
 from fedpriv.errors import RunFailedError
 from fedpriv.federated import masked_weights
 from fedpriv.lattice import decoded
-from fedpriv.masking import KEY_BYTES, Words, agreed, least_survivors, mask, restored, split
+from fedpriv.masking import KEY_BYTES, Words, agreed, mask, restored, split
 from fedpriv.records import Failure
 from fedpriv.server.exchange import Federation, Reached, Replies
 from fedpriv.server.uploads import Upload, raised, read_upload, refusal
-from fedpriv.shamir import combined
+from fedpriv.shamir import combined, least_survivors
 from fedpriv.world import State
 
 __all__ = ["MaskedSum", "VotesSum", "ask_for_masked_sum", "ask_for_sum", "ask_for_votes"]
@@ -34,7 +34,6 @@ class _Round:
 
     federation: Reached
     number: int
-    needed: int
     failures: dict[int, Failure]
 
     def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
@@ -53,13 +52,13 @@ class _Round:
         """Note why a client takes no further part."""
         self.failures.setdefault(client, refusal(client, reason))
 
-    def require(self, there: int, what: str) -> None:
+    def require(self, there: int, needed: int, what: str) -> None:
         """End the round where too few clients are left for their sum to be unmasked."""
-        if there < self.needed:
+        if there < needed:
             reasons = "; ".join(f"client {failure.client} {failure.reason}" for failure in self.failures.values())
             raise RunFailedError(
                 f"round {self.number}: {there} {'client has' if there == 1 else 'clients have'} {what}, and secure "
-                f"aggregation needs {self.needed} of them: {reasons}"
+                f"aggregation needs {needed} of them: {reasons}"
             )
 
 
@@ -94,16 +93,16 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
 def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
     """As :func:`ask_for_sum`, where clients send whole numbers with shares of noise (see the module ``lattice``)."""
     world = federation.world
-    initial, bound = world.initial, world.plans[0].share_of_noise.bound
+    initial, share = world.initial, world.plans[0].share_of_noise
     dimension = sum(value.numel() for value in initial.parameters.values())
     nothing = {name: torch.zeros_like(value, device="cpu") for name, value in initial.buffers.items()}
 
     def state(words: Words, clients: int) -> State:
-        values = decoded(words, dimension, world.signs(number)) * (bound / clients)
+        values = decoded(words, dimension, world.signs(number)) * (share.bound / clients)
         return State(split(values, initial.parameters), nothing)
 
     questions = federation.questions(number, states)
-    masked = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension))
+    masked = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension), share.survivors)
     uploads = tuple(
         replace(upload, state=state(words, 1)) for upload, words in zip(masked.uploads, masked.words, strict=True)
     )
@@ -142,7 +141,7 @@ class MaskedSum:
 
 
 def ask_for_masked_sum(
-    federation: Reached, number: int, questions: Mapping[int, RecordDict], kind: str, count: int
+    federation: Reached, number: int, questions: Mapping[int, RecordDict], kind: str, count: int, least: int = 0
 ) -> MaskedSum:
     """Have clients answer under masks and return the sum of their answers, of which nothing else reaches the server.
 
@@ -152,14 +151,19 @@ def ask_for_masked_sum(
         questions: what each client is sent that is asked, in ascending order.
         kind: of the message that asks for the masked answer.
         count: N, how many whole numbers an answer has.
+        least: clients that must be in the sum, where its noise counts on them; never fewer than two thirds.
 
     Raises:
         RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
-    going = _Round(federation, number, max(2, least_survivors(len(questions))), {})
+    going = _Round(federation, number, {})
+    needed = max(2, least, least_survivors(len(questions)))
     keys = _public_keys(going, tuple(questions))
+    going.require(len(keys), needed, "sent keys")
     shares = _shares(going, keys)
+    going.require(len(shares), needed, "shared their secrets")
     uploads, words = _masked(going, shares, questions, kind, count)
+    going.require(len(uploads), needed, "sent masked uploads")
     survivors = tuple(upload.client for upload in uploads)
     total = _unmasked(going, keys, survivors, tuple(client for client in shares if client not in survivors), words)
     failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
@@ -207,7 +211,6 @@ def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes
             keys[client] = (pair[0], pair[1])
         else:
             going.leave_out(client, "sent no keys")
-    going.require(len(keys), "sent keys")
     return keys
 
 
@@ -225,7 +228,6 @@ def _shares(going: _Round, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int,
             going.leave_out(client, "sent no shares of its secrets")
         else:
             shares[client] = dict(zip(wanted, ciphertexts, strict=True))
-    going.require(len(shares), "shared their secrets")
     return shares
 
 
@@ -247,7 +249,6 @@ def _masked(
             continue
         uploads.append(read)
         words.append(read.state.parameters["masked"].numpy().view(np.uint32))
-    going.require(len(uploads), "sent masked uploads")
     return tuple(uploads), words
 
 
@@ -270,8 +271,9 @@ def _unmasked(
             going.leave_out(client, "sent no shares to unmask with")
         else:
             seeds[client], secrets[client] = seed_shares, key_shares
-    going.require(len(seeds), "sent shares to unmask with")
-    givers, everybody = list(seeds)[: least_survivors(len(keys))], sorted(keys)
+    enough = least_survivors(len(keys))
+    going.require(len(seeds), enough, "sent shares to unmask with")
+    givers, everybody = list(seeds)[:enough], sorted(keys)
     places = [everybody.index(giver) + 1 for giver in givers]
     count = len(words[0])
     total = np.zeros(count, dtype=np.uint32)

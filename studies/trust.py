@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import t
 
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.config import Experiment
 from fedpriv.records import Summary
 from fedpriv.runs import RunFolder
 from fedpriv.sweep import SweepFolder
@@ -24,12 +25,19 @@ def main() -> None:
         experiment, summary = folder.experiment(), folder.summary()
         if summary is None or record.failed:
             parser.error(f"{record.folder} is not completed")
-        rows[experiment.mechanism.name, experiment.adversary.threat_model].append(summary)
+        rows[_noise(experiment), experiment.adversary.threat_model].append(summary)
     print("| noise | who listens | test accuracy | recovered | picked out of 100 |")
     print("| --- | --- | --- | --- | --- |")
-    for (mechanism, listener), summaries in rows.items():
+    for (noise, listener), summaries in rows.items():
         cells = (_accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
-        print(f"| {mechanism} | {listener} | {' | '.join(cells)} |")
+        print(f"| {noise} | {listener} | {' | '.join(cells)} |")
+
+
+def _noise(experiment: Experiment) -> str:
+    """The mechanism, and with how many clients' shares its noise is whole."""
+    mechanism, asked = experiment.mechanism, experiment.federation.asked
+    survivors = mechanism.shared_by(asked).least_in_sum
+    return f"{mechanism.name}, {survivors} of {asked} survivors" if survivors else mechanism.name
 
 
 def _accuracy(summaries: list[Summary]) -> str:

@@ -14,8 +14,9 @@ from fedpriv.accounting import Release, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, rounded_norm
 from fedpriv.config import Experiment
 from fedpriv.lattice import decoded, encoded
-from fedpriv.masking import Words, least_survivors
+from fedpriv.masking import Words
 from fedpriv.plan import Plan, plan_client
+from fedpriv.shamir import least_survivors
 from tests.cases import in_one_test
 from tests.noise import stream
 
@@ -33,10 +34,10 @@ def total(words: list[Words]) -> Words:
     return summed
 
 
-def plan(clients: int) -> Plan:
+def plan(clients: int, survivors: int | None = None) -> Plan:
     settings = {
         "federation": {"clients": clients, "secure_aggregation": True, "weighting": "uniform", "algorithm": "fedavg"},
-        "mechanism": {"name": "distributed", "sigma": SIGMA, "clip_norm": 2.0},
+        "mechanism": {"name": "distributed", "sigma": SIGMA, "clip_norm": 2.0, "survivors": survivors},
         "adversary": {"attacks": []},
     }
     return plan_client(Experiment.model_validate(settings), 0, 100, (3000, 96))
@@ -61,17 +62,18 @@ def test_sums_wrap_around_without_harm() -> None:
     assert torch.allclose(decoded(total([words] * 1000), 4, signs()), 1000 * update.double(), atol=1000 * 6 / LEVELS)
 
 
-@in_one_test("dropped", [0, 1, 3])
-def test_the_noise_of_the_sum_has_the_variance_of_the_ledger(dropped: int) -> None:
-    """With as many dropouts as secure aggregation survives exactly that, and with fewer more, by the shares."""
+@in_one_test(("whole", "dropped"), [(None, 0), (None, 1), (None, 3), (9, 0), (9, 1), (10, 0)])
+def test_the_noise_of_the_sum_has_the_variance_of_the_ledger(whole: int | None, dropped: int) -> None:
+    """With as many dropouts as a sum may have exactly that, and with fewer more, by the shares."""
     clients = 10
-    share = plan(clients).share_of_noise
+    share = plan(clients, whole).share_of_noise
     survivors = clients - dropped
-    assert survivors >= least_survivors(clients) == 7
+    assert least_survivors(clients) == 7
+    assert survivors >= share.survivors == (whole or 7)
     nothing = torch.zeros(4096)
     words = [encoded(nothing, share.variance, signs(), stream(n).numpy()) for n in range(survivors)]
     noise = decoded(total(words), 4096, signs()).numpy() * share.bound
-    expected = (SIGMA * 2.0) ** 2 * survivors / 7
+    expected = (SIGMA * 2.0) ** 2 * survivors / share.survivors
     statistic = float(np.square(noise).sum()) / expected
     assert stats.chi2.ppf(CHANCE, 4096) < statistic < stats.chi2.isf(CHANCE, 4096)
 

@@ -32,12 +32,12 @@ _RETRY = 1e-4  # beta: the chance that an update is rounded anew, at most
 _ORDERS = np.array([*range(2, 257), *(2**k for k in range(9, 21))], dtype=np.float64)
 
 _TRUSTED = (
-    "The claim holds against the server, too: under secure aggregation it sees the sum alone. It rests on more than "
-    "two thirds of a round's clients following the protocol; shares that others leave out are missing in the sum."
+    "The claim holds against the server, too: under secure aggregation it sees the sum alone. It rests on the clients "
+    "of a sum following the protocol; shares that some leave out, or tell the server, are missing in the noise."
 )
 _DROPOUTS = (
-    "Each share is such that the clients whom secure aggregation needs in a sum have the noise together: with more of "
-    "them there is more noise, and no sum of fewer is unmasked."
+    "Each share is such that mechanism.survivors clients have the noise together (by default as many as secure "
+    "aggregation needs): with more of them there is more noise, and no sum of fewer is unmasked."
 )
 
 

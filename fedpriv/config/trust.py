@@ -52,3 +52,5 @@ def check_trust(experiment: "Experiment") -> None:
                 f"mechanism.name = {name!r} puts noise on the sum of a round's updates, which needs {key} = {wanted} "
                 f"(given: {given!r})"
             )
+    if secure:
+        mechanism.shared_by(federation.asked)

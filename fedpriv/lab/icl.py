@@ -23,10 +23,10 @@ from fedpriv.icl.language import Language, open_language
 from fedpriv.icl.leaks import candidates, membership, repeating
 from fedpriv.icl.prompts import Wording
 from fedpriv.lab.icl_masked import noisy_counts
-from fedpriv.masking import least_survivors
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
+from fedpriv.shamir import least_survivors
 from fedpriv.threads import cpu_threads
 
 __all__ = ["resume_icl", "start_icl"]

@@ -52,7 +52,8 @@ class DistributedSettings(NoisySettings):
     )
     survivors: Count | None = Field(
         None,
-        description="whose shares are the whole noise; always as many clients as secure aggregation needs in a sum",
+        description="clients whose shares are the whole noise; no sum of fewer is unmasked. Default: as many as secure "
+        "aggregation needs, more than two thirds of a round",
     )
 
     @classmethod
@@ -74,9 +75,21 @@ class DistributedSettings(NoisySettings):
 
     @override
     def shared_by(self, clients: int) -> Self:
-        from fedpriv.masking import least_survivors
+        from fedpriv.shamir import least_survivors
 
-        return self.model_copy(update={"survivors": least_survivors(clients)})
+        least = least_survivors(clients)
+        survivors = least if self.survivors is None else self.survivors
+        if not least <= survivors <= clients:
+            raise ValueError(
+                f"mechanism.survivors = {survivors}: of the {clients} clients of a round, secure aggregation needs "
+                f"{least} or more in a sum; allowed are {least} to {clients}"
+            )
+        return self.model_copy(update={"survivors": survivors})
+
+    @property
+    @override
+    def least_in_sum(self) -> int:
+        return self.survivors or 0
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> ShareOfNoise:

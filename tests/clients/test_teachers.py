@@ -19,10 +19,10 @@ from fedpriv.config import Experiment
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.errors import RunFailedError
-from fedpriv.masking import least_survivors
 from fedpriv.randomness import numpy_stream
 from fedpriv.server.exchange import Federation
 from fedpriv.server.secure import ask_for_masked_sum
+from fedpriv.shamir import least_survivors
 from fedpriv.wire import pack
 from fedpriv.world import World, build_world
 from tests.integration.small import experiment

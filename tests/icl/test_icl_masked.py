@@ -24,11 +24,12 @@ from fedpriv.icl.classify import answers, noise_of
 from fedpriv.lab import icl_masked
 from fedpriv.lab.icl import resume_icl, start_icl
 from fedpriv.lab.icl_masked import noisy_counts
-from fedpriv.masking import LEVELS, least_survivors, quantised, restored, votes_limit
+from fedpriv.masking import LEVELS, quantised, restored, votes_limit
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.report import write_icl_report
 from fedpriv.server.prompts import Prompters, ask_prompters
+from fedpriv.shamir import least_survivors
 from tests.icl.worlds import classifier, fruits
 
 CLIENTS, SIGMA = 6, 1.5

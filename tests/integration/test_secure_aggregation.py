@@ -26,7 +26,7 @@ from fedpriv.federated import masked_weights
 from fedpriv.gradients import Vector
 from fedpriv.lab import run as lab_run
 from fedpriv.lab import start_run
-from fedpriv.masking import LEVELS, Words, least_survivors, mask, quantised, restored
+from fedpriv.masking import LEVELS, Words, mask, quantised, restored
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.runs import RunFolder
@@ -35,6 +35,7 @@ from fedpriv.server import secure as server_module
 from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.uploads import Upload
+from fedpriv.shamir import least_survivors
 from fedpriv.world import build_world
 from tests.integration.small import experiment
 
@@ -200,6 +201,38 @@ def test_too_few_clients_are_not_unmasked(kind: str, tmp_path: Path, monkeypatch
         RunFailedError, match=r"round 1: 2 clients have .* secure aggregation needs 3 of them: client 1 .*battery"
     ):
         start_run(secure(), tmp_path / "run", "", Silent())
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_no_sum_of_fewer_clients_than_the_noise_is_whole_with(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that vanishes once it has sent its upload is in the sum, with its share."""
+    monkeypatch.setattr(lab_run, "client_app", app_where(kind, {1}, vanish))
+    settings = shared_by_all_four()
+    if kind == "query.unmask":
+        start_run(settings, tmp_path / "run", "", Silent())
+        assert RunFolder.open(tmp_path / "run").rounds()[1].used == (0, 1, 2, 3)
+        return
+    with pytest.raises(
+        RunFailedError, match=r"round 1: 3 clients have .* secure aggregation needs 4 of them: client 1"
+    ):
+        start_run(settings, tmp_path / "run", "", Silent())
+
+
+def test_a_server_that_is_content_with_fewer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require = server_module._Round.require
+    monkeypatch.setattr(
+        server_module._Round, "require", lambda self, there, needed, what: require(self, there, min(needed, 3), what)
+    )
+    monkeypatch.setattr(lab_run, "client_app", app_where("train.masked", {1}, vanish))
+    with pytest.raises(RunFailedError, match="the sum of 3 clients is not unmasked"):
+        start_run(shared_by_all_four(), tmp_path / "run", "", Silent())
+
+
+def shared_by_all_four() -> Experiment:
+    mechanism = {"name": "distributed", "sigma": 0.5, "clip_norm": 0.4, "survivors": 4}
+    return secure(mechanism=mechanism, federation={"rounds": 1, "weighting": "uniform"})
 
 
 def test_one_client_alone_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

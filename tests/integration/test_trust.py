@@ -179,6 +179,8 @@ def test_an_outsider_sees_the_noisy_mean_and_the_server_each_upload() -> None:
         (CENTRAL, {"aggregation": "median"}, "aggregation"),
         (CENTRAL, {"target_epsilon": 9.0}, "target_epsilon"),
         ({"name": "distributed", "sigma": 1.0}, {"secure_aggregation": False}, "secure_aggregation"),
+        ({"name": "distributed", "sigma": 1.0, "survivors": 2}, {}, "survivors = 2: .* allowed are 3 to 4"),
+        ({"name": "distributed", "sigma": 1.0, "survivors": 5}, {}, "survivors = 5: .* allowed are 3 to 4"),
         ({"name": "gaussian", "sigma": 1.0}, {"client_sampling": "poisson"}, "client_sampling"),
     ],
 )

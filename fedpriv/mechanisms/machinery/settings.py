@@ -170,8 +170,17 @@ class MechanismSettings(Section):
         raise ValueError(f"mechanism.name = {self.name!r} bounds no norm of updates in a sum")
 
     def shared_by(self, clients: int) -> Self:
-        """Return these settings as they are where so many clients are asked in a round."""
+        """Return these settings as they are where so many clients are asked in a round.
+
+        Raises:
+            ValueError: they are not for so many.
+        """
         return self
+
+    @property
+    def least_in_sum(self) -> int:
+        """How many clients' shares are the whole noise on a sum; 0 where there are no shares."""
+        return 0
 
     def noise_on_mean(self, clients: int, divisor: float) -> float:
         """Return the deviation of noise that :meth:`mechanism` leaves to others, on each coordinate of a round's mean.
