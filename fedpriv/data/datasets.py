@@ -140,7 +140,7 @@ class Dataset:
         if self.text is not None:
             return images.flatten(1).long()
         values = unit_scale(images, dtype)
-        return (values - _channels(self.mean, values)) / _channels(self.std, values)
+        return (values - _channels(self.mean, values)).div_(_channels(self.std, values))
 
 
 def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -151,7 +151,7 @@ def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     if images.dtype == torch.int32:
         return images.long()
     values = images.to(dtype)
-    return values if images.is_floating_point() else values / 255
+    return values if images.is_floating_point() else values.div_(255)
 
 
 def load_dataset(config: DataConfig, seed: int) -> Dataset:
