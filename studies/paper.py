@@ -107,7 +107,7 @@ def table(name: str, settings: Sequence[Setting]) -> list[str]:
         "| --- | --- | --: | --: | --: | --: | --: | --- |",
     ]
     for facet in dict.fromkeys(setting.facet for setting in settings):
-        column = PAPER.get((name, *facet))
+        column = _column(name, facet)
         rows = sorted(_rows([setting for setting in settings if setting.facet == facet]), key=lambda row: row.place)
         for row in rows:
             paper = "" if column is None else f"{column[row.place]:g}"
@@ -134,6 +134,12 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
     return rows
 
 
+def _column(name: str, facet: tuple[str, str]) -> tuple[float, ...] | None:
+    """The paper's column for a data set, by whichever name it is loaded, and a network."""
+    data, model = facet
+    return PAPER.get((name, data.removesuffix("-complete"), model))
+
+
 def _order(row: Row) -> tuple[str, str, int]:
     """No noise, Gaussian, then VMF by the size of its blocks from large to small."""
     mechanism, blocks = row.setting.series
@@ -145,7 +151,7 @@ def _order(row: Row) -> tuple[str, str, int]:
 def _beside(name: str, setting: Setting | None) -> str:
     if setting is None:
         return ""
-    column = PAPER.get((name, *setting.facet))
+    column = _column(name, setting.facet)
     row = next(_rows([setting]))
     return _plain(name, setting) if column is None else f"{column[row.place]:g} / {_plain(name, setting)}"
 
