@@ -197,6 +197,14 @@ def test_the_two_adjacencies_of_poisson_batches(account: Call) -> None:
         assert any(note.startswith(other) for note in found["notes"])
 
 
+@pytest.mark.parametrize("mechanism", ["central", "distributed"])
+def test_a_sum_of_updates_is_about_whole_clients(account: Call, mechanism: str) -> None:
+    given = (mechanism, "--sigma", 1, "--adjacency", "zero-out")
+    assert "this client's update counts as zero" in " ".join(account(*given)[1].split())
+    code, _, err = account(*given, "--unit", "example")
+    assert (code, "allowed is update" in err) == (2, True)
+
+
 def test_the_module_is_the_command(tmp_path: Path) -> None:
     """In a process of its own, as an installed command runs."""
     command = [sys.executable, "-m", "fedpriv", "account", "laplace", "--scale", "0", "--json"]

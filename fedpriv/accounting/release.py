@@ -93,6 +93,10 @@ class Release:
             raise InputError(
                 f"sampling = {self.sampling}: with unit = update allowed is full, the update is not sampled"
             )
+        if proof.whole_clients and self.unit != "update":
+            raise InputError(
+                f"unit = {self.unit}: with mechanism = {self.mechanism} allowed is update, a client's whole data"
+            )
         zero_out = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
         if self.adjacency == "zero-out" and not (proof.zero_out and zero_out):
             raise InputError(

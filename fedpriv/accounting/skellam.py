@@ -32,8 +32,10 @@ _RETRY = 1e-4  # beta: the chance that an update is rounded anew, at most
 _ORDERS = np.array([*range(2, 257), *(2**k for k in range(9, 21))], dtype=np.float64)
 
 _TRUSTED = (
-    "The claim holds against the server, too: under secure aggregation it sees the sum alone. It rests on the clients "
-    "of a sum following the protocol; shares that some leave out, or tell the server, are missing in the noise."
+    "The claim holds against a server that passes on the clients' own keys: under secure aggregation it sees the sum "
+    "alone. Nothing vouches for these keys: with keys that it made itself a server reads single uploads, which have a "
+    "share of the noise only. The claim rests on the clients of a sum following the protocol; shares that some leave "
+    "out, or tell the server, are missing in the noise."
 )
 _DROPOUTS = (
     "Each share is such that mechanism.survivors clients have the noise together (by default as many as secure "

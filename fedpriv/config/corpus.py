@@ -35,7 +35,7 @@ class CorpusConfig(Section):
         description="next: lay the texts of a key end to end and cut them into sequences; false: a sequence is one "
         "text, cut off or padded",
     )
-    text: str = Field("text", description="own files: the column of the texts")
+    text: Annotated[str, Field(min_length=1)] = Field("text", description="own files: the column of the texts")
     label: str = Field("", description="own files: the column of the labels; empty: none")
     key: str = Field("", description="own files: the column that says whose a text is; empty: none")
     test_share: Annotated[Real, Field(gt=0, lt=1)] = Field(

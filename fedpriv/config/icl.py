@@ -30,8 +30,8 @@ class TextConfig(Section):
     )
     root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
     path: str = Field("", description="csv: your own file, with a header; its name may end in .gz")
-    text: str = Field("text", description="csv: the column of the texts")
-    label: str = Field("label", description="csv: the column of the labels")
+    text: Annotated[str, Field(min_length=1)] = Field("text", description="csv: the column of the texts")
+    label: Annotated[str, Field(min_length=1)] = Field("label", description="csv: the column of the labels")
     examples: Count | None = Field(None, description="use only this many private examples, drawn by the seed")
     labels: tuple[str, ...] = Field(
         (), description="what the model is to say for each label, in the order of the sorted labels; unset: the usual"

@@ -202,20 +202,35 @@ def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
             continue
         try:
             given = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: not JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}: not JSON that can be read: {error}") from None
         if not isinstance(given, dict):
             raise InputError(f'{path}, line {number}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
         for column in columns.needed:
             if column not in given:
                 raise _missing(f"{path}, line {number}", column, list(given))
-        # Labels may be numbers.
-        cells = {column: "" if value is None else str(value) for column, value in given.items()}
-        yield _row(path, number, cells, columns)
+        read = {
+            column: _cell(f"{path}, line {number}: {column!r}", given[column]) for column in columns if column in given
+        }
+        yield _row(path, number, read, columns)
+
+
+def _cell(where: str, value: object) -> str:
+    """The text of a JSON value; labels may be numbers."""
+    if isinstance(value, list | dict):
+        kind = "a list" if isinstance(value, list) else "an object"
+        raise InputError(f"{where} holds {kind}; wanted is a text or a number")
+    text = "" if value is None else str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where} holds half of a pair of characters (a lone surrogate), which is no text") from None
+    return text
 
 
 def _missing(where: object, column: str, header: Sequence[str]) -> InputError:
-    return InputError(f"{where}: there is no column {column!r}{suggestion(column, header)}")
+    known = suggestion(column, header) if header else "; there are none"
+    return InputError(f"{where}: there is no column {column!r}{known}")
 
 
 def _row(path: Path, line: int, row: Mapping[str, str], columns: Columns) -> Row:
@@ -230,9 +245,12 @@ def check_splits(path: Path, rows: Sequence[Row]) -> None:
     """Refuse splits of one's own file that nobody would read.
 
     Raises:
-        InputError: one is neither train nor test.
+        InputError: one is neither train nor test, or is missing where others are there.
     """
+    given = any(row.split is not None for row in rows)
     for number, row in enumerate(rows, start=1):
+        if given and row.split is None:
+            raise InputError(f"{path}, row {number}: it has no split, and other rows have one")
         if row.split not in (None, *_SPLITS):
             allowed = " and ".join(_SPLITS)
             raise InputError(f"{path}, row {number}: split = {row.split!r} is not allowed; allowed: {allowed}")

@@ -115,7 +115,11 @@ class Pairs(Tokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        return [len(_OWN) + int(number) for number in self._library.encode(text, add_special_tokens=False).ids]
+        try:
+            found = self._library.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # noqa: BLE001 - the library raises no other kind
+            raise InputError(f"data.text.tokenizer = 'bpe': a text cannot be encoded: {one_line(error)}") from None
+        return [len(_OWN) + int(number) for number in found]
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:
@@ -124,9 +128,19 @@ class Pairs(Tokenizer):
     @staticmethod
     def _read(tokenizers: Any, path: str) -> Any:
         try:
-            return tokenizers.Tokenizer.from_file(path)
+            library = tokenizers.Tokenizer.from_file(path)
         except Exception as error:  # noqa: BLE001 - the library raises no other kind
             raise InputError(f"data.text.vocabulary_file: {path}: {one_line(error)}") from None
+        numbers = sorted(library.get_vocab().values())
+        if not numbers or numbers != list(range(len(numbers))):
+            raise InputError(
+                f"data.text.vocabulary_file: {path}: a vocabulary with the numbers 0, 1, 2 and so on is wanted; it has "
+                + (f"{len(numbers)} from {numbers[0]} to {numbers[-1]}" if numbers else "no tokens")
+            )
+        # Files may ask for both. Sequences are cut and padded here, with a token that no text has.
+        library.no_truncation()
+        library.no_padding()
+        return library
 
     @staticmethod
     def _trained(tokenizers: Any, texts: Sequence[str], size: int) -> Any:
@@ -234,5 +248,5 @@ def _public_words(path: Path) -> list[str]:
             return [row["word"] for row in csv.DictReader(file)]
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; data.text.tokenizer = 'word' takes its words from it") from None
-    except (OSError, EOFError, zlib.error, csv.Error, KeyError) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, KeyError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from None

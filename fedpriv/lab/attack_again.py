@@ -298,6 +298,7 @@ def write_attacked(
         leakage.rates,
         folder.knowledge(),
         folder.labels(),
+        next_token=earlier.data.task == "next",
     )
     changes = {
         "attacks": attack_results(scores, threshold, leakage.lpips_reason, experiment.seed),

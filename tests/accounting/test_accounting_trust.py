@@ -31,6 +31,13 @@ def release(
     return Release(name, "update", sampling, rate, rounds, (1000,), sigma, DELTA, adjacency)
 
 
+@in_one_test(("name", "adjacency"), [(n, a) for n in ("central", "distributed") for a in ("replace-one", "zero-out")])
+def test_a_sum_of_updates_has_no_figure_for_one_example(name: str, adjacency: AdjacencyName) -> None:
+    """One example less may move a client's clipped update by 2 clip_norm; zero-out counts 1 clip_norm."""
+    with pytest.raises(InputError, match=r"unit = example: .* allowed is update"):
+        Release(name, "example", "full", 1.0, 1, (1000,), 1.0, DELTA, adjacency)
+
+
 @pytest.mark.parametrize(("sigma", "rate", "rounds"), [(1.0, 50 / 280, 20), (0.8, 0.05, 100)])
 def test_sampled_clients_agree_with_pfl(sigma: float, rate: float, rounds: int) -> None:
     """pfl's PLDPrivacyAccountant and RDPPrivacyAccountant are dp-accounting's on this event."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from fedpriv.config import DataConfig
@@ -18,6 +19,7 @@ from fedpriv.data.sequences import NO_TARGET, next_tokens
 from fedpriv.data.tokenizers import Bytes, LlamaTokens, Pairs, Words
 from fedpriv.errors import InputError
 from fedpriv.names import END, PAD, START
+from tests.cases import in_one_test
 
 ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))
 ROWS = "who,what,verdict\nann,Go home,no\nbob,Stay,yes\nann,Why?,no\nann,I am,yes\nbob,Well,no\n"
@@ -141,6 +143,7 @@ def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
         (ROWS, {"label": "verdict", "pack": True}, "pack = true lays texts end to end"),
         ("what,who\n", {}, "there is no text in it"),
         (ROWS, {"test_share": 0.01}, "5 training and 0 test texts"),
+        ("", {}, "there is no column 'what'; there are none"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dict[str, object], words: str) -> None:
@@ -149,10 +152,50 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dic
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("line", "words"), [("[1]", "a JSON object is wanted"), ("{", "line 1: not JSON")])
+@in_one_test(
+    ("line", "words"),
+    [
+        ("[1]", "a JSON object is wanted"),
+        ("{", "line 1: not JSON"),
+        (f'{{"what": "a", "who": {"[" * 100_000}', "line 1: not JSON that can be read: maximum recursion depth"),
+        (r'{"what": "a\ud83d", "who": "b"}', "line 1: 'what' holds half of a pair of characters"),
+        (r'{"what": "a", "who": "\ud83d"}', "line 1: 'who' holds half of a pair of characters"),
+        ('{"what": ["a"], "who": "b"}', "line 1: 'what' holds a list; wanted is a text or a number"),
+        ('{"what": "a", "who": {}}', "line 1: 'who' holds an object; wanted is a text or a number"),
+        (
+            '{"what": "a", "who": "b", "split": "train"}\n{"what": "a", "who": "b"}',
+            "row 2: it has no split, and other rows have one",
+        ),
+    ],
+)
 def test_json_lines_that_are_none(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         load_dataset(config(own(tmp_path, line, "own.jsonl")), 0)
+
+
+def test_a_vocabulary_file_neither_pads_nor_cuts(tmp_path: Path) -> None:
+    library = library_of({"<none>": 0, "go": 1, "home": 2})
+    library.enable_padding(length=9, pad_id=7)
+    library.enable_truncation(1)
+    library.save(str(tmp_path / "own.json"))
+    assert Pairs([], 16, str(tmp_path / "own.json")).encode("go home go") == [END + 2, END + 3, END + 2]
+
+
+def test_vocabulary_files_that_do_not_fit(tmp_path: Path) -> None:
+    path = str(tmp_path / "own.json")
+    for vocabulary, found in (({}, "it has no tokens"), ({"<none>": 0, "go": 9}, "it has 2 from 0 to 9")):
+        library_of(vocabulary).save(path)
+        with pytest.raises(InputError, match=f"the numbers 0, 1, 2 and so on is wanted; {found}"):
+            Pairs([], 16, path)
+    library_of({"go": 0}).save(path)
+    with pytest.raises(InputError, match=r"a text cannot be encoded: .*Missing"):
+        Pairs([], 16, path).encode("stay")
+
+
+def library_of(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<none>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return made
 
 
 @pytest.mark.parametrize(

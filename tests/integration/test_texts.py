@@ -92,6 +92,14 @@ def test_a_run_whose_uploads_are_read(tmp_path: Path) -> None:
         attack_run(tmp_path / "run", ["iga"], [], [], None, "", Silent())
 
 
+def test_an_attack_made_again_says_the_same_of_the_model(tmp_path: Path) -> None:
+    adversary = {"attacks": ["tag"], "victims": 1, "tag": {"iterations": 2}, "counterfactual": False}
+    before = start_run(experiment(tmp_path, "next", 1, adversary=adversary), tmp_path / "run", "", Silent())
+    again = attack_run(tmp_path / "run", ["tag"], [], [], None, "", Silent())
+    assert again.verdict == before.verdict
+    assert "nats per token" in " ".join(again.verdict)
+
+
 def test_attacks_say_that_they_read_no_texts(tmp_path: Path) -> None:
     assert experiment(tmp_path, "next").adversary.attacks == ()
     with pytest.raises(ValueError, match=r"adversary\.attacks: iga reads images or rows of tables"):

@@ -124,7 +124,7 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         "delta": (Delta, 1e-5),
         "sampling_rate": (Rate, None),
         "sampling": (Sampling, None),
-        "unit": (Unit, "example"),
+        "unit": (Unit, fields["unit"].default),
         "dimension": (Dimension, None),
         "ceiling": (Ceilings, None),
     }
@@ -141,12 +141,13 @@ def _command(kind: type[NoisySettings]) -> click.Command:
 
     _sign(command, {**options, "as_json": (Json, False)})
     with_dimension = " --dimension 15826" if blocks else ""
+    sampled = "--participations 10" if kind.noise_at == "sum" else "--steps 1000 --sampling-rate 0.01"
     single = typer.Typer(add_completion=False)
     single.command(
         name,
         help=kind.summary,
         epilog=f"Examples:\n\n  fedpriv account {name} --{noise} 20{with_dimension} --participations 10\n\n"
-        f"  fedpriv account {name} --target-epsilon 8{with_dimension} --steps 1000 --sampling-rate 0.01",
+        f"  fedpriv account {name} --target-epsilon 8{with_dimension} {sampled}",
     )(command)
     return typer.main.get_command(single)
 

@@ -32,6 +32,6 @@ class Shakespeare(Corpus):
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 turns = json.load(file)["turns"]
                 rows = [Row(str(speech), key=str(speaker)) for speaker, speech in turns if speech]
-        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}: not the file of Tiny Shakespeare: {type(error).__name__}") from None
         return split_by_key(rows, config, str(path))
