@@ -71,8 +71,9 @@ def _notes(world: World) -> list[str]:
         )
     else:
         notes.append(
-            "The claim holds against the server: it sees the sum of noisy counts. Shares are rounded before they are "
-            "masked, which the theorem does not cover."
+            "The claim holds against a server that follows the protocol, too: it sees the sum of noisy counts. Nothing "
+            "vouches for clients' keys: with keys of its own making a server reads single votes, which have a share of "
+            "the noise only. Shares are rounded before they are masked, which the theorem does not cover."
         )
     if pate.teachers_per_client > 1:
         notes.append(f"A client has {pate.teachers_per_client} votes; one example moves one of them.")
