@@ -60,7 +60,7 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
         least: directions with a smaller eigenvalue are noise. They are left out of the basis, and what a vector has in
             them out of its coordinates: no more than the root of this.
     """
-    values, vectors = torch.linalg.eigh(similarity)
+    values, vectors = _eigenvectors(similarity)
     # An eigenvector's sign is the library's to choose, by rounding errors; another sign would make other draws. Its
     # product with a vector that is orthogonal to none by design decides instead.
     generic = torch.arange(1, len(values) + 1, dtype=vectors.dtype, device=vectors.device).sqrt()
@@ -73,3 +73,18 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
     # Rounding leaves something of a vector of zeros: it must not become a direction.
     present = similarity.diagonal() > 0
     return Basis(torch.where(present, directions, 0.0)[None], (vectors[:, kept] / roots)[None])
+
+
+def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (n,), ascending, and eigenvectors (n, n) of a symmetric matrix.
+
+    PyTorch has LAPACK divide and conquer, which once in many thousand matrices with repeated eigenvalues does not
+    converge. QR iteration then does, in more time; a client must not fail because of its examples.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:
+        from scipy.linalg import eigh  # a client that never gets here does without SciPy
+
+        values, vectors = map(torch.from_numpy, eigh(matrix.numpy(), driver="ev"))
+    return values, vectors
