@@ -83,7 +83,7 @@ def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         from scipy.linalg import eigh  # a client that never gets here does without SciPy
 
         values, vectors = map(torch.from_numpy, eigh(matrix.numpy(), driver="ev"))
