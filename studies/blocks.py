@@ -188,7 +188,7 @@ def distances(study: Study) -> list[str]:
     column = PAPER["table2", data, model]
     printed = {level: column[ROWS.index(("vmf", level))] for level in levels(study)}
     bare = study.accuracy.get(("", 0.0))
-    lines = ["| blocks | distance | distance of what noise costs |", "| --- | --: | --: |"]
+    columns: list[tuple[str, str, str]] = []
     for blocks in BLOCKS:
         here = {
             level: _accuracy(study.accuracy[blocks, level]) for level in printed if (blocks, level) in study.accuracy
@@ -197,8 +197,10 @@ def distances(study: Study) -> list[str]:
             continue
         plain = fmean(abs(here[level] - printed[level]) for level in here)
         cost = fmean(abs((_accuracy(bare) - here[level]) - (column[0] - printed[level])) for level in here)
-        lines.append(f"| {names_of(blocks)} | {plain:.1f} | {cost:.1f} |")
-    return lines
+        columns.append((names_of(blocks), f"{plain:.1f}", f"{cost:.1f}"))
+    rows = zip(("numbers in a block", "distance", "distance of what noise costs"), *columns, strict=True)
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, f"| --- |{' --: |' * len(columns)}", *body]
 
 
 def _accuracy(setting: Setting) -> float:

@@ -137,7 +137,10 @@ def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
 
 def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:
     if keys is None:
-        raise InputError(f"data.partition = 'key': data.name = {name!r} does not say whose an example is")
+        raise InputError(
+            f"data.partition = 'key': data.name = {name!r} does not say whose an example is; own "
+            "texts name the column in data.text.key"
+        )
     counts = np.bincount(keys)
     if clients > np.count_nonzero(counts):
         raise InputError(

@@ -33,7 +33,7 @@ def finished_world(folder: RunFolder, experiment: Experiment) -> World:
     Raises:
         InputError: as there, or its data are texts.
     """
-    refuse_texts(experiment, "what looks at a finished run")
+    refuse_texts(experiment, "asking a trained model (probe, certify, serve)")
     return rebuilt_world(folder, experiment)
 
 

@@ -63,7 +63,7 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
     experiment = folder.experiment()
     world = rebuilt_world(folder, experiment)
     if not world.dataset.is_next:
-        refuse_texts(experiment, "an audit of labels")
+        refuse_texts(experiment, "an audit of anything but the next token (data.text.task)")
     length, config = world.dataset.shape[-1], experiment.data.canaries
     if not 1 <= tokens < length:
         raise InputError(f"--tokens {tokens}: a sequence of this run has {length}; allowed: 1 to {length - 1}")

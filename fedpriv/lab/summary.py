@@ -270,7 +270,10 @@ def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Sco
         sentences.append(f"The adversary had only sums of uploads: secure aggregation {how}.")
     if unattacked:
         uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
-        sentences.append(f"{uploads} could not be attacked: no part of these figures; the warnings say why.")
+        sentences.append(
+            f"{uploads} could not be attacked: missed where victims are picked out, and no part of the other figures; "
+            "the warnings say why."
+        )
     return sentences
 
 

@@ -226,4 +226,4 @@ def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> Non
     said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 0))
     assert "recovers 2 of 2 images, with vmf 1 of 1." in said
     said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 1))
-    assert "1 upload that was heard could not be attacked: no part of these figures" in said
+    assert "1 upload that was heard could not be attacked: missed where victims are picked out" in said

@@ -192,7 +192,7 @@ def test_canaries_are_of_texts_whose_next_token_is_learnt(tmp_path: Path) -> Non
     labelled = {"task": "classify", "label": "label", "pack": False}
     given = experiment(tmp_path, None, text=labelled, model={"name": "encoder", "width": 8, "depth": 1, "heads": 2})
     folder = ran(tmp_path, given)
-    with pytest.raises(InputError, match="are texts, and an audit of labels"):
+    with pytest.raises(InputError, match="are texts, and an audit of anything but the next token"):
         audit_memorisation(folder, 10, 6, Silent())
     bad = experiment(tmp_path, CANARIES, text=labelled, model={"name": "encoder", "width": 8, "depth": 1, "heads": 2})
     with pytest.raises(InputError, match=r"data\.text\.task = 'next'"):

@@ -200,7 +200,7 @@ def _sentences(
     reach = deeper[0].probe.reach if deeper else "none"
     if reach == "prefix":
         grown = grow(network, deeper, kept, limits.most_sentences)
-        return _Found(grown.whole, grown.inner, f"{counts}, {grown.tried} beginnings tried")
+        return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
     if kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens):
         return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{counts}: one sentence")
     if reach == "none":
