@@ -39,6 +39,7 @@ def warnings_for(world: World) -> tuple[str, ...]:
     lines = [
         *_read_off(world),
         *_copies(world),
+        *_unused(world),
         *_ignored_settings(experiment.mechanism),
         *_masked(experiment),
         *experiment.federation.rule.warnings(_asked(experiment)),
@@ -94,6 +95,17 @@ def _copies(world: World) -> list[str]:
     return [
         f"data.partition = 'overlapping': {len(world.sizes)} clients hold {copies} copies of each of {examples} "
         "examples on average; what is proven is about one client's copy"
+    ]
+
+
+def _unused(world: World) -> list[str]:
+    """What of the data belongs to nobody who takes part."""
+    used, examples = int(world.sizes.sum()), len(world.dataset.y_train)
+    if world.experiment.data.partition != "key" or used == examples:
+        return []
+    return [
+        f"data.partition = 'key': {len(world.sizes)} clients hold {used} of {examples} training examples; those of "
+        "other keys are not used (federation.clients)"
     ]
 
 

@@ -63,6 +63,16 @@ def test_a_whole_run(task: str, mechanism: str, tmp_path: Path) -> None:
     assert ("nats per token" in page) == (task == "next")
 
 
+@pytest.mark.parametrize("clients", [2, 3])
+def test_texts_of_keys_that_take_no_part_are_told(clients: int, tmp_path: Path) -> None:
+    given = experiment(tmp_path, "classify", 1, federation={"clients": clients, "rounds": 1})
+    told = [text for text in start_run(given, tmp_path / "run", "", Silent()).warnings if "are not used" in text]
+    sizes = [16 - 2, 16 - 2, 16 - 2]  # of 16 texts of each of three speakers, a tenth is for tests
+    expected = f"2 clients hold {sum(sizes[:2])} of {sum(sizes)} training examples"
+    assert len(told) == (clients < 3)
+    assert all(expected in text for text in told)
+
+
 def test_a_finished_run_is_resumed_and_not_audited(tmp_path: Path) -> None:
     start_run(experiment(tmp_path, "next"), tmp_path / "run", "", Silent())
     assert resume_run(tmp_path / "run", Silent()).status == "completed"
