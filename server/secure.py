@@ -2,7 +2,8 @@
 
 SecAgg (Bonawitz et al. 2017) over Flower's messages; the client's part and what it refuses is in ``clients.secure``. A
 client may vanish at any of the four steps: before its masked upload it is left out, and its masks are rebuilt from the
-others' shares; after it, its upload is in the sum. Fewer than two thirds end the round.
+others' shares; after it, its upload is in the sum. Fewer than two thirds end the round, and so do fewer than the
+clients whose shares are the whole noise.
 """
 
 from collections.abc import Mapping, Sequence

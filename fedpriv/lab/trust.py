@@ -39,7 +39,7 @@ def views(world: World, asked: Sequence[Asked], worst: LedgerLine) -> tuple[View
 def _of_sums(plain: Guarantee) -> View:
     return View(
         sees="the sum of each round's uploads, and so the models",
-        protects_against="the server that passes on the clients' own keys, clients, and whoever gets a model, as long "
+        protects_against="a server that passes on the clients' own keys, clients, and whoever gets a model, as long "
         "as the clients that a sum needs add their shares",
         not_against="a server that makes up clients, or keys in their names, which nothing here vouches for: it reads "
         "single uploads, and each has a share of the noise only; as many clients working together with the server as "

@@ -78,8 +78,8 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
 def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (n,), ascending, and eigenvectors (n, n) of a symmetric matrix.
 
-    PyTorch has LAPACK divide and conquer, which once in many thousand matrices with repeated eigenvalues does not
-    converge. QR iteration then does, in more time; a client must not fail because of its examples.
+    PyTorch has LAPACK divide and conquer, which does not converge on rare matrices with repeated eigenvalues. QR
+    iteration, which takes longer, is then asked: a client must not fail because of its examples.
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
