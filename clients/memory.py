@@ -108,7 +108,7 @@ def kept(context: Context, name: str, value: bytes) -> bytes:
 @lru_cache(maxsize=2)
 def _digest(experiment: Experiment) -> bytes:
     """Of all settings; writing them out takes longer than a step of a small network, and a run has one experiment."""
-    return sha256(experiment.model_dump_json().encode()).digest()
+    return sha256(experiment.to_json().encode()).digest()
 
 
 def _kept_by_flower(context: Context, name: str, value: bytes) -> bytes:

@@ -41,9 +41,18 @@ __all__ = [
     "Registered",
     "Section",
     "Steps",
+    "absent",
     "allowed_words",
     "enumerated",
 ]
+
+
+def absent(value: Any) -> bool:
+    """For ``Field(exclude_if=...)``: a key added later, where it is unset, leaves a file the bytes that it had before.
+
+    A serializer of our own would do the same, but pydantic makes an error of Ctrl-C while it runs.
+    """
+    return value is None
 
 
 class Section(BaseModel):
@@ -192,9 +201,10 @@ class Choice(Generic[Chosen]):
         return {key: value for key, value in tree.items() if key not in unread}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """A union whose tag is the name."""
+        """A union whose tag is the name; written out as what it is, since pydantic would swallow Ctrl-C in _name."""
         choices = {name: handler.generate_schema(kind) for name, kind in self.registry.items()}
-        return core_schema.tagged_union_schema(choices, discriminator=self._name)
+        as_any = core_schema.simple_ser_schema("any")
+        return core_schema.tagged_union_schema(choices, discriminator=self._name, serialization=as_any)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The same for editors: of settings without a name, only those of the default are allowed."""

@@ -115,7 +115,7 @@ def _packed_in() -> Path:
 
 def _serve(started: Started) -> None:
     """Run the rounds only: in a deployment, whoever sent the app fetches what they leave and goes on with it."""
-    experiment, secret = kept_for(started.experiment.model_dump_json(), started.seed)
+    experiment, secret = kept_for(started.experiment.to_json(), started.seed)
     folder = RunFolder.create(started.path, experiment)
     started.federate(build_world(experiment, secret), folder, Silent())
 

@@ -67,7 +67,7 @@ def run_knowledge(
             grid,
             find_clients(grid, world.experiment.federation.clients, patience),
             world,
-            (announced or world.experiment).model_dump_json(),
+            (announced or world.experiment).to_json(),
         )
         progress.stage(f"asking {world.teachers} teachers about {len(world.asked_rows)} public images")
         poll = _asked(federation, folder)

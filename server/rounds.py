@@ -73,7 +73,7 @@ def run_rounds(
         _evaluate_last(world, optimizer.state, folder)
         return
     nodes = find_clients(grid, settings.clients, patience)
-    federation = Federation(grid, nodes, world, (announced or world.experiment).model_dump_json())
+    federation = Federation(grid, nodes, world, (announced or world.experiment).to_json())
     run = _Run(federation, optimizer, folder, earlier)
     saved = time.monotonic()
     for number in range(done + 1, settings.rounds + 1):

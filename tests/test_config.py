@@ -1,9 +1,11 @@
 """The experiment file: what is accepted, what is refused, and in which words."""
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from itertools import combinations, product
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -36,6 +38,26 @@ def test_the_resolved_file_gives_the_same_experiment(tmp_path: Path) -> None:
     again = load_experiment(write(tmp_path, experiment.to_toml()))
     assert again == experiment
     assert hash(again) == hash(experiment)
+
+
+@pytest.mark.parametrize("write_out", [Experiment.to_json, Experiment.to_toml, Experiment.decisive])
+def test_ctrl_c_while_an_experiment_is_written_out_stays_ctrl_c(write_out: Callable[[Experiment], object]) -> None:
+    experiment, hit = Experiment(), []
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        # Wherever pydantic calls our code.
+        if event == "call" and frame.f_code is not write_out.__code__ and "fedpriv" in frame.f_code.co_filename:
+            hit.append(frame.f_code.co_qualname)
+            raise KeyboardInterrupt
+
+    profiler = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write_out(experiment)
+    finally:
+        sys.setprofile(profiler)
+    assert hit
 
 
 @pytest.mark.parametrize(

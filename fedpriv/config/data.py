@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from fedpriv.config.canaries import CanaryConfig
 from fedpriv.config.corpus import CorpusConfig
 from fedpriv.config.table import TableConfig
 from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.registry import DATASETS
-from fedpriv.settings import Count, Groups, Integer, Positive, Real, Registered, Section
+from fedpriv.settings import Count, Groups, Integer, Positive, Real, Registered, Section, absent
 
 __all__ = ["DataConfig"]
 
@@ -43,20 +43,21 @@ class DataConfig(Section):
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
     examples_per_client: Count | None = Field(
-        None, description="examples that each client draws, for partition = 'overlapping'; else unset"
+        None,
+        exclude_if=absent,
+        description="examples that each client draws, for partition = 'overlapping'; else unset",
     )
-    table: TableConfig | None = Field(None, description="what the columns of your own table are, for csv; else unset")
-    text: CorpusConfig | None = Field(None, description="how texts become sequences of tokens; else unset")
+    table: TableConfig | None = Field(
+        None, exclude_if=absent, description="what the columns of your own table are, for csv; else unset"
+    )
+    text: CorpusConfig | None = Field(
+        None, exclude_if=absent, description="how texts become sequences of tokens; else unset"
+    )
     canaries: CanaryConfig | None = Field(
-        None, description="random secrets in a client's texts, to measure what a model remembers of them; unset: none"
+        None,
+        exclude_if=absent,
+        description="random secrets in a client's texts, to measure what a model remembers of them; unset: none",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Data without a table, texts, or copies have the bytes that they had before there were any."""
-        tree: dict[str, Any] = dump(self)
-        optional = ("table", "text", "canaries", "examples_per_client")
-        return {key: value for key, value in tree.items() if key not in optional or value is not None}
 
     @model_validator(mode="before")
     @classmethod

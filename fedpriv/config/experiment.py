@@ -4,13 +4,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, model_validator
+from pydantic_core import to_json
 
 from fedpriv.config.algorithms import check_labels, check_models, check_votes
 from fedpriv.config.data import DataConfig
@@ -30,7 +25,7 @@ from fedpriv.config.texts import check_texts, without_attacks
 from fedpriv.config.trust import check_trust, with_usual_sums
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
-from fedpriv.settings import Integer, Section
+from fedpriv.settings import Integer, Section, absent
 
 __all__ = ["Experiment"]
 
@@ -50,36 +45,38 @@ class Experiment(Section):
         "run's folder). reproducible: the seed; anyone who knows it can subtract the noise.",
     )
     data: DataConfig = Field(default_factory=lambda: DataConfig())
-    model: Annotated[SerializeAsAny[ModelSettings], MODEL] = Field(
+    model: Annotated[ModelSettings, MODEL] = Field(
         default_factory=lambda: model_settings({}), description="the network that is trained"
     )
     federation: FederationConfig = Field(default_factory=lambda: FederationConfig())
     training: TrainingConfig = Field(default_factory=lambda: TrainingConfig())
-    mechanism: Annotated[SerializeAsAny[MechanismSettings], MECHANISM] = Field(
+    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(
         default_factory=lambda: mechanism_settings({}), description="what protects the uploads"
     )
     adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     report: ReportConfig = Field(default_factory=lambda: ReportConfig())
     robustness: RobustnessConfig | None = Field(
-        None, description="noise inside the forward pass, for certificates of what inputs cannot change; unset: none"
+        None,
+        exclude_if=absent,
+        description="noise inside the forward pass, for certificates of what inputs cannot change; unset: none",
     )
 
     pate: PateConfig | None = Field(
-        None, description="votes of clients on public images, for federation.algorithm = 'pate'; else unset"
+        None,
+        exclude_if=absent,
+        description="votes of clients on public images, for federation.algorithm = 'pate'; else unset",
     )
     erm: ErmConfig | None = Field(
-        None, description="a convex model of each client, released once, for federation.algorithm = 'erm'; else unset"
+        None,
+        exclude_if=absent,
+        description="a convex model of each client, released once, for federation.algorithm = 'erm'; else unset",
     )
     service: ServiceConfig | None = Field(
-        None, description="the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers"
+        None,
+        exclude_if=absent,
+        description="the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An experiment without a section has the bytes that it had before there was one."""
-        tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key not in _OPTIONAL or value is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -329,6 +326,13 @@ class Experiment(Section):
         own = {name: getattr(self, name) for name in _OWN_SECTION if getattr(self, name) is not None}
         sections = {name: section.model_dump(mode="json") for name, section in own.items()}
         return {**tree, "model": self.model.decisive(), **noisy, **sections}
+
+    def to_json(self) -> str:
+        """Return the experiment as JSON: what is sent to clients, and what makes its digest.
+
+        Unlike ``model_dump_json``, it lets Ctrl-C through while it runs.
+        """
+        return to_json(self.model_dump(mode="json")).decode()
 
     def to_toml(self) -> str:
         """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
@@ -173,16 +173,12 @@ class TrainingConfig(Section):
 
     label_correction: Literal["none", "forward"] = Field(
         "none",
+        # Settings that correct no labels have the bytes that they had before labels were changed.
+        exclude_if=lambda value: value == "none",
         description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows "
         "from the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for "
         "the true one",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Settings that correct no labels have the bytes that they had before labels were changed."""
-        tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key != "label_correction" or value != "none"}
 
     @property
     def tilt(self) -> float | None:

@@ -129,7 +129,7 @@ class Notes:
             return
         run = self._folder / f"run-{exchange.run_id}"
         (run / "observations").mkdir(parents=True, exist_ok=True)
-        write_whole(run / EXPERIMENT, f"{experiment.model_dump_json()}\n".encode())
+        write_whole(run / EXPERIMENT, f"{experiment.to_json()}\n".encode())
         write_observation(run / "observations", observation)
         self.listened = replace(self.listened, uploads=self.listened.uploads + 1)
 

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from fedpriv.records.attacks import Interval
 from fedpriv.records.ledger import Guarantee
 from fedpriv.records.membership import EpsilonBound
 from fedpriv.records.probe import CurvePoint
 from fedpriv.records.reading import Model
+from fedpriv.settings import absent
 
 __all__ = ["AnswersAudit", "AnswersCurve", "HeadFacts", "LearntFacts", "Referee", "Service", "UserFacts"]
 
@@ -84,11 +85,7 @@ class Service(Model):
     head: HeadFacts | None = None
     models: int = 0
     guarantee: Guarantee
-    learnt: LearntFacts | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(dump(self), "learnt")
+    learnt: LearntFacts | None = Field(None, exclude_if=absent)
 
 
 class AnswersCurve(Model):
@@ -121,11 +118,7 @@ class Referee(Model):
     tested: int
     gradient_norm: float | None = None
     curves: tuple[AnswersCurve, ...] = ()
-    epsilon: float | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(dump(self), "epsilon")
+    epsilon: float | None = Field(None, exclude_if=absent)
 
 
 class AnswersAudit(Model):
@@ -172,8 +165,3 @@ class UserFacts(Model):
     name: str
     key: str
     answers: int
-
-
-def _without(tree: dict[str, Any], key: str) -> dict[str, Any]:
-    """Files of endpoints to which a key says nothing have the bytes that they had before there was one."""
-    return {name: value for name, value in tree.items() if name != key or value is not None}
