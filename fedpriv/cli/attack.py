@@ -296,7 +296,7 @@ def _results(results: "Sequence[AttackResult]") -> Table:
             result.upload,
             "n/a" if result.picked else f"{result.recovered} of {result.victims}",
             "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
-            *(("n/a",) * 3 if result.picked else _figures(result)),
+            *(("n/a",) * len(likeness) if result.picked else _figures(result)),
             "n/a" if result.label_accuracy is None or result.picked else f"{result.label_accuracy:.0%}",
         )
     return table

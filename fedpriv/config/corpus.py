@@ -49,4 +49,10 @@ class CorpusConfig(Section):
             raise ValueError("pack = true lays texts end to end, and task = 'classify' needs each by itself")
         if self.vocabulary_file and self.tokenizer != "bpe":
             raise ValueError(f"vocabulary_file goes with tokenizer = 'bpe'; given {self.tokenizer!r}")
+        if self.tokenizer == "bpe" and not self.vocabulary_file and self.vocabulary < _BYTES:
+            raise ValueError(f"tokenizer = 'bpe' has {_BYTES} tokens before it merges; vocabulary = {self.vocabulary}")
         return self
+
+
+_BYTES = 256 + 3
+"""Every byte, and the tokens that pad, begin and end."""

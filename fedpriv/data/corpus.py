@@ -76,8 +76,7 @@ class Corpus(Source):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         path, config = cls.found(place), place.text or CorpusConfig()
-        check_memory(path, _MADE_OF_A_BYTE * _unpacked(path), place.memory)
-        part = cls.parts(path, config)
+        part = cls._checked_parts(path, config, place.memory)
         return arrays_of(part, dict(cls.labels), config, place.root, str(path)), str(path)
 
     @classmethod
@@ -100,7 +99,16 @@ class Corpus(Source):
         path = cls._path(place)
         if not path.is_file():
             return DatasetStatus(cls.name, False, "", None, f"no {path.name} in {path.parent}")
-        return DatasetStatus(cls.name, True, str(path), None, "texts")
+        try:
+            part = cls._checked_parts(path, CorpusConfig(), place.memory)
+        except InputError as error:
+            return DatasetStatus(cls.name, False, str(path), None, str(error))
+        return DatasetStatus(cls.name, True, str(path), len(part.train) + len(part.test), "texts")
+
+    @classmethod
+    def _checked_parts(cls, path: Path, config: CorpusConfig, memory: int) -> Part:
+        check_memory(path, _MADE_OF_A_BYTE * _unpacked(path), memory)
+        return cls.parts(path, config)
 
     @classmethod
     def _path(cls, place: Place) -> Path:

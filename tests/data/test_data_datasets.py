@@ -576,12 +576,14 @@ def test_the_list_survives_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "cifar10.npz").write_bytes(b"cut")
     np.savez(tmp_path / "cifar100.npz", x_train=images(2, 32, 32, 3))
     np.savez(tmp_path / "lfw.npz", **arrays((32, 32, 3), y_train=np.full(20, -1)))
+    (tmp_path / "cola.csv.gz").write_bytes(gzip.compress(b"split,label,sentence\n")[:-9])
     statuses = {s.name: s for s in list_datasets(str(tmp_path))}
     for name, why in (
         ("mnist", "damaged"),
         ("cifar10", "truncated"),
         ("cifar100", "lacks y_train"),
         ("lfw", "label -1"),
+        ("cola", "ended before the end-of-stream marker"),
     ):
         assert not statuses[name].available and statuses[name].examples is None
         assert why in statuses[name].note and "\n" not in statuses[name].note
@@ -615,8 +617,9 @@ def test_real_data_sets_have_their_size_and_constants(name: str, shared_data: Pa
 
 
 def test_the_list_of_the_real_folder(shared_data: Path) -> None:
-    listed = {s.name: s.examples for s in list_datasets(str(shared_data)) if not DATASETS[s.name].is_text}
-    assert listed == {"adult": 48_842, "digits": 1797, "location30": 5010} | {
+    listed = {s.name: s.examples for s in list_datasets(str(shared_data))}
+    texts = {"agnews": 12_600, "cola": 9594, "rotten_tomatoes": 9596, "shakespeare": 7097, "sms_spam": 5171}
+    assert listed == {"adult": 48_842, "digits": 1797, "location30": 5010, "sst2": 69_170} | texts | {
         name: 1484 if name == "lfw" else a + b for name, (_, a, b, _) in REAL.items()
     }
 

@@ -141,6 +141,7 @@ def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
         (ROWS + "cid,,no\n", {}, "line 7: the cell of 'what' is empty"),
         (ROWS, {"task": "classify"}, "the texts have no labels"),
         (ROWS, {"label": "verdict", "pack": True}, "pack = true lays texts end to end"),
+        (ROWS, {"tokenizer": "bpe", "vocabulary": 258}, "'bpe' has 259 tokens before it merges; vocabulary = 258"),
         ("what,who\n", {}, "there is no text in it"),
         (ROWS, {"test_share": 0.01}, "5 training and 0 test texts"),
         ("", {}, "there is no column 'what'; there are none"),

@@ -69,8 +69,11 @@ def running(launched: tuple[Path, Started]) -> tuple[subprocess.Popen[bytes], ps
     """A program that waits for input, and the fork that runs it."""
     folder, started = launched
     silent = subprocess.DEVNULL
+    earlier = psutil.Process(started.pid).children()
     asking = subprocess.Popen([folder / "tqdm"], stdin=subprocess.PIPE, stdout=silent, stderr=silent, cwd="/")
-    while not (forks := psutil.Process(started.pid).children()) or forks[0].cwd() != "/":
+    while not (forks := [fork for fork in psutil.Process(started.pid).children() if fork not in earlier]):
+        time.sleep(0.05)
+    while forks[0].cwd() != "/":  # until then it is not yet the program
         time.sleep(0.05)
     return asking, forks[0]
 

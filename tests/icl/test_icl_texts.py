@@ -45,7 +45,7 @@ def test_a_known_file(tmp_path: Path) -> None:
     assert (texts.labels, texts.text_word) == (("negative", "positive"), "Review")
     assert (len(texts.examples), len(texts.questions)) == (1, 1)
     (status,) = [status for status in list_datasets(str(tmp_path)) if status.name == "sst2"]
-    assert status.available
+    assert (status.available, status.examples) == (True, 2)
 
 
 @pytest.mark.parametrize(
