@@ -5,8 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from fedpriv.cli.attack import _results
 from fedpriv.cli.terminal import plain
+from fedpriv.records import AttackResult, SentenceResult
 from fedpriv.registry import ATTACKS, EVASIONS, PROBES
 from tests import command_line
 
@@ -69,6 +72,22 @@ def test_other_attacks_on_a_run(here: Path) -> None:
     assert rest.rstrip().endswith(f"Report: {Path('one') / 'report.html'}")
     command = (here / "one" / "command.txt").read_text().splitlines()
     assert command == ["fedpriv run small.toml", " ".join(["fedpriv", *arguments])]
+
+
+@pytest.mark.parametrize("name", ["guess-frequent", "text_map", "candidate"])
+def test_results_on_sentences_break_no_name_in_80_columns(name: str) -> None:
+    nothing = dict.fromkeys(("mse", "mse_normalised", "psnr", "ssim", "lpips", "lpips_reason"))
+    read = SentenceResult(rouge1=1.0, rouge2=0.5, rouge_l=1.0, exact=128, right=2048, tokens=2048)
+    result = AttackResult(
+        name, "unprotected", 128, 128, 0.6, label_accuracy=1.0, identified=128, candidates=100, sentences=read,
+        picked=name == "candidate", **nothing,
+    )  # fmt: skip
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(_results([result]))
+    *_, row = captured.get().splitlines()
+    assert row.split()[:2] == [name, "unprotected"]
+    assert len(row) <= 80
 
 
 def test_json_is_all_that_json_prints(here: Path) -> None:

@@ -40,7 +40,8 @@ _ATTACKED = (
 )
 _TAPPED = "medians over images; picked out: the original is nearer to the picture than every image of other clients"
 _OF_ROWS = ("right", "off by", "MSE")
-_OF_SENTENCES = ("ROUGE-1", "ROUGE-2", "ROUGE-L", "tokens")
+# On two lines, so that names of attacks have room in 80 columns.
+_OF_SENTENCES = ("ROUGE\n1", "ROUGE\n2", "ROUGE\nL", "tokens")
 _OF_IMAGES = ("SSIM", "PSNR", "MSE")
 _SENTENCES_ATTACKED = (
     "ROUGE: means over sentences, of tokens; tokens: those in their places; recovered: all tokens in their order; "
@@ -287,7 +288,8 @@ def _results(results: "Sequence[AttackResult]") -> Table:
     table.add_column("attack", overflow="fold")
     table.add_column("upload", overflow="fold")
     likeness = _headings(results)
-    for heading in ("recovered", "picked out", *likeness, "labels"):
+    picked = "picked\nout" if likeness == _OF_SENTENCES else "picked out"
+    for heading in ("recovered", picked, *likeness, "labels"):
         table.add_column(heading, justify="right")
     for result in results:
         name = result.attack.replace(",", ", ")  # lines break at spaces only
