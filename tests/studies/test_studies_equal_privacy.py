@@ -42,6 +42,21 @@ def test_means_of_the_table_are_of_five_runs() -> None:
     assert f"| {100 * mean:.1f} (" in row
 
 
+@pytest.mark.parametrize("batch", [1, 16, 256])
+@pytest.mark.parametrize("mechanism", ["gaussian", "vmf"])
+def test_each_rate_was_the_best_and_not_at_an_end_of_those_tried(mechanism: str, batch: int) -> None:
+    def rated(name: str) -> dict[float, float]:
+        return {
+            float(record.settings["training.learning_rate"]): record.accuracy or 0.0
+            for record in records_of(KEPT / f"{name}.csv.gz")
+            if record.mechanism == mechanism and record.settings["training.batch_size"] == batch
+        }
+
+    tried, (chosen,) = rated("equal-privacy-rates"), rated("equal-privacy")
+    assert chosen == max(tried, key=lambda rate: tried[rate])
+    assert min(tried) < chosen < max(tried)
+
+
 def test_table_2_stands_on_its_page() -> None:
     settings = settings_of(records_of(KEPT / "table2.csv.gz"), Chosen("", ""))
     assert "\n".join(of_the_paper("table2", settings)) in (DOCS / "paper-rows.md").read_text("utf-8")
