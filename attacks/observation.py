@@ -47,12 +47,14 @@ class TextFormat:
     Attributes:
         vocabulary: tokens that there are.
         task: classify: the label of a sequence; next: each token from those before it.
+        packed: whether sequences are cut from running text, and begin with any token; else each begins a text.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     vocabulary: Count
     task: Literal["classify", "next"]
+    packed: bool = False
 
 
 @dataclass(frozen=True)

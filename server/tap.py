@@ -139,5 +139,5 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         client_examples=plan.sampling.examples,
         mechanism=plan.config.model_dump(mode="json", exclude_none=True),
         columns=dataset.columns,
-        text=None if dataset.text is None else TextFormat(dataset.text.tokenizer.size, dataset.text.task),
+        text=dataset.text and TextFormat(dataset.text.tokenizer.size, dataset.text.task, dataset.text.packed),
     )

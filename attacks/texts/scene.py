@@ -86,10 +86,18 @@ class TextScene:
         return self.format.task == "next"
 
     @property
+    def opening(self) -> tuple[int, ...]:
+        """The tokens with which every sequence begins; none where texts are packed."""
+        return () if self.format.packed else (START,)
+
+    @property
     def inner(self) -> Tensor:
-        """Which tokens may stand within a sentence, bool (V,); its end is one where the next token is predicted."""
+        """Which tokens may stand within a sentence, bool (V,); its end is one where the next token is predicted.
+
+        Packed sequences have beginnings of texts within them.
+        """
         allowed = torch.ones(self.format.vocabulary, dtype=torch.bool, device=self.device)
-        allowed[[PAD, START] if self.is_next else [PAD, START, END]] = False
+        allowed[[PAD, *self.opening] if self.is_next else [PAD, START, END]] = False
         return allowed
 
     @property

@@ -168,7 +168,7 @@ def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root:
         made = [_Made.following(rows, names, tokenizer, config) for rows in part]
         classes = tuple(str(token) for token in range(tokenizer.size))
     train, test = made[0], made[1].drawn(config.tests)
-    facts = TextFacts(task, tokenizer, train.keys if names else None, names)
+    facts = TextFacts(task, tokenizer, train.keys if names else None, names, packed=config.pack)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
     return Arrays(tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config), facts)
 

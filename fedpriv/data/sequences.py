@@ -32,12 +32,14 @@ class TextFacts:
         tokenizer: that made the tokens.
         keys: whose each training sequence is, (N,), numbers of ``key_names``; ``None``: nobody says.
         key_names: the keys.
+        packed: whether sequences are cut from texts laid end to end.
     """
 
     task: Literal["classify", "next"]
     tokenizer: Tokenizer
     keys: Numbers | None = None
     key_names: tuple[str, ...] = ()
+    packed: bool = False
 
     def chosen(self, rows: Numbers) -> TextFacts:
         """Return the facts of some training sequences."""

@@ -68,7 +68,7 @@ def read(
     """
     network = scene.with_parameters(victim.parameters)
     first, deeper, trouble = _spans(scene, victim, network)
-    kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, limits.most_tokens)
+    kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, limits.most_tokens, scene.opening)
     _tell(progress, 1)
     found = _sentences(network, victim, kept, deeper, trouble, limits, stream)
     _tell(progress, 2)

@@ -33,7 +33,7 @@ def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Gr
     """Extend each prefix by each token of the next position, and keep what the row spaces hold.
 
     Without positions a first token that is repeated attends to nothing new, and cannot be told from itself: it is not
-    repeated.
+    repeated. First tokens that no span sees are not tested, and are no sentences by themselves.
 
     Args:
         network: with the parameters that clients were sent.
@@ -48,14 +48,15 @@ def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Gr
     whole: list[tuple[int, ...]] = []
     inner: list[tuple[int, ...]] = []
     tried = 0
+    blind = not any(span.sees_first for span in spans)
     for place, tokens in enumerate(kept.tokens):
         longer = [(*prefix, token) for prefix in prefixes for token in tokens if kept.placed or {*prefix} != {token}]
         tried += len(longer)
         passed = _passed(network, spans, longer) if longer else []
         extended = {prefix[:-1] for prefix in passed}
-        whole += [prefix for prefix in prefixes if prefix and prefix not in extended]
+        whole += [prefix for prefix in prefixes if len(prefix) > blind and prefix not in extended]
         inner += [prefix for prefix in prefixes if prefix in extended and len(prefix) > 1]
-        if len(passed) > most:
+        if len(passed) > most and place >= blind:
             raise AttackRefused(
                 f"rank: {len(passed)} beginnings of {place + 1} tokens are in the row space of {spans[0].probe.layer}, "
                 f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_sentences = {most} at "

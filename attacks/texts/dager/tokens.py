@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.texts.dager.probes import Probe, inputs_of
 from fedpriv.attacks.texts.dager.spans import Span
-from fedpriv.names import PAD, START
+from fedpriv.names import PAD
 
 __all__ = ["Kept", "kept_tokens", "token_inputs"]
 
@@ -41,10 +41,12 @@ def token_inputs(network: nn.Module, probes: Sequence[Probe], tokens: Tensor, le
     return inputs_of(network, probes, tokens[:, None].expand(-1, length))
 
 
-def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int) -> Kept:
+def kept_tokens(
+    network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int, opening: tuple[int, ...]
+) -> Kept:
     """Try all tokens at all positions.
 
-    Padding is in no text, and a gradient has nothing of it.
+    Padding is in no text, and a gradient has nothing of it. A first position that no span sees may have any token.
 
     Args:
         network: with the parameters that clients were sent.
@@ -52,6 +54,7 @@ def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, leng
         vocabulary: V.
         length: T.
         most: at one position.
+        opening: the tokens with which every sequence begins.
 
     Raises:
         AttackRefused: more tokens than that pass, or none does at the first position.
@@ -60,22 +63,25 @@ def kept_tokens(network: nn.Module, spans: Sequence[Span], vocabulary: int, leng
     probes = [span.probe for span in spans]
     found: list[list[tuple[float, int]]] = [[] for _ in range(length)]
     placed = False
+    unseeing = torch.tensor([not span.sees_first for span in spans])
     for numbers in torch.arange(vocabulary).split(_CHUNK):
         inputs = token_inputs(network, probes, numbers, length)
-        shares = torch.stack([span.residuals(inputs[span.probe.layer]) for span in spans]).amax(dim=0)
-        passed = torch.stack([span.holds(inputs[span.probe.layer], tried) for span in spans]).all(dim=0)
+        shares = torch.stack([span.residuals(inputs[span.probe.layer]) for span in spans])
+        passed = torch.stack([span.holds(inputs[span.probe.layer], tried) for span in spans])
+        shares[unseeing, :, 0], passed[unseeing, :, 0] = 0.0, True
         placed = placed or any(map(_is_placed, inputs.values()))
-        for row, place in passed.nonzero().tolist():
+        for row, place in passed.all(dim=0).nonzero().tolist():
             token = int(numbers[row])
             if token != PAD:
-                found[place].append((float(shares[row, place]), token))
-    if not all(span.sees_first for span in spans):
-        found[0] = [(0.0, START)]  # with which every text begins
+                found[place].append((float(shares[:, row, place].max()), token))
+    if bool(unseeing.any()) and opening:
+        found[0] = [(0.0, opening[0])]
     tokens = tuple(tuple(token for _, token in sorted(each)) for each in found)
     if not tokens[0]:
         why = "noise edge" if any(span.noisy for span in spans) else "rank"
         raise AttackRefused(f"{why}: no token at the first position is in the row space of {probes[0].layer}")
-    crowded = max(range(length), key=lambda place: len(tokens[place]))
+    tested = range(int(unseeing.all()), length)
+    crowded = max(tested, key=lambda place: len(tokens[place]))
     if len(tokens[crowded]) > most:
         raise AttackRefused(
             f"rank: at position {crowded} {len(tokens[crowded])} tokens are in the row space of {probes[0].layer}, "
