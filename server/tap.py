@@ -124,6 +124,7 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
     algorithm = experiment.federation.algorithm
     if algorithm not in ("fedsgd", "fedavg"):
         raise ValueError(f"under {algorithm} clients upload no gradients and no changes by steps of training")
+    texts = dataset.text
     return PublicSettings(
         model=experiment.model.decisive(),
         shape=dataset.shape,
@@ -139,5 +140,5 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         client_examples=plan.sampling.examples,
         mechanism=plan.config.model_dump(mode="json", exclude_none=True),
         columns=dataset.columns,
-        text=dataset.text and TextFormat(dataset.text.tokenizer.size, dataset.text.task, dataset.text.packed),
+        text=None if texts is None else TextFormat(texts.tokenizer.size, texts.task, texts.packed),
     )

@@ -33,8 +33,9 @@ def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
     usual = round(float(np.median([len(text) for text in texts])))
     frequent = [token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:usual]]
     length = public.shape[-1]
-    made = {"guess-frequent": frequent, "guess-model": _sample(texts, length)}
-    return tuple(Guess(name, padded([[START, *tokens]], length)[0, None, None]) for name, tokens in made.items())
+    opening = [START] if bool((public[..., 0] == START).all()) else []  # packed sequences begin with any token
+    made = {"guess-frequent": frequent, "guess-model": _sample(texts, length - len(opening))}
+    return tuple(Guess(name, padded([[*opening, *tokens]], length)[0, None, None]) for name, tokens in made.items())
 
 
 def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
@@ -62,7 +63,7 @@ def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
     return float(binomtest(hits, len(tried)).proportion_ci(2 * level - 1, method="exact").high)
 
 
-def _sample(texts: Sequence[Sequence[int]], length: int) -> list[int]:
+def _sample(texts: Sequence[Sequence[int]], longest: int) -> list[int]:
     """A sentence drawn from counts of what follows one or two tokens."""
     follow: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for text in texts:
@@ -73,7 +74,7 @@ def _sample(texts: Sequence[Sequence[int]], length: int) -> list[int]:
                     follow[tuple(tokens[place - known : place])].append(tokens[place])
     stream = numpy_stream(PUBLIC_SEED, "guessed sentence")
     made = [START]
-    while len(made) < length:
+    while len(made) <= longest:
         known = next(size for size in (2, 1, 0) if tuple(made[len(made) - size :]) in follow or size == 0)
         size = max(0, known - int(stream.random() < _BACK_OFF))
         choices = follow[tuple(made[len(made) - size :]) if size else ()]

@@ -15,7 +15,18 @@ from fedpriv.models.machinery.encoder import Encoder
 from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
-from tests.attacks.text_uploads import LENGTH, VOCABULARY, attacked, following, gradient, read_off, sentences, true
+from tests.attacks.text_uploads import (
+    LENGTH,
+    PACKED,
+    VOCABULARY,
+    attacked,
+    following,
+    gradient,
+    packed,
+    read_off,
+    sentences,
+    true,
+)
 from tests.cases import in_one_test
 
 WIDTH = 64
@@ -51,6 +62,17 @@ def test_next_tokens_are_read_whole(kind: str) -> None:
     campaign = attacked("dager", model, gradient(model, inputs, targets), 4, "next")
     assert read_off(campaign) == true(tokens)
     assert (campaign.found[0].loss or 1.0) < 1e-3
+
+
+@pytest.mark.parametrize("trained", ["gpt", "llama", "query+value", "query"])
+def test_packed_sequences_begin_with_any_token(trained: str) -> None:
+    """Queries do not show a first position, which attends to itself alone: values do, or all tokens are tried."""
+    adapted = trained not in ("gpt", "llama")
+    model, (inputs, targets) = network("gpt" if adapted else trained, None, depth=3), packed(2)
+    if adapted:
+        model = with_adapters(model, GptSettings(lora_rank=24), trained.split("+"), "output")
+    campaign = attacked("dager", model, gradient(model, inputs, targets), 2, "next", text=PACKED)
+    assert read_off(campaign) == true(inputs)
 
 
 def test_one_block_that_predicts_the_next_token() -> None:
@@ -100,6 +122,14 @@ def test_two_steps_on_the_same_sentences() -> None:
 
 def mean_of(model: nn.Module, batch: int) -> dict[str, torch.Tensor]:
     return gradient(model, sentences(batch), torch.arange(batch) % 2)
+
+
+def test_sentences_that_explain_nothing_are_refused() -> None:
+    """No sum of gradients with weights of at least 0 is the negative of one, whose row spaces are the same."""
+    model, (inputs, targets) = network("gpt", None), following(sentences(2))
+    upload = {name: -value for name, value in gradient(model, inputs, targets).items()}
+    (reason,) = attacked("dager", model, upload, 2, "next").failures.values()
+    assert reason.endswith("the sentences found explain nothing of the upload")
 
 
 def test_more_positions_than_dimensions_are_refused_by_rank() -> None:

@@ -42,10 +42,12 @@ from fedpriv.randomness import Secret
 from fedpriv.registry import ATTACKS
 from tests.attacks.text_uploads import (
     LENGTH,
+    PACKED,
     VOCABULARY,
     following,
     gradient,
     observed,
+    packed,
     public_settings,
     sentences,
 )
@@ -320,19 +322,25 @@ def test_a_language_model_adds_up_chances_and_learns_what_is_usual() -> None:
 
 def test_sentences_are_rearranged_in_every_way() -> None:
     sentence = torch.tensor([1, 5, 6, 7, 0])
-    made = {tuple(row) for row in rearranged(sentence).tolist()}
+    made = {tuple(row) for row in rearranged(sentence, 1).tolist()}
     orders = {(1, *order, 0) for order in itertools.permutations((5, 6, 7))} - {(1, 5, 6, 7, 0)}
     shorter = {(1, 6, 7, 0, 0), (1, 5, 7, 0, 0), (1, 5, 6, 0, 0)}
     longer = {(1, 5, 5, 6, 7), (1, 5, 6, 6, 7), (1, 5, 6, 7, 7)}
     assert made == orders | shorter | longer
+    swapped, moved = {(5, 1, 6, 7, 0), (6, 5, 1, 7, 0), (7, 5, 6, 1, 0)}, {(5, 6, 7, 1, 0), (7, 1, 5, 6, 0)}
+    first = swapped | moved | {(5, 6, 7, 0, 0), (1, 1, 5, 6, 7)}
+    assert {tuple(row) for row in rearranged(sentence, 0).tolist()} > made | first
 
 
 def test_sentences_exchange_tokens_without_losing_any() -> None:
     one, other = torch.tensor([1, 5, 6, 7]), torch.tensor([1, 8, 9, 0])
-    made = crossed(one, other)
+    made = crossed(one, other, 1)
     assert all(Counter(pair.flatten().tolist()) == Counter([1, 5, 6, 7, 1, 8, 9, 0]) for pair in made)
     assert not any(bool((row[:-1] == 0).logical_and(row[1:] != 0).any()) for pair in made for row in pair)
     assert len({str(pair.tolist()) for pair in made}) == len(made) > 3
+    first = torch.tensor([[8, 5, 6, 7], [3, 8, 9, 0]])
+    exchanged = torch.tensor([[3, 5, 6, 7], [8, 8, 9, 0]])
+    assert any(torch.equal(pair, exchanged) for pair in crossed(*first, known=0))
 
 
 def test_changes_are_joined_where_they_do_not_touch() -> None:
@@ -372,6 +380,16 @@ def test_the_most_probable_sentence_is_the_true_one(kind: str, kicks: int, mecha
     campaign = attacked("text_map", model, released(model, tokens, labels, **mechanism), kicks=kicks)
     assert read(campaign) == true(tokens)
     assert campaign.found[0].labels.tolist() == [1] and "GPT" in campaign.found[0].note
+
+
+@pytest.mark.parametrize(("kind", "attack"), [("gpt", "lookup"), ("gpt", "text_map"), ("llama", "text_map")])
+def test_packed_sequences_are_searched_from_their_first_token(kind: str, attack: str) -> None:
+    model, (inputs, targets) = network(kind, None), packed(1)
+    heard = observed(model, gradient(model, inputs, targets), public_settings(1, "next", text=PACKED))
+    campaign = attacked(attack, model, heard)
+    read_tokens = campaign.found[0].images[0].flatten()
+    # Tables of tokens that predict them, too, tell most places only.
+    assert read_tokens[0] == inputs[0, 0] and int((read_tokens == inputs[0]).sum()) >= (9 if attack == "lookup" else 10)
 
 
 @pytest.mark.parametrize(("attack", "least"), [("lamp", 6), ("tag", 3)])

@@ -12,7 +12,7 @@ from fedpriv.attacks.texts.scene import padded
 from fedpriv.attacks.texts.scores import bare
 from fedpriv.federated import example_losses
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.names import PAD, START
+from fedpriv.names import END, PAD, START
 from fedpriv.registry import ATTACKS
 
 VOCABULARY, LENGTH = 200, 10
@@ -76,8 +76,18 @@ def true(tokens: Tensor, labels: Tensor | None = None) -> list[tuple[tuple[int, 
     return sorted(zip((tuple(bare(row)) for row in tokens), named, strict=True))
 
 
+def packed(count: int, seed: int = 0, length: int = LENGTH) -> tuple[Tensor, Tensor]:
+    """Inputs and targets cut from running text: any token begins them, and texts end and begin within."""
+    tokens = torch.randint(3, VOCABULARY, (count, length + 1), generator=torch.Generator().manual_seed(seed))
+    tokens[0, 4:6] = torch.tensor([END, START])
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+PACKED = TextFormat(VOCABULARY, "next", packed=True)
+
+
 def following(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs and targets of the next token, as the data have them: an end behind each text."""
-    longer = padded([[START, *bare(row), 2] for row in tokens], tokens.shape[1] + 1)
+    longer = padded([[START, *bare(row), END] for row in tokens], tokens.shape[1] + 1)
     targets = torch.where(longer[:, 1:] == PAD, -100, longer[:, 1:])
     return longer[:, :-1], targets

@@ -25,6 +25,7 @@ _SAMPLES = 4  # inputs for each dimension, that say how many dimensions inputs h
 _OWN = 20240513  # seed of the adversary's own sequence, on which probes are tried
 _SEEN = 1e-2  # share outside the row space up to which a position counts as seen
 CERTIFIED = 1e-3  # of the upload's length: what a batch that is right may leave unexplained, by rounding
+_NOTHING = 0.99  # left unexplained by sentences that are none of the batch's
 
 _STEPS = 3  # tokens, sentences, weights
 _DRIFT = 0.1  # of the largest move of an input: what of it leaves the span, on average over steps (measured)
@@ -75,6 +76,8 @@ def read(
     if not found.whole:
         raise AttackRefused(f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence")
     weighed = _weighed(scene, victim, found)
+    if not first[0].noisy and _NOTHING <= weighed.unexplained < math.inf:
+        raise AttackRefused(f"{found.how}: the sentences found explain nothing of the upload")
     _tell(progress, 3)
     tokens = padded(weighed.sentences, scene.length)
     note = "; ".join([_about(first[0]), found.how, _certificate(scene, weighed, noisy=first[0].noisy)])
@@ -221,7 +224,7 @@ def _weighed(scene: TextScene, victim: Victim, found: _Found) -> Weighed:
     if (len(found.whole) + len(inner)) * labels > MOST_COLUMNS:
         inner = ()
     if len(found.whole) * labels > MOST_COLUMNS:
-        return Weighed(tuple(found.whole), (-1,) * len(found.whole), float("inf"))
+        return Weighed(tuple(found.whole), (-1,) * len(found.whole), math.inf)
     return weigh(scene, victim, found.whole, inner, wanted)
 
 
@@ -235,7 +238,7 @@ def _about(span: Span) -> str:
 
 def _certificate(scene: TextScene, weighed: Weighed, *, noisy: bool) -> str:
     """How much of the upload the sentences explain, and what that means."""
-    if weighed.unexplained == float("inf"):
+    if weighed.unexplained == math.inf:
         return "too many labels to weigh: nothing certifies the sentences but the row spaces"
     text = f"the sentences leave {weighed.unexplained:.1e} of the upload's length unexplained"
     if noisy or weighed.unexplained <= CERTIFIED:

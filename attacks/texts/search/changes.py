@@ -27,17 +27,17 @@ def replaced(sentence: Tensor, slopes: Tensor, count: int, each: int) -> Tensor:
     return made
 
 
-def rearranged(sentence: Tensor) -> Tensor:
+def rearranged(sentence: Tensor, known: int) -> Tensor:
     """Return a sentence (L,) with two tokens exchanged, one moved, one left out or one twice, (n, L).
 
-    The first token, which begins the text, stays.
+    So many known tokens at its beginning stay.
     """
     tokens: list[int] = [token for token in sentence.tolist() if token != PAD]
     length, room = len(tokens), len(sentence)
     made: dict[tuple[int, ...], None] = {}
-    for one in range(1, length):
+    for one in range(known, length):
         rest = tokens[:one] + tokens[one + 1 :]
-        for other in range(1, length):
+        for other in range(known, length):
             made[*rest[:other], tokens[one], *rest[other:]] = None
         for other in range(one + 1, length):
             swapped = tokens.copy()
@@ -55,12 +55,15 @@ def rearranged(sentence: Tensor) -> Tensor:
     )
 
 
-def crossed(one: Tensor, other: Tensor) -> Tensor:
-    """Return two sentences (L,) with the tokens of one place exchanged, or of all places from one on, (n, 2, L)."""
+def crossed(one: Tensor, other: Tensor, known: int) -> Tensor:
+    """Return two sentences (L,) with the tokens of one place exchanged, or of all places from one on, (n, 2, L).
+
+    So many tokens at their beginnings are known, and the same.
+    """
     length = len(one)
     single = torch.eye(length, dtype=torch.bool, device=one.device)
     behind = torch.ones(length, length, dtype=torch.bool, device=one.device).triu()
-    masks = torch.cat([single[1:], behind[1:-1]])
+    masks = torch.cat([single[known:], behind[1:-1]])
     made = torch.stack([torch.where(masks, other, one), torch.where(masks, one, other)], dim=1)
     # Padding ends a sentence: nothing stands behind it.
     padded = made == PAD

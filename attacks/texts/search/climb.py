@@ -22,7 +22,7 @@ from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch
-from fedpriv.names import PAD, START
+from fedpriv.names import PAD
 
 __all__ = ["Climb", "Reached"]
 
@@ -61,6 +61,7 @@ class Climb:
         self._language = language
         self._scorer = Scorer(scene, victim, soft, objective)
         self._slopes = Matcher(soft, [victim], objective, often=False)
+        self._known = len(scene.opening)
         self._labelled = scene.is_next or victim.labels is not None
 
     def at(self, texts: Texts) -> Reached:
@@ -101,7 +102,7 @@ class Climb:
     def _rearrange(self, now: Reached) -> Reached:
         """Tokens in other places, and other labels."""
         for slot in range(len(now.texts.tokens)):
-            now = self._best(now, slot, rearranged(now.texts.tokens[slot]))
+            now = self._best(now, slot, rearranged(now.texts.tokens[slot], self._known))
             now = self._relabel(now, slot)
         return now
 
@@ -115,7 +116,7 @@ class Climb:
     def _cross(self, now: Reached) -> Reached:
         """Tokens in other sentences."""
         for pair in itertools.combinations(range(len(now.texts.tokens)), 2):
-            made = crossed(*now.texts.tokens[list(pair)])
+            made = crossed(now.texts.tokens[pair[0]], now.texts.tokens[pair[1]], self._known)
             if len(made):
                 now = self._taken(now, pair, made, now.texts.labels[list(pair)].expand(len(made), 2))
         return now
@@ -123,7 +124,7 @@ class Climb:
     def _deepen(self, now: Reached) -> Reached:
         """Another order and then other tokens, where each of the two by itself makes matters worse."""
         for slot in range(len(now.texts.tokens)):
-            made = rearranged(now.texts.tokens[slot])[:, None]
+            made = rearranged(now.texts.tokens[slot], self._known)[:, None]
             if not len(made):
                 continue
             labels = now.texts.labels[slot].expand(len(made), 1)
@@ -147,7 +148,8 @@ class Climb:
         promises = slopes[0].nan_to_num(0.0, 0.0, 0.0)
         promises[:, 1:] -= self._language.chances(texts.tokens[:, :-1])
         promises = promises - promises.gather(2, texts.tokens[:, :, None])
-        fixed = (texts.tokens == PAD) | (texts.tokens == START)
+        fixed = texts.tokens == PAD
+        fixed[:, : self._known] = True
         promises.masked_fill_(fixed[:, :, None] | ~self._scene.inner, math.inf)
         return promises.scatter_(2, texts.tokens[:, :, None], math.inf)
 

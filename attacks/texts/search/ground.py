@@ -14,7 +14,7 @@ from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.lookup import Lookup, read_lookup
 from fedpriv.attacks.texts.search.scoring import Texts, trained_network
 from fedpriv.attacks.texts.search.soft import soft_network, table_name
-from fedpriv.names import PAD, START
+from fedpriv.names import PAD
 
 __all__ = ["Ground"]
 
@@ -70,11 +70,20 @@ class Ground:
         room = self.scene.length + self.scene.is_next
         tokens = torch.full((len(self.lengths), room), PAD, dtype=torch.int64)
         for number, length in enumerate(self.lengths):
-            tokens[number, 0] = START
+            tokens[number, 0] = self._first(stream)
             for place in range(1, length):
                 chances = language.chances(tokens[None, number, :place].to(self.scene.device))[0, -1].exp().cpu()
                 tokens[number, place] = int(torch.multinomial(self._restricted(chances), 1, generator=stream))
         return tokens.to(self.scene.device)
+
+    def _first(self, stream: torch.Generator) -> int:
+        """The token that begins a sentence, or one as often as it stands in public texts."""
+        if self.scene.opening:
+            return self.scene.opening[0]
+        counts = torch.ones(self.scene.format.vocabulary)
+        if self.scene.public is not None:
+            counts += self.scene.public.flatten().cpu().bincount(minlength=len(counts))
+        return int(torch.multinomial(self._restricted(counts), 1, generator=stream))
 
     def _restricted(self, chances: Tensor) -> Tensor:
         """Chances (V,) of tokens that may stand in a sentence."""
@@ -106,6 +115,7 @@ def _lengths(scene: TextScene, count: int, lookup: Lookup | None) -> tuple[int, 
     if scene.public is None:
         return (room,) * count
     usual = (scene.public != PAD).sum(dim=1).sort().values
+    usual = torch.where(usual == scene.length, room, usual)  # of a text that fills a sequence more is predicted
     places = [int((number + 0.5) * len(usual) / count) for number in range(count)]
     longest = room if lookup is None or lookup.length is None else lookup.length
     return tuple(min(longest, max(2, int(usual[place]))) for place in places)

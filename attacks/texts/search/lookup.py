@@ -18,7 +18,6 @@ from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.soft import table_name
-from fedpriv.names import START
 
 __all__ = ["Lookup", "read_lookup"]
 
@@ -48,22 +47,32 @@ class Lookup:
         of positions the tokens are laid out by their energy.
         """
         room = scene.length + scene.is_next
-        made: list[list[int]] = [[START] for _ in range(count)]
+        made = self._beginnings(scene.opening, count)
         if self.places is None:
-            for number, token in enumerate(self.tokens.tolist()):
+            for number, token in enumerate(self.tokens[0 if scene.opening else count :].tolist()):
                 made[number % count].append(token)
             return padded(made, room).to(scene.device)
         for shares in self.places[1:]:
-            best = shares.topk(count)
-            chosen = best.indices[best.values > SHARE]
-            if not len(chosen):
-                chosen = best.indices[:1]
+            chosen = _stood(shares, count)
             chances = language.chances(torch.tensor(made, device=scene.device))[:, -1]
             rows, columns = linear_sum_assignment(-chances[:, chosen].cpu().numpy().astype(np.float64))
             taken = dict(zip(rows.tolist(), chosen[torch.from_numpy(columns).to(chosen.device)].tolist(), strict=True))
             for number, sentence in enumerate(made):
                 sentence.append(taken.get(number, int(chosen[0])))
         return padded(made, room).to(scene.device)
+
+    def _beginnings(self, opening: tuple[int, ...], count: int) -> list[list[int]]:
+        """The first tokens of sentences: known ones, those of the first place, or those of the most energy."""
+        likely = self.tokens if self.places is None else _stood(self.places[0], count)
+        first = opening or tuple(likely.tolist())
+        return [[first[number % len(first)]] for number in range(count)]
+
+
+def _stood(shares: Tensor, count: int) -> Tensor:
+    """The tokens, at least one and at most so many, that explain a place's gradient, by their shares (V,)."""
+    best = shares.topk(count)
+    chosen = best.indices[best.values > SHARE]
+    return chosen if len(chosen) else best.indices[:1]
 
 
 def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
