@@ -245,7 +245,7 @@ def _tokens(scores: Sequence[Score]) -> list[str]:
     for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
         mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
         if mine:
-            best = max(mine, key=lambda attack: mine[attack].rouge1)
+            best = max(mine, key=lambda attack: (mine[attack].rouge1, mine[attack].share_right))
             sentences.append(
                 f"Tokens read {how}: {best} ROUGE-1 {mine[best].rouge1:.3f}, {mine[best].share_right:.1%} of the "
                 f"tokens in their places; a guess ROUGE-1 {guess:.3f}."

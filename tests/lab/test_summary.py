@@ -9,7 +9,7 @@ from fedpriv.accounting import Release, guarantee
 from fedpriv.config import Experiment
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import verdict
-from fedpriv.records import Interval, LeakageRate, RoundRecord, Score
+from fedpriv.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
@@ -82,6 +82,13 @@ def test_restarts_that_the_attack_did_not_choose_do_not_count() -> None:
     assert "recovers 0 of 1" in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
     (row,) = attack_results(scores, 0.6, None)
     assert (row.victims, row.recovered) == (1, 0)
+
+
+def test_of_attacks_that_read_the_same_tokens_the_one_with_their_order_is_named() -> None:
+    shuffled, exact = (SentenceScore(1.0, 0.5, 0.5, right, 4, right == 4) for right in (2, 4))
+    read = {"lamp": shuffled, "lookup": exact}
+    scores = [replace(line(0, name, "unprotected", False), words=words) for name, words in read.items()]
+    assert "lookup ROUGE-1 1.000, 100.0% of the tokens in their places" in text(settings(), scores)
 
 
 def test_labels_that_leak_are_told() -> None:
